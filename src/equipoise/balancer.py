@@ -1,0 +1,298 @@
+"""The one interface: losses in, a scalar out, whose backward pass is the balancing method.
+
+Every method fills one small table c[objective, block] and moves block b of the parameters along Σ_i c[i, b] · ∇_b f_i. A method
+answers at most four questions: what the losses weigh (`weigh`), how the gradients of an encoder mix (`mix`), what is done to
+them afterwards (`refine`), and what an epoch teaches (`learn`). All the rest is here, once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import observe, ranks
+from equipoise.attachment import Attachment, Encoder, UpdateScale, moves_with_the_gradient
+from equipoise.delivery import STATIC_GRAPH
+from equipoise.observe import FiniteWatch, Seen
+from equipoise.questions import Questions
+from equipoise.routes import Step, Weights
+from equipoise.table import FUSED, HEADS, Table
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+@dataclass
+class Held:
+    """One decision for several micro-batches.
+
+    Args:
+        seen: The losses of the whole window.
+        weights: What the method made of them; None to let every micro-batch decide for itself.
+        advanced: Whether the method's state has moved on for this window.
+        record: The losses of the micro-batches that came by.
+    """
+
+    seen: Seen | None = None
+    weights: Weights | None = None
+    advanced: bool = False
+    record: list[dict[str, Tensor]] = field(default_factory=list)
+
+
+class Balancer(Questions):
+    """Base of every method. Subclasses are final and answer `weigh` or `mix`, and `refine` and `learn` where needed.
+
+    Args:
+        start: First epoch in which the method modulates encoders; before it they train jointly.
+        stop: First epoch in which it no longer does; None means never.
+    """
+
+    epoch: Tensor
+
+    def __init__(self, *, start: int = 0, stop: int | None = None) -> None:
+        super().__init__()
+        self.start, self.stop = start, stop
+        self.group: ranks.Group = "world"
+        self._attachment: Attachment | None = None
+        self._updates: UpdateScale | None = None
+        self._hooks: list[Any] = []
+        self._held: Held | None = None
+        self._checked = False
+        self._table = torch.zeros(0, 0)
+        self._watch: FiniteWatch | None = None
+        self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
+
+    # -- what a user calls -----------------------------------------------------------------------------------------------
+
+    @final
+    def forward(
+        self,
+        losses: Mapping[str, Tensor],
+        *,
+        scores: Mapping[str, Tensor] | None = None,
+        extra: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """A scalar to call ``backward`` on.
+
+        Args:
+            losses: ``{"fused": …, "audio": …, "video": …}``, each a scalar or one value per sample.
+            scores: One score per modality where the method compares modalities and losses do not say who is ahead.
+            extra: Losses that belong to no modality; they count with weight one everywhere.
+        """
+        seen = self.observe(losses, scores)
+        fused = observe.scalar(losses[FUSED]) if FUSED in losses else None
+        scalars = [fused, *(observe.scalar(losses[name]) for name in self.modalities if name in losses)]
+        rest = torch.stack([observe.scalar(loss) for loss in extra.values()]).sum() if extra else None
+        if self.route == "gram":
+            return self._deliver(scalars, rest, seen, None, seen.fused + seen.unimodal.sum())
+        weights = self._held.weights if self._held is not None else None
+        weights = self.decide(seen) if weights is None else weights
+        if self._held is not None:
+            self._held.record.append({name: loss.detach() for name, loss in losses.items()})
+        self.fill(weights.table(len(scalars) - 1))
+        if self.advances and self.route == "loss" and torch.is_grad_enabled():
+            self.move_on(seen, torch.ones_like(seen.fused, dtype=torch.bool))
+        value = weights.value
+        if value is None:
+            value = torch.dot(weights.losses, torch.cat([seen.fused[None], seen.unimodal]))
+        return self._deliver(scalars, rest, seen, weights, value)
+
+    @final
+    def attach(
+        self,
+        model: nn.Module | None = None,
+        *,
+        encoders: Mapping[str, Encoder] | None = None,
+        optimizer: Any | None = None,
+        group: ranks.Group = "world",
+    ) -> Self:
+        """Tell the balancer about a model. Nothing of the model is registered, copied or changed.
+
+        Args:
+            model: The model, bare or wrapped (DDP, torch.compile, Accelerate, Fabric).
+            encoders: Per modality a module, a dotted name in the model, or a list of these and of parameters. A model
+                with a mapping ``encoders``, such as LateFusion, needs no telling.
+            optimizer: The optimiser, for methods that cannot do their work by gradients alone.
+            group: The process group to average over; None where ranks train models of their own.
+        """
+        attachment = Attachment(model, encoders, optimizer)
+        names = tuple(attachment.encoders)
+        if self.modalities and set(names) != set(self.modalities):
+            msg = f"attach: this balancer serves {list(self.modalities)}, found encoders for {list(names)}"
+            raise ValueError(msg)
+        wrong = [name for name in names if not observe.allowed(name)]
+        if wrong:
+            raise ValueError(f"attach: {wrong} cannot name a modality; choose other words")
+        if self.route != "loss" and any(getattr(layer, "static_graph", False) for layer in attachment.layers):
+            raise RuntimeError(STATIC_GRAPH)
+        self._attachment, self.group, self._checked = attachment, group, False
+        if not self.modalities:
+            self.settle(names, self.epoch.device)
+        self._follow(attachment)
+        if self.route == "gram" and attachment.compiled():
+            # Two passes run through one compiled backward, which then may not hand its buffers away in the first.
+            torch._functorch.config.donated_buffer = False  # ty: ignore[unresolved-attribute]
+        return self
+
+    @final
+    def end_epoch(self, metrics: Mapping[str, Mapping[str, float]] | None = None) -> None:
+        """Say that an epoch has ended, with validation metrics per modality where the method learns from them.
+
+        Args:
+            metrics: ``{"audio": {"loss": 1.2, "accuracy": 0.6}, …}``; other keys are left alone.
+        """
+        if self._watch is not None:
+            self._watch.check()
+        found = observe.metrics(type(self).__name__, metrics or {}, self.needs, self.modalities)
+        self.learn({need: ranks.mean(row.to(self.epoch.device), self.group) for need, row in found.items()})
+        self.epoch += 1
+
+    @property
+    def table(self) -> Table:
+        """The table of the last step. Reading it waits for the device, and says if a loss was not finite."""
+        if self._watch is not None:
+            self._watch.check()
+        return Table((FUSED, *self.modalities), (*self.modalities, HEADS), self._table.clone())
+
+    @property
+    def active(self) -> Tensor:
+        """Whether the method modulates in this epoch, as a tensor on the device."""
+        inside = self.epoch >= self.start
+        return inside if self.stop is None else inside & (self.epoch < self.stop)
+
+    # -- how it is done --------------------------------------------------------------------------------------------------
+
+    @final
+    def observe(self, losses: Mapping[str, Tensor], scores: Mapping[str, Tensor] | None = None) -> Seen:
+        """The values of a step's losses, checked, and averaged over samples and ranks."""
+        modalities = observe.check(
+            losses, self.modalities, needs_fused=self.needs_fused, needs_unimodal=self.needs_unimodal
+        )
+        first = next(iter(losses.values()))
+        self.settle(modalities, first.device)
+        if self._watch is None or len(self._watch.names) <= len(self.modalities):
+            self._watch = FiniteWatch((FUSED, *self.modalities), first.device)
+        seen = observe.look(
+            losses, self.modalities, self.score, scores, self.group, logarithmic=self.logarithmic_scores
+        )
+        self._watch.note(seen)
+        return seen
+
+    @final
+    def gated(self, factors: Tensor) -> Tensor:
+        """Factors in the epochs in which the method is active, ones in the others."""
+        return factors if self._always else torch.where(self.active, factors, torch.ones_like(factors))
+
+    @final
+    def decide(self, seen: Seen) -> Weights:
+        """`weigh`, within the method's epochs."""
+        weights = self.weigh(seen)
+        return weights if weights.encoders is None else weights._replace(encoders=self.gated(weights.encoders))
+
+    @final
+    def refined(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """`refine`, within the method's epochs."""
+        refined = self.refine(modality, mixed, parts)
+        if self._always:
+            return refined
+        return [torch.where(self.active, new, old) for new, old in zip(refined, mixed, strict=True)]
+
+    @final
+    def move_on(self, seen: Seen, finite: Tensor) -> None:
+        """`advance`, when training, and once for all micro-batches of a window."""
+        held = self._held if self._held is not None and self._held.weights is not None else None
+        if not self.training or (held is not None and held.advanced):
+            return
+        if held is not None:
+            seen, held.advanced = held.seen or seen, True
+        self.advance(seen, finite)
+
+    @final
+    def fill(self, values: Tensor) -> None:
+        """Keep the table of this step, in place."""
+        if self._table.shape != values.shape or self._table.device != values.device:
+            self._table = torch.zeros_like(values)
+        self._table.copy_(values)
+
+    @final
+    def hold(self, held: Held | None) -> None:
+        """Keep one decision for every call until told otherwise: what `Window` does."""
+        self._held = held
+
+    @final
+    def tensors_of(self, modality: str) -> list[Tensor]:
+        """Every parameter and buffer of an attached encoder."""
+        return self._attachment.everything(modality) if self._attachment is not None else []
+
+    @property
+    def follows_optimizer(self) -> bool:
+        """Whether an optimiser is attached, so that steps can be counted by it."""
+        return self._attachment is not None and self._attachment.optimizer is not None
+
+    @property
+    def scales_updates(self) -> bool:
+        """Whether factors act on what the optimiser does instead of on gradients."""
+        return self._updates is not None
+
+    @property
+    def _always(self) -> bool:
+        return self.start == 0 and self.stop is None
+
+    def _deliver(
+        self, scalars: list[Tensor | None], extra: Tensor | None, seen: Seen, weights: Weights | None, value: Tensor
+    ) -> Tensor:
+        if not torch.is_grad_enabled():
+            return value if extra is None else value + extra
+        attachment = self._attachment
+        if attachment is None and self.route != "loss" and self.needs_encoders:
+            msg = (
+                f"{type(self).__name__} shapes the gradients of each encoder and has not been told which they are: type "
+                "balancer.attach(model), or balancer.attach(model, encoders={'audio': model.audio_net, …}), once"
+            )
+            raise RuntimeError(msg)
+        if weights is not None and self.route == "loss" and (attachment is None or self._checked):
+            return _weighted_sum(scalars, extra, weights, value)
+        by_name = attachment.parameters() if attachment is not None else {}
+        step = Step(self, scalars, extra, seen, weights, [by_name[name] for name in self.modalities if name in by_name])
+        problems = step.problems() if not self._checked else []
+        if problems:
+            raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
+        self._checked = True
+        simple = self.route == "loss" or not (self.needs_encoders or step.reach.shared_with_fused())
+        if weights is not None and simple:
+            return _weighted_sum(scalars, extra, weights, value)
+        if self._updates is not None and weights is not None and weights.encoders is not None:
+            self._updates.note(dict(zip(self.modalities, weights.encoders.unbind(), strict=True)))
+        return step.scalar(value if extra is None else value + extra.detach())
+
+    def _follow(self, attachment: Attachment) -> None:
+        """Watch the optimiser where gradients alone do not decide what happens to an encoder."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._updates = [], None
+        optimizer = attachment.optimizer
+        if optimizer is None:
+            if self.modulates:
+                warnings.warn(self.without_optimizer, UserWarning, stacklevel=3)
+            return
+        self._hooks.append(optimizer.register_step_post_hook(lambda *_: self.stepped()))
+        if self.modulates and not self.restores and not moves_with_the_gradient(optimizer):
+            self._updates = UpdateScale(optimizer, attachment, self.touches)
+            self._hooks.append(self._updates)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles leave the user's model and optimiser behind."""
+        return {**self.__dict__, "_attachment": None, "_hooks": [], "_updates": None, "_held": None}
+
+
+def _weighted_sum(scalars: list[Tensor | None], extra: Tensor | None, weights: Weights, value: Tensor) -> Tensor:
+    """A scalar of the objective's value whose gradient is the weighted sum of the losses' gradients."""
+    parts = torch.stack([scalar for scalar in scalars if scalar is not None])
+    chosen = weights.losses if weights.heads is None else weights.heads
+    total = torch.dot(chosen[-len(parts) :].to(parts.dtype), parts)
+    result = total + (value - total).detach()
+    return result if extra is None else result + extra

@@ -1,0 +1,42 @@
+"""EW: equal weighting of the fused and the uni-modal losses."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+
+from equipoise.balancer import Balancer
+from equipoise.checks import demand
+from equipoise.observe import Seen
+from equipoise.routes import Weights
+
+
+@final
+class EW(Balancer):
+    """Equal weighting: minimise f_mm + w · Σ_k f_k.
+
+    f_mm is the fused loss, f_k the loss of modality k, w the weight. With w = λ/K it is the control beside MIMO: the same total
+    weight, spread evenly instead of towards the modality that is behind.
+
+    Also the uniform baseline of Wei and Hu, "MMPareto" (ICML 2024). Cost: one backward pass.
+
+    Args:
+        weight: w, the weight of every uni-modal loss.
+
+    Example:
+        >>> balancer = EW(weight=0.5)
+        >>> float(balancer({"fused": torch.tensor(1.0), "audio": torch.tensor(2.0), "video": torch.tensor(4.0)}))
+        4.0
+    """
+
+    unimodal = "head"
+
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__()
+        demand("EW", (weight >= 0, "weight should be zero or more", weight))
+        self.weight = weight
+
+    def weigh(self, seen: Seen) -> Weights:
+        """The fused loss at one, every uni-modal loss at w."""
+        return Weights(torch.cat([torch.ones_like(seen.fused)[None], torch.full_like(seen.unimodal, self.weight)]))

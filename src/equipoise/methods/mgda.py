@@ -1,0 +1,40 @@
+"""MGDA: per encoder, the shortest mixture of the fused and the uni-modal gradient."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer import Balancer
+from equipoise.theory import least_norm
+
+
+@final
+class MGDA(Balancer):
+    """The multiple-gradient descent algorithm, on each encoder by itself.
+
+    Encoder k moves along γ · ∇f_mm + (1 − γ) · ∇f_k, the shortest such vector: γ = clip((‖∇f_k‖² − ∇f_mm·∇f_k) / ‖∇f_mm − ∇f_k‖², 0, 1).
+    f_mm is the fused loss, f_k the loss of modality k. Both losses fall along it, or the encoder is Pareto-stationary. Heads
+    follow their own losses. Where a loss reaches several encoders, all K + 1 gradients are mixed.
+
+    Paper: Désidéri, "Multiple-gradient descent algorithm (MGDA) for multiobjective optimization" (2012).
+    Cost: two backward passes through separate encoders, K + 1 otherwise.
+
+    Example:
+        >>> from equipoise import LateFusion
+        >>> model = LateFusion({"audio": torch.nn.Linear(3, 4), "video": torch.nn.Linear(5, 4)}, classes=2)
+        >>> balancer = MGDA().attach(model)
+        >>> outputs = model({"audio": torch.randn(8, 3), "video": torch.randn(8, 5)})
+        >>> balancer({name: logits.square().mean() for name, logits in outputs.items()}).backward()
+        >>> bool((balancer.table.values[:, :2].sum(0) - 1).abs().max() < 1e-6)  # mixtures are convex
+        True
+    """
+
+    route = "gram"
+    unimodal = "head"
+
+    def mix(self, gram: Tensor) -> Tensor:
+        """Weights of the shortest vector in the convex hull."""
+        return least_norm(gram)

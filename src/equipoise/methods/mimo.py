@@ -1,0 +1,123 @@
+"""MIMO: the fused loss plus a smooth maximum of how far each modality is from its own optimum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer import Balancer
+from equipoise.checks import demand
+from equipoise.observe import Seen
+from equipoise.optimum import Trajectory
+from equipoise.routes import Weights
+from equipoise.theory import doubled_smoothing, smooth_maximum
+
+
+def mimo_objective(
+    fused: Tensor, unimodal: Tensor, penalty: float = 10.0, smoothing: float = 0.1, optimum: Tensor | float = 0.0
+) -> Tensor:
+    """MIMO's objective as a pure function of tensors, differentiable any number of times.
+
+    Args:
+        fused: f_mm, a scalar.
+        unimodal: f_k, one value per modality, shape [K].
+        penalty: λ.
+        smoothing: μ; zero is the maximum itself.
+        optimum: f*_k, shape [K] or one number.
+
+    Example:
+        >>> mimo_objective(torch.tensor(1.0), torch.tensor([2.0, 2.0]), penalty=1.0, smoothing=0.0)
+        tensor(3.)
+    """
+    return fused + penalty * smooth_maximum(unimodal - optimum, smoothing)
+
+
+@final
+class MIMO(Balancer):
+    """Minimise the fused loss plus λ times a smooth maximum of the uni-modal losses.
+
+    f_mm + λ · μ · log Σ_k exp((f_k − f*_k) / μ): f_mm is the fused loss, f_k the loss of modality k, f*_k the least it can reach
+    alone, λ the penalty, μ the smoothing. Encoder k moves along ∇f_mm + λσ_k∇f_k with σ = softmax((f − f*) / μ), so the modality
+    that is furthest behind learns most.
+
+    Paper: Fernando et al., "Balancing Multi-modal Sensor Learning via Multi-objective Optimization".
+    Cost: one backward pass.
+
+    Args:
+        penalty: λ. The paper takes 10 or 100.
+        smoothing: μ. Zero is the hard maximum of the paper's equation before smoothing.
+        optimum: f*: None for zero, numbers per modality, or a `Trajectory` of uni-modal training.
+        overflow: "stable" shifts the exponents; "double" is the paper's rule: μ doubles, batch by batch, until they fit.
+        floor: A weight that every uni-modal loss keeps besides; 1.0 gives EW plus MIMO.
+        heads: "scaled" trains uni-modal heads at λσ_k as the formula says; "plain" at weight one, so that a large λ does
+            not blow up their steps. Needs `attach`.
+
+    Example:
+        >>> balancer = MIMO(penalty=10.0, smoothing=0.5)
+        >>> loss = balancer({"fused": torch.tensor(1.0), "audio": torch.tensor(2.0), "video": torch.tensor(1.0)})
+        >>> print(balancer.table)
+                  audio     video     heads
+        fused         1         1         1
+        audio     8.808     8.808     8.808
+        video     1.192     1.192     1.192
+    """
+
+    unimodal = "head"
+    optimum: Tensor
+    step: Tensor
+
+    def __init__(
+        self,
+        penalty: float = 10.0,
+        smoothing: float = 0.1,
+        optimum: Mapping[str, float] | Trajectory | None = None,
+        overflow: Literal["stable", "double"] = "stable",
+        floor: float = 0.0,
+        heads: Literal["scaled", "plain"] = "scaled",
+    ) -> None:
+        super().__init__()
+        demand(
+            "MIMO",
+            (penalty >= 0, "penalty should be zero or more", penalty),
+            (smoothing >= 0, "smoothing should be zero or more", smoothing),
+            (overflow in ("stable", "double"), "overflow should be 'stable' or 'double'", overflow),
+            (floor >= 0, "floor should be zero or more", floor),
+            (heads in ("scaled", "plain"), "heads should be 'scaled' or 'plain'", heads),
+        )
+        self.penalty, self.smoothing, self.overflow, self.floor, self.heads = penalty, smoothing, overflow, floor, heads
+        self.route = "weighted" if heads == "plain" else "loss"
+        if optimum is None:
+            self.remember("optimum", (1,))
+        else:
+            rows = optimum.values() if isinstance(optimum, Trajectory) else optimum
+            self.given("optimum", {name: torch.as_tensor(row).reshape(-1) for name, row in rows.items()})
+        self.register_buffer("step", torch.zeros(1, dtype=torch.int64))
+
+    def weigh(self, seen: Seen) -> Weights:
+        """The fused loss at one, modality k at λσ_k plus the floor."""
+        gaps = seen.unimodal - self._optimum_now().to(seen.unimodal.dtype)
+        smoothing: Tensor | float = self.smoothing
+        if smoothing == 0:
+            furthest = (gaps == gaps.amax()).to(gaps.dtype)
+            shares = furthest / furthest.sum()  # a tie is shared, as it is in the limit of a small μ
+        else:
+            if self.overflow == "double":
+                smoothing = doubled_smoothing(gaps, self.smoothing)
+            shares = torch.softmax(gaps / smoothing, dim=0)
+        weights = torch.cat([gaps.new_ones(1), self.penalty * shares + self.floor])
+        value = seen.fused + self.penalty * smooth_maximum(gaps, smoothing) + self.floor * seen.unimodal.sum()
+        plain = torch.ones_like(weights) if self.heads == "plain" else None
+        return Weights(weights, heads=plain, value=value)
+
+    def stepped(self) -> None:
+        """Move along the trajectory with the optimiser, so that a skipped step does not count."""
+        self.step += 1
+
+    def _optimum_now(self) -> Tensor:
+        now = self.optimum.index_select(1, self.step.clamp(max=self.optimum.shape[1] - 1))[:, 0]
+        if self.training and torch.is_grad_enabled() and not self.follows_optimizer:
+            self.step += 1
+        return now

@@ -1,0 +1,65 @@
+"""MLB: speed up the modality that is behind, slow the one that is ahead, with uni-modal losses beside the fused one."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer import Balancer
+from equipoise.checks import demand
+from equipoise.methods.scores import log_likelihood, ratios
+from equipoise.observe import Seen
+from equipoise.routes import Weights
+
+
+@final
+class MLB(Balancer):
+    """Multi-task learning balanced by the ratio of uni-modal scores.
+
+    Encoder m moves along c_m · ∇(f_mm + f_m), its head along c_m · ∇f_m, with c_m = 1 + tanh(α(ρ_m − 1)); above one, the rise is
+    (β − 1) · tanh instead. ρ_m is the mean over the other modalities j of s_j / s_m, s_m the mean probability of the right class as
+    modality m sees it, f_m its loss, f_mm the fused loss.
+
+    Paper: Kontras et al., "Improving Multimodal Learning with Multi-Loss Gradient Modulation" (BMVC 2024).
+    Cost: one backward pass.
+
+    Args:
+        strength: α, 0.8 for CREMA-D.
+        ceiling: β, the largest factor; 2 makes both branches the same.
+        start: First epoch that modulates.
+        stop: First epoch that no longer does.
+
+    Example:
+        >>> from equipoise import LateFusion
+        >>> model = LateFusion({"audio": torch.nn.Linear(3, 4), "video": torch.nn.Linear(5, 4)}, classes=2)
+        >>> balancer = MLB().attach(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+        >>> outputs = model({"audio": torch.randn(8, 3), "video": torch.randn(8, 5)})
+        >>> balancer({name: logits.square().mean() for name, logits in outputs.items()}).backward()
+    """
+
+    route = "weighted"
+    unimodal = "head"
+    modulates = True
+    logarithmic_scores = True
+
+    def __init__(self, strength: float = 0.8, ceiling: float = 2.0, start: int = 0, stop: int | None = None) -> None:
+        super().__init__(start=start, stop=stop)
+        demand(
+            "MLB",
+            (strength >= 0, "strength should be zero or more", strength),
+            (ceiling >= 1, "ceiling should be one or more", ceiling),
+        )
+        self.strength, self.ceiling = strength, ceiling
+
+    def score(self, losses: Tensor) -> Tensor:
+        """The log of the mean probability of the right class."""
+        return log_likelihood(losses)
+
+    def weigh(self, seen: Seen) -> Weights:
+        """A factor above one for whoever is behind."""
+        rise = torch.tanh(self.strength * (ratios(-seen.scores) - 1))
+        factors = self.gated(1 + torch.where(rise > 0, (self.ceiling - 1) * rise, rise))
+        losses = torch.ones_like(torch.cat([seen.fused[None], seen.unimodal]))
+        return Weights(losses, encoders=factors, heads=torch.cat([losses[:1], factors]))

@@ -1,0 +1,37 @@
+"""MSL: joint training, the baseline everything is measured against."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+
+from equipoise.balancer import Balancer
+from equipoise.observe import Seen
+from equipoise.routes import Weights
+
+
+@final
+class MSL(Balancer):
+    """Joint training: minimise the fused loss f_mm and nothing else.
+
+    Encoders and fused head move along ∇f_mm. Uni-modal losses, where given, train only parameters that the fused loss does not
+    reach: the uni-modal heads, for measuring.
+
+    Also known as vanilla multi-modal sensor learning. Cost: one backward pass.
+
+    Example:
+        >>> balancer = MSL()
+        >>> float(balancer({"fused": torch.tensor(1.0), "audio": torch.tensor(2.0)}))
+        1.0
+    """
+
+    route = "fused"
+    unimodal = "detached"
+    needs_unimodal = False
+    needs_encoders = False
+
+    def weigh(self, seen: Seen) -> Weights:
+        """The fused loss at one; on heads, every loss at one."""
+        losses = torch.cat([torch.ones_like(seen.fused)[None], torch.zeros_like(seen.unimodal)])
+        return Weights(losses, heads=torch.ones_like(losses), value=seen.fused)

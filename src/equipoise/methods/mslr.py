@@ -1,0 +1,79 @@
+"""MSLR: a learning rate per modality, following how its validation accuracy moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer import Balancer
+from equipoise.checks import demand
+from equipoise.observe import Seen
+from equipoise.routes import Weights
+
+
+@final
+class MSLR(Balancer):
+    """Modality-specific learning rates.
+
+    Encoder m moves along c_m · r_m · ∇f_mm. c_m is a fixed rate; r_m = A_m(e) / mean(A_m of the `memory` epochs before e), one until that
+    many are known, A_m(e) the validation accuracy of modality m after epoch e: give it to `end_epoch`.
+
+    Paper: Yao and Mihalcea, "Modality-specific Learning Rates for Effective Multimodal Additive Late-fusion" (ACL Findings 2022),
+    with the rule of the code that published comparisons use.
+    Cost: one backward pass.
+
+    Args:
+        rates: c_m per modality, one where not given. That code has audio 0.9 and video 1.1 for CREMA-D.
+        memory: How many epochs the present one is compared with.
+        start: First epoch that modulates.
+        stop: First epoch that no longer does.
+
+    Example:
+        >>> balancer = MSLR(rates={"audio": 0.9, "video": 1.1}, memory=1)
+        >>> from equipoise import LateFusion
+        >>> model = LateFusion({"audio": torch.nn.Linear(3, 4), "video": torch.nn.Linear(5, 4)}, classes=2)
+        >>> _ = balancer.attach(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+        >>> balancer.end_epoch({"audio": {"accuracy": 0.5}, "video": {"accuracy": 0.4}})
+        >>> balancer.end_epoch({"audio": {"accuracy": 0.6}, "video": {"accuracy": 0.4}})
+        >>> [round(rate, 2) for rate in balancer.rate.tolist()]  # 0.9 · 0.6 / 0.5 and 1.1
+        [1.08, 1.1]
+    """
+
+    route = "fused"
+    unimodal = "detached"
+    modulates = True
+    needs = ("accuracy",)
+    history: Tensor
+    fixed: Tensor
+    rate: Tensor
+
+    def __init__(
+        self, rates: Mapping[str, float] | None = None, memory: int = 5, start: int = 0, stop: int | None = None
+    ) -> None:
+        super().__init__(start=start, stop=stop)
+        demand("MSLR", (memory >= 1, "memory should be at least one epoch", memory))
+        self.memory = memory
+        self.remember("history", (memory,), fill=torch.nan)
+        for name in ("fixed", "rate"):
+            if rates is None:
+                self.remember(name, fill=1.0)
+            else:
+                self.given(name, rates)
+
+    def weigh(self, seen: Seen) -> Weights:
+        """The rate of each modality, on the fused gradient."""
+        losses = torch.cat([torch.ones_like(seen.fused)[None], torch.zeros_like(seen.unimodal)])
+        rate = self.rate.to(seen.fused.dtype)
+        return Weights(losses, encoders=rate, heads=torch.ones_like(losses), value=seen.fused)
+
+    def learn(self, metrics: dict[str, Tensor]) -> None:
+        """Compare this epoch with the ones before it, then remember it."""
+        now = metrics["accuracy"]
+        before = self.history.mean(dim=1)  # NaN until enough epochs are known
+        ratio = torch.where((now == 0) & (before == 0), 1.0, now / before)
+        ratio = torch.where(before.isnan(), 1.0, ratio.nan_to_num(posinf=1.0))
+        self.rate.copy_(self.fixed * ratio)
+        self.history.copy_(torch.cat([self.history[:, 1:], now[:, None]], dim=1))

@@ -1,0 +1,46 @@
+"""Unimodal: every modality for itself, the yardstick of what each could reach."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+
+from equipoise.balancer import Balancer
+from equipoise.observe import Seen
+from equipoise.routes import Weights
+
+
+@final
+class Unimodal(Balancer):
+    """Uni-modal training: minimise Σ_k f_k, so that each encoder and its head learn as if alone.
+
+    f_k is the loss of modality k. The fused loss, where given, moves nothing. With separate encoders and a plain optimiser this
+    trains K independent models in one run.
+
+    Cost: one backward pass.
+
+    Args:
+        modality: Train this modality only; None trains all of them.
+
+    Example:
+        >>> balancer = Unimodal("video")
+        >>> float(balancer({"audio": torch.tensor(2.0), "video": torch.tensor(4.0)}))
+        4.0
+    """
+
+    unimodal = "head"
+    needs_fused = False
+
+    def __init__(self, modality: str | None = None) -> None:
+        super().__init__()
+        self.modality = modality
+
+    def weigh(self, seen: Seen) -> Weights:
+        """Nothing for the fused loss, one for each modality that trains."""
+        if self.modality is not None and self.modality not in self.modalities:
+            msg = f"Unimodal: modality should be one of {list(self.modalities)}, found {self.modality!r}"
+            raise ValueError(msg)
+        # Filled, not copied from a list: a copy from the host would make the device wait.
+        parts = [torch.full_like(f, self.modality in (None, name)) for name, f in zip(self.modalities, seen.unimodal, strict=True)]
+        return Weights(torch.stack([torch.zeros_like(seen.fused), *parts]))

@@ -1,0 +1,234 @@
+"""Fusions: how the feature vectors of all modalities become one output."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.models.encoders import features_of
+from equipoise.models.names import NamedModules, unknown_name
+
+HeadMaker = Callable[[int], nn.Module]
+"""Makes a fresh head from the size of the feature vector it will read."""
+
+
+class Fusion(nn.Module, ABC):
+    """Turns the features of all modalities, [B, size of each], into the fused output.
+
+    A fusion is additive if its output is a sum with one term per modality; then `share` gives the terms.
+    """
+
+    @property
+    def additive(self) -> bool:
+        """Whether the output is a sum with one term per modality."""
+        return False
+
+    @abstractmethod
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Give the fused output; every modality must be there."""
+
+    def share(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002
+        """Give each modality's own term of the fused output.
+
+        Raises:
+            ValueError: If the fusion is not additive: its output cannot be divided among the modalities.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no shares: its output is no sum with one term per modality. "
+            "Use fusion='concat' with a Linear head or fusion='sum', or give each modality a head: unimodal='head'."
+        )
+
+
+def build_fusion(fusion: str | nn.Module, sizes: Mapping[str, int], head: HeadMaker) -> Fusion:
+    """Build a fusion by name, or around a module of the user's.
+
+    Args:
+        fusion: "concat", "sum", "gated" or "film"; or a `Fusion`, taken as it is; or any module that turns a dict of
+            features into one feature vector [B, features] and has the integer attribute `features`: a head is put on
+            top of it.
+        sizes: The size of each modality's feature vector, in the order of the modalities.
+        head: Makes a head from a feature size.
+
+    Returns:
+        The fusion.
+
+    Raises:
+        ValueError: If the name is unknown, or the module does not tell its output size.
+    """
+    by_name = {"concat": Concat, "sum": Sum, "gated": Gated, "film": FiLM}
+    if isinstance(fusion, Fusion):
+        return fusion
+    if isinstance(fusion, nn.Module):
+        return Custom(fusion, head)
+    if fusion not in by_name:
+        raise ValueError(f"Unknown fusion: {unknown_name(fusion, by_name)} A module of your own works too.")
+    return by_name[fusion](sizes, head)
+
+
+@final
+class Concat(Fusion):
+    """One head on the concatenated features: out = W [h_1; …; h_K] + b.
+
+    With a Linear head the share of modality k is W_k h_k + b/K, W_k being the columns of W that read h_k.
+
+    Args:
+        sizes: The size of each modality's feature vector.
+        head: Makes a head from a feature size.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], head: HeadMaker) -> None:
+        super().__init__()
+        self.sizes = dict(sizes)
+        self.head = head(sum(sizes.values()))
+
+    @property
+    def additive(self) -> bool:
+        """Whether the head is a Linear."""
+        return isinstance(self.head, nn.Linear)
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Give the fused output."""
+        return self.head(torch.cat([features[name] for name in self.sizes], dim=1))
+
+    def share(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Give each modality's own term of the fused output."""
+        if not isinstance(self.head, nn.Linear):
+            return super().share(features)
+        columns = self.head.weight.split(list(self.sizes.values()), dim=1)
+        bias = None if self.head.bias is None else self.head.bias / len(self.sizes)
+        return {name: F.linear(features[name], own, bias) for name, own in zip(self.sizes, columns, strict=True)}
+
+
+@final
+class Sum(Fusion):
+    """One head per modality, outputs summed: out = Σ_k (V_k h_k + c_k). The terms are the shares.
+
+    Args:
+        sizes: The size of each modality's feature vector.
+        head: Makes a head from a feature size.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], head: HeadMaker) -> None:
+        super().__init__()
+        self.heads = NamedModules({name: head(size) for name, size in sizes.items()})
+
+    @property
+    def additive(self) -> bool:
+        """Always."""
+        return True
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Give the fused output."""
+        return torch.stack(list(self.share(features).values())).sum(dim=0)
+
+    def share(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Give each modality's own term of the fused output."""
+        return {name: head(features[name]) for name, head in self.heads.items()}
+
+
+@final
+class Gated(Fusion):
+    """The other modalities gate the carrier: out = head(mean_k sigmoid(G_k h_k) ⊙ P h_carrier).
+
+    The carrier alone, K = 1, is projected and not gated. With two modalities this is the gated fusion of the papers.
+
+    Args:
+        sizes: The size of each modality's feature vector.
+        head: Makes a head from a feature size.
+        carrier: The modality that is gated; the last one by default.
+
+    Raises:
+        ValueError: If the carrier is none of the modalities.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], head: HeadMaker, carrier: str | None = None) -> None:
+        super().__init__()
+        self.carrier = _chosen("carrier", carrier, sizes, default=-1)
+        width = sizes[self.carrier]
+        self.project = nn.Linear(width, width)
+        self.gates = NamedModules({name: nn.Linear(sizes[name], width) for name in sizes if name != self.carrier})
+        self.head = head(width)
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Give the fused output."""
+        carried = self.project(features[self.carrier])
+        if self.gates:
+            gates = [gate(features[name]).sigmoid() for name, gate in self.gates.items()]
+            carried = carried * torch.stack(gates).mean(dim=0)
+        return self.head(carried)
+
+
+@final
+class FiLM(Fusion):
+    """The conditioner scales and shifts the others: out = head(γ ⊙ v + β).
+
+    γ and β are linear in the conditioner's features; v is all others concatenated.
+    With two modalities this is the FiLM fusion of the papers. From "FiLM: Visual Reasoning with a General Conditioning
+    Layer" (Perez et al., 2018).
+
+    Args:
+        sizes: The size of each modality's feature vector.
+        head: Makes a head from a feature size.
+        conditioner: The modality that scales and shifts; the first one by default.
+
+    Raises:
+        ValueError: If the conditioner is none of the modalities, or the only one.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], head: HeadMaker, conditioner: str | None = None) -> None:
+        super().__init__()
+        self.conditioner = _chosen("conditioner", conditioner, sizes, default=0)
+        self.conditioned = [name for name in sizes if name != self.conditioner]
+        if not self.conditioned:
+            raise ValueError(
+                f"FiLM expected at least two modalities, one that conditions and one that is conditioned; found only "
+                f"{self.conditioner!r}. Use fusion='concat'."
+            )
+        width = sum(sizes[name] for name in self.conditioned)
+        self.scale_and_shift = nn.Linear(sizes[self.conditioner], 2 * width)
+        self.head = head(width)
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Give the fused output."""
+        scale, shift = self.scale_and_shift(features[self.conditioner]).chunk(2, dim=1)
+        others = torch.cat([features[name] for name in self.conditioned], dim=1)
+        return self.head(scale * others + shift)
+
+
+@final
+class Custom(Fusion):
+    """A head on whatever a module of the user's makes of the features.
+
+    Args:
+        joint: Turns a dict of features into one feature vector [B, features]; has the integer attribute `features`.
+        head: Makes a head from a feature size.
+
+    Raises:
+        ValueError: If the module does not tell its output size.
+    """
+
+    def __init__(self, joint: nn.Module, head: HeadMaker) -> None:
+        super().__init__()
+        size = features_of(joint)
+        if size is None:
+            raise ValueError(
+                f"A fusion module of your own must tell the size of the vector it makes; {type(joint).__name__} does "
+                "not. Give it an integer attribute: fusion.features = 64."
+            )
+        self.joint = joint
+        self.head = head(size)
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Give the fused output."""
+        return self.head(self.joint(dict(features)))
+
+
+def _chosen(role: str, name: str | None, sizes: Mapping[str, int], default: int) -> str:
+    if name is None:
+        return list(sizes)[default]
+    if name not in sizes:
+        raise ValueError(f"Unknown {role}: {unknown_name(name, sizes)}")
+    return name

@@ -1,0 +1,287 @@
+"""The model: one encoder per modality, a fusion, and a head per modality beside it."""
+
+from collections.abc import Iterator, Mapping
+from inspect import Parameter, signature
+from numbers import Integral
+from typing import Literal, final, get_args
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.models.committee import pool
+from equipoise.models.encoders import features_of
+from equipoise.models.evaluation import class_log_probabilities, evaluating
+from equipoise.models.fusion import HeadMaker, build_fusion
+from equipoise.models.names import NamedModules, name_problems, raise_all, unknown_name
+
+Unimodal = Literal["head", "detached", "split"]
+Decision = Literal["fused", "committee"]
+
+
+@final
+class LateFusion(nn.Module):
+    """Encodes each modality alone and fuses the feature vectors: {name: input} → {"fused": …, name: …}.
+
+    A sensor that is missing from the inputs counts as a feature vector of zeros in the fused path and has no output of
+    its own.
+
+    Args:
+        encoders: One per modality, by name: any modules that turn an input into [B, size]. One that has a parameter
+            `lengths` can read ragged time.
+        classes: How many classes; every head is then a Linear. Give either this or `head`.
+        head: Makes a head from a feature size, e.g. `lambda size: nn.Linear(size, 1)` for regression.
+        fusion: "concat", "sum", "gated", "film", or a module; see `build_fusion`.
+        unimodal: Where a modality's own output comes from: "head", a head trained with its encoder; "detached", a head
+            trained beside it, on detached features; "split", its share of the additive fused output; None, nowhere.
+        features: The size of an encoder's output where the encoder does not tell: by default it is read from the
+            attribute `features`, `out_features` or `num_features`, or from the last Linear inside.
+        dropout: In training, the probability with which a sample's modality is zeroed in the fused path, never all of a
+            sample: where chance would have it so, one is spared. The heads of the modalities see everything.
+
+    Raises:
+        ValueError: If something does not fit; the message names all of it.
+    """
+
+    committee: Tensor
+
+    def __init__(
+        self,
+        encoders: Mapping[str, nn.Module],
+        classes: int | None = None,
+        *,
+        head: HeadMaker | None = None,
+        fusion: str | nn.Module = "concat",
+        unimodal: Unimodal | None = "head",
+        features: Mapping[str, int] | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        told = {**{name: features_of(encoder) for name, encoder in _modules_in(encoders)}, **(features or {})}
+        raise_all(
+            [
+                *_encoder_problems(encoders, features or {}, told),
+                *_head_problems(classes, head),
+                *_option_problems(unimodal, dropout),
+            ]
+        )
+        self.sizes = {name: int(size) for name in encoders if (size := told[name]) is not None}
+        self.unimodal = unimodal
+        self.dropout = dropout
+        make_head = _head_maker(classes, head)
+
+        # The fused head comes before the others, so that a seed starts it alike whatever `unimodal` says.
+        self.encoders = NamedModules(encoders)
+        self.fusion = build_fusion(fusion, self.sizes, make_head)
+        if unimodal == "split" and not self.fusion.additive:
+            raise ValueError(
+                f"unimodal='split' expected an additive fusion; {type(self.fusion).__name__} with this head is not. "
+                "Use fusion='concat' with a Linear head or fusion='sum', or unimodal='head'."
+            )
+        own = self.sizes if unimodal in ("head", "detached") else {}
+        self.heads = NamedModules({name: make_head(size) for name, size in own.items()})
+        self._takes_lengths = {name for name, encoder in encoders.items() if _has_parameter(encoder, "lengths")}
+        self.register_buffer("committee", torch.full((len(self.sizes) + 1,), 1 / (len(self.sizes) + 1)))
+
+    def forward(
+        self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Give the fused output, then the output of each modality at hand, in the order of the encoders.
+
+        Args:
+            inputs: The modalities by name; one that is absent or None is a missing sensor. Beside "audio",
+                "audio_length" may hold its lengths.
+            lengths: For ragged time, the number of real steps of each sample, [B], by modality.
+
+        Returns:
+            The outputs by name, "fused" first.
+        """
+        features = self.features(inputs, lengths)
+        whole = self._with_zeros_for_missing(features)
+        seen = whole
+        if self.training and self.dropout > 0:
+            seen = self._with_zeros_for_missing(drop_modalities(features, self.dropout))
+        outputs = {"fused": self.fusion(seen)}
+        if self.unimodal == "head":
+            outputs |= {name: self.heads[name](feature) for name, feature in features.items()}
+        elif self.unimodal == "detached":
+            outputs |= {name: self.heads[name](feature.detach()) for name, feature in features.items()}
+        elif self.unimodal == "split":
+            shares = self.fusion.share(whole)
+            outputs |= {name: shares[name] for name in features}
+        return outputs
+
+    def features(
+        self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Give the feature vector of each modality at hand, [B, size], in the order of the encoders."""
+        sensors, steps = self._sort_inputs(inputs, lengths or {})
+        features = {}
+        for name, encoder in self.encoders.items():
+            if name in sensors:
+                given = {"lengths": steps[name]} if name in steps else {}
+                features[name] = encoder(sensors[name], **given)
+        self._check_features(features)
+        return features
+
+    def predict(
+        self,
+        inputs: Mapping[str, Tensor | None],
+        decision: Decision = "fused",
+        lengths: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Give class probabilities [B, C], in evaluation mode and without gradients.
+
+        Args:
+            inputs: As for `forward`; any non-empty subset of the modalities.
+            decision: "fused": the fused head decides. "committee": all heads vote with the weights in `committee`; with
+                a sensor missing, the heads of those at hand.
+            lengths: As for `forward`.
+
+        Returns:
+            The probabilities.
+
+        Raises:
+            ValueError: If the decision is unknown or needs outputs that the model does not have, or these are no class
+                scores.
+        """
+        raise_all(self._decision_problems(decision))
+        with evaluating(self), torch.no_grad():
+            outputs = self(inputs, lengths)
+        logs = class_log_probabilities(outputs)
+        if decision == "fused":
+            return logs["fused"].exp()
+        return pool(logs, dict(zip(["fused", *self.encoders], self.committee.float().unbind(), strict=True)))
+
+    def compile_encoders(self, **options: object) -> None:
+        """Compile each encoder in place with `Module.compile(**options)`; names and state dict stay as they are."""
+        for encoder in self.encoders.values():
+            encoder.compile(**options)
+
+    def _with_zeros_for_missing(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        one = next(iter(features.values()))
+        return {
+            name: features[name] if name in features else one.new_zeros(one.shape[0], size)
+            for name, size in self.sizes.items()
+        }
+
+    def _sort_inputs(
+        self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Tell sensors from lengths, and leave out what is missing."""
+        length_of = {f"{name}_length": name for name in self.encoders}
+        steps = {length_of[key]: value for key, value in inputs.items() if key in length_of and value is not None}
+        steps.update(lengths)
+        sensors = {key: value for key, value in inputs.items() if key in self.encoders and value is not None}
+        problems = [
+            f"Unknown modality: {unknown_name(key, self.encoders)}"
+            for key in [*inputs, *lengths]
+            if key not in self.encoders and key not in length_of
+        ]
+        problems += [
+            f"The encoder of {name!r} takes no lengths. Give its forward a parameter `lengths`, or leave them out."
+            for name in steps
+            if name in self.encoders and name not in self._takes_lengths
+        ]
+        if not sensors:
+            problems.append(
+                f"Expected an input for at least one of {', '.join(map(repr, self.encoders))}; found none. "
+                f"Pass {{{next(iter(self.encoders))!r}: tensor}}."
+            )
+        raise_all(problems)
+        return sensors, steps
+
+    def _check_features(self, features: Mapping[str, Tensor]) -> None:
+        batch = len(next(iter(features.values())))
+        raise_all(
+            f"The encoder of {name!r} was expected to give [{batch}, {self.sizes[name]}]; found {list(feature.shape)}. "
+            f"Give inputs of one batch size, and tell the encoder's size: features={{{name!r}: …}}."
+            for name, feature in features.items()
+            if feature.shape != (batch, self.sizes[name])
+        )
+
+    def _decision_problems(self, decision: str) -> list[str]:
+        if decision not in get_args(Decision):
+            return [f"Unknown decision: {unknown_name(decision, get_args(Decision))}"]
+        if decision == "committee" and self.unimodal is None:
+            return [
+                "decision='committee' expected a model with uni-modal outputs; this one was built with unimodal=None. "
+                "Write LateFusion(…, unimodal='head') or decision='fused'."
+            ]
+        return []
+
+
+def drop_modalities(features: Mapping[str, Tensor], probability: float) -> dict[str, Tensor]:
+    """Zero each modality of each sample with the given probability, but never all of a sample: the luckiest is kept."""
+    one = next(iter(features.values()))
+    luck = torch.rand(one.shape[0], len(features), device=one.device)
+    dropped = (luck < probability) & (luck < luck.amax(dim=1, keepdim=True))
+    return {
+        name: feature.masked_fill(column.unsqueeze(1), 0)
+        for (name, feature), column in zip(features.items(), dropped.unbind(dim=1), strict=True)
+    }
+
+
+def _modules_in(encoders: Mapping[str, object]) -> list[tuple[str, nn.Module]]:
+    return [(name, encoder) for name, encoder in encoders.items() if isinstance(encoder, nn.Module)]
+
+
+def _encoder_problems(
+    encoders: Mapping[str, object], features: Mapping[str, int], told: Mapping[str, int | None]
+) -> Iterator[str]:
+    if not encoders:
+        yield "LateFusion expected at least one encoder; found none. Write LateFusion({'audio': encoder}, classes=…)."
+    yield from name_problems(encoders)
+    for name, encoder in encoders.items():
+        if not isinstance(encoder, nn.Module):
+            yield f"The encoder of {name!r} must be an nn.Module, found {type(encoder).__name__}."
+        elif told[name] is None:
+            yield (
+                f"The output size of the encoder of {name!r}, {type(encoder).__name__}, could not be told. "
+                f"Write features={{{name!r}: …}}."
+            )
+    for name, size in features.items():
+        if name not in encoders:
+            yield f"features names an unknown modality: {unknown_name(name, encoders)}"
+        if not isinstance(size, Integral) or size < 1:
+            yield f"features[{name!r}] must be a whole number of at least 1, found {size!r}."
+
+
+def _head_problems(classes: int | None, head: HeadMaker | None) -> Iterator[str]:
+    if (classes is None) == (head is None):
+        found = "neither" if head is None else "both"
+        yield f"LateFusion expected either classes or head; found {found}. Write classes=… alone for classification."
+    elif classes is not None and (not isinstance(classes, Integral) or classes < 2):
+        yield (
+            f"classes must be a whole number of at least 2, found {classes!r}. "
+            "For a single output write head=lambda size: nn.Linear(size, 1)."
+        )
+
+
+def _option_problems(unimodal: str | None, dropout: float) -> Iterator[str]:
+    if unimodal is not None and unimodal not in get_args(Unimodal):
+        yield f"Unknown unimodal: {unknown_name(unimodal, get_args(Unimodal))} None means no uni-modal outputs."
+    if not 0 <= dropout < 1:
+        yield f"dropout must be at least 0 and less than 1, found {dropout!r}. Write dropout=0.0 for none."
+
+
+def _head_maker(classes: int | None, head: HeadMaker | None) -> HeadMaker:
+    def make(size: int) -> nn.Module:
+        if head is None:
+            return nn.Linear(size, int(classes or 0))
+        made = head(size)
+        if not isinstance(made, nn.Module):
+            raise TypeError(
+                f"head must make an nn.Module from a feature size; found {type(made).__name__}. "
+                "Write head=lambda size: nn.Linear(size, 1)."
+            )
+        return made
+
+    return make
+
+
+def _has_parameter(encoder: nn.Module, name: str) -> bool:
+    try:
+        parameters = signature(encoder.forward).parameters
+    except ValueError:  # scripted modules do not show theirs: the call will tell
+        return True
+    return name in parameters or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())

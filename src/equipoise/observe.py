@@ -1,0 +1,184 @@
+"""What one step shows a balancer: losses checked, averaged over samples and ranks, in a fixed order of modalities."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from equipoise import ranks
+from equipoise.table import FUSED
+
+_RESERVED = ("fused", "heads", "label", "split", "group")
+
+
+class Seen(NamedTuple):
+    """The losses of a step as plain values: no graph, averaged over samples and ranks.
+
+    Args:
+        fused: The fused loss, or zero where none was given.
+        unimodal: One loss per modality.
+        scores: One score per modality, as the method's own ``score`` reads them off the samples.
+    """
+
+    fused: Tensor
+    unimodal: Tensor
+    scores: Tensor
+
+
+def check(
+    losses: Mapping[str, Tensor], modalities: Sequence[str], *, needs_fused: bool, needs_unimodal: bool
+) -> tuple[str, ...]:
+    """The modalities of ``losses``, or one message with everything that is wrong with them.
+
+    Args:
+        losses: What the user passed.
+        modalities: The names of earlier calls; empty on the first.
+        needs_fused: Whether the method cannot do without the fused loss.
+        needs_unimodal: Whether the method cannot do without uni-modal losses.
+    """
+    if not isinstance(losses, Mapping):
+        msg = (
+            "expected a mapping from names to losses, such as {'fused': …, 'audio': …, 'video': …}, "
+            f"found {type(losses).__name__}"
+        )
+        raise TypeError(msg)
+    found = tuple(name for name in losses if name != FUSED)
+    problems = [*_missing(losses, found, modalities, needs_fused=needs_fused, needs_unimodal=needs_unimodal)]
+    for name, loss in losses.items():
+        if name != FUSED and not allowed(name):
+            problems.append(f"{name!r} is reserved and cannot name a modality; choose another word")
+        if not isinstance(loss, Tensor):
+            problems.append(f"loss {name!r} should be a tensor, found {type(loss).__name__}")
+        elif not loss.is_floating_point():
+            problems.append(f"loss {name!r} should hold floating-point numbers, found {loss.dtype}")
+        elif loss.numel() == 0:
+            problems.append(f"loss {name!r} is empty; skip batches without samples")
+    devices = {loss.device for loss in losses.values() if isinstance(loss, Tensor)}
+    if len(devices) > 1:
+        problems.append(f"losses should live on one device, found {sorted(map(str, devices))}")
+    if problems:
+        raise ValueError("losses: " + "; ".join(problems))
+    return tuple(modalities) or found
+
+
+def allowed(name: object) -> bool:
+    """Whether a word may name a modality."""
+    return isinstance(name, str) and name not in _RESERVED and not name.endswith("_length")
+
+
+def _missing(
+    losses: Mapping[str, Tensor],
+    found: Sequence[str],
+    modalities: Sequence[str],
+    *,
+    needs_fused: bool,
+    needs_unimodal: bool,
+) -> list[str]:
+    problems = []
+    if needs_fused and FUSED not in losses:
+        problems.append(f"expected the fused loss under the key 'fused', found keys {list(losses)}")
+    if not modalities:
+        if needs_unimodal and not found:
+            problems.append("expected one loss per modality besides 'fused', found none")
+        return problems
+    absent = [name for name in modalities if name not in losses]
+    unknown = [name for name in found if name not in modalities]
+    if absent and (found or needs_unimodal):
+        problems.append(f"expected losses for {list(modalities)}, found none for {absent}")
+    for name in unknown:
+        near = difflib.get_close_matches(name, modalities, n=1)
+        hint = f", did you mean {near[0]!r}?" if near else f", expected only {list(modalities)}"
+        problems.append(f"unknown modality {name!r}{hint}")
+    return problems
+
+
+def scalar(loss: Tensor) -> Tensor:
+    """The mean of a loss over its samples, in single precision at least, with its graph."""
+    mean = loss if loss.dim() == 0 else loss.mean()
+    return mean.float() if mean.dtype in {torch.float16, torch.bfloat16} else mean
+
+
+def look(
+    losses: Mapping[str, Tensor],
+    modalities: Sequence[str],
+    score: Callable[[Tensor], Tensor],
+    scores: Mapping[str, Tensor] | None,
+    group: ranks.Group,
+    *,
+    logarithmic: bool,
+) -> Seen:
+    """Read the values of a step off its losses, averaged over samples and ranks.
+
+    Args:
+        losses: What the user passed.
+        modalities: The balancer's order.
+        score: Reads a modality's score off the losses of its samples.
+        scores: Scores the user measured; they replace those read off the losses.
+        group: The ranks to average over.
+        logarithmic: Scores are logarithms, so their mean over ranks is taken inside.
+    """
+    absent = [name for name in modalities if scores is not None and name not in scores]
+    if absent:
+        msg = f"scores: expected one for each of {list(modalities)}, found none for {absent}"
+        raise ValueError(msg)
+    with torch.no_grad():
+        first = next(iter(losses.values()))
+        wide = torch.float64 if any(loss.dtype == torch.float64 for loss in losses.values()) else torch.float32
+        fused = losses.get(FUSED, first.new_zeros(()))
+        names = [name for name in modalities if name in losses]
+        values = torch.stack([loss.detach().to(wide).mean() for loss in (fused, *(losses[name] for name in names))])
+        values = ranks.mean(values, group)
+        if not names:
+            return Seen(values[0], values[1:], values[1:])
+        if scores is None:
+            found = torch.stack([score(losses[name].detach().to(wide)) for name in names])
+        else:
+            found = torch.stack([torch.as_tensor(scores[name]).to(values).mean() for name in names])
+            found = found.log() if logarithmic else found
+        found = ranks.log_mean_exp(found, group) if logarithmic else ranks.mean(found, group)
+        return Seen(values[0], values[1:], found)
+
+
+def metrics(
+    owner: str, given: Mapping[str, Mapping[str, float]], needs: Sequence[str], modalities: Sequence[str]
+) -> dict[str, Tensor]:
+    """What an epoch's end was given, as one tensor over modalities per metric, or one message for all that is missing."""
+    absent = [f"{name!r}: {need!r}" for need in needs for name in modalities if need not in given.get(name, {})]
+    if absent or (needs and not modalities):
+        example = {name: dict.fromkeys(needs, 0.5) for name in modalities or ("audio",)}
+        msg = (
+            f"{owner} learns from validation metrics of each modality; found none for {', '.join(absent) or 'any'}. "
+            f"Type balancer.end_epoch({example})"
+        )
+        raise ValueError(msg)
+    return {need: torch.tensor([float(given[name][need]) for name in modalities]) for need in needs}
+
+
+@final
+class FiniteWatch:
+    """Remembers, on the device, which losses were not finite, until somebody looks."""
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self.names = tuple(names)
+        self._finite = torch.ones(len(self.names), dtype=torch.bool, device=device)
+
+    def note(self, seen: Seen) -> None:
+        """Look at once where that costs nothing; elsewhere it would stall the device."""
+        self._finite &= torch.cat([seen.fused[None], seen.unimodal]).isfinite()
+        if self._finite.device.type == "cpu":
+            self.check()
+
+    def check(self) -> None:
+        """Say which losses were NaN or infinite, once."""
+        bad = [name for name, fine in zip(self.names, self._finite.tolist(), strict=True) if not fine]
+        if bad:
+            self._finite.fill_(1)
+            msg = (
+                f"loss {', '.join(map(repr, bad))} is NaN or infinite; expected finite losses. Look for a division by "
+                "zero, a logarithm of zero, a label outside the classes, or a learning rate that is too large"
+            )
+            raise FloatingPointError(msg)

@@ -1,0 +1,198 @@
+"""The ways from losses to gradients: encoders learn from the fused loss, from a weighted sum, or from a mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from equipoise import delivery, ranks
+from equipoise.delivery import Gradients, Pass, Reach
+from equipoise.observe import Seen
+
+if TYPE_CHECKING:
+    from equipoise.balancer import Balancer
+
+
+class Weights(NamedTuple):
+    """A method's answer to `weigh`: encoder b moves along encoders[b] · Σ_i losses[i] · ∇_b f_i.
+
+    Args:
+        losses: Weight of the fused loss and of each uni-modal one, shape [K + 1].
+        encoders: Factor on each encoder's gradient, shape [K]; None means ones.
+        heads: Weight of each loss on the heads, shape [K + 1]; None means the same as ``losses``.
+        value: What the returned scalar says; None means Σ_i losses[i] · f_i.
+    """
+
+    losses: Tensor
+    encoders: Tensor | None = None
+    heads: Tensor | None = None
+    value: Tensor | None = None
+
+    def table(self, modalities: int) -> Tensor:
+        """The coefficients c[objective, block] these weights stand for."""
+        factors = self.encoders if self.encoders is not None else self.losses.new_ones(modalities)
+        heads = self.heads if self.heads is not None else self.losses
+        return torch.cat([self.losses[:, None] * factors, heads[:, None]], dim=1)
+
+
+@final
+class Step:
+    """One step on the gradient path.
+
+    Args:
+        method: The balancer whose step it is.
+        losses: The fused scalar (None where not given) and one per modality.
+        extra: The sum of losses that belong to no modality.
+        seen: The values of those losses.
+        weights: What the method made of them; None on the "gram" route, which decides from gradients.
+        encoders: Trainable tensors per modality, in the same order; empty for a method that needs none.
+    """
+
+    def __init__(
+        self,
+        method: Balancer,
+        losses: Sequence[Tensor | None],
+        extra: Tensor | None,
+        seen: Seen,
+        weights: Weights | None,
+        encoders: Sequence[Sequence[Tensor]],
+    ) -> None:
+        self.method, self.losses, self.extra, self.seen, self.weights = method, losses, extra, seen, weights
+        self.reach = Reach(losses, extra, encoders)
+        self.encoder_tensors = list({id(t): t for block in self.reach.encoders for t in block}.values())
+
+    def scalar(self, value: Tensor) -> Tensor:
+        """A scalar of this value whose backward pass does the method's work."""
+        return delivery.deliver(self._gradients, value, self.reach.leaves.values())
+
+    def problems(self) -> list[str]:
+        """Why this model and method do not fit, in sentences; empty when they do."""
+        found = []
+        for block, name in enumerate(self.method.modalities[: len(self.reach.encoders)]):
+            if block in self.reach.frozen:
+                continue
+            if self.method.route in {"fused", "gram"} and not self.reach.reaches(0, block):
+                found.append(f"the fused loss sends no gradient to encoder {name!r}: is it the module that ran?")
+            if self.method.unimodal == "head" and not self.reach.reaches(block + 1, block):
+                found.append(
+                    f"loss {name!r} sends no gradient to encoder {name!r}, which this method needs: compute it on the "
+                    "encoder's own features, not on detached ones (LateFusion(…, unimodal='head'))"
+                )
+            if self.method.modulates and not any(map(self.method.touches, self.reach.encoders[block])):
+                found.append(f"encoder {name!r} has no tensor that this method modulates; choose parameters='all'")
+        return found
+
+    def _gradients(self, scale: Tensor) -> Gradients:
+        return self._mixture(scale) if self.weights is None else self._weighted_sum(scale, self.weights)
+
+    def _weighted_sum(self, scale: Tensor, weights: Weights) -> Gradients:
+        """Encoders learn from the fused loss, or from a weighted sum: one pass through them."""
+        *others, last = delivery.run([*self._extra_pass(), *self._passes(weights)], scale)
+        found = self._modulated(self._of_encoders(last), weights.encoders)
+        for more in (*others, self._of_heads(last)):
+            delivery.add(found, more)
+        return found
+
+    def _extra_pass(self) -> list[Pass]:
+        return [] if self.extra is None else [Pass([self.extra], None, list(self.reach.leaves.values()))]
+
+    def _passes(self, weights: Weights) -> list[Pass]:
+        reach, fused, unimodal = self.reach, self.losses[:1], self.losses[1:]
+        on_heads = weights.heads if weights.heads is not None else weights.losses
+        own_heads = Pass(unimodal, on_heads[1:].unbind(), reach.own_heads)
+        if self.method.route == "fused":
+            return [own_heads, Pass(fused, on_heads[:1].unbind(), [*reach.fused_heads, *self.encoder_tensors])]
+        encoders = Pass(self.losses, weights.losses.unbind(), self.encoder_tensors)
+        if self.method.unimodal == "head":
+            return [Pass(self.losses, on_heads.unbind(), reach.heads), encoders]
+        # The uni-modal outputs are shares of the fused head: it learns from the fused loss alone.
+        return [own_heads, Pass(fused, on_heads[:1].unbind(), reach.fused_heads), encoders]
+
+    def _modulated(self, found: Gradients, factors: Tensor | None) -> Gradients:
+        """Scale the gradient of each encoder by its factor, then let the method refine it."""
+        method = self.method
+        if method.refines:
+            (found,) = self._averaged([found])
+        if method.advances:
+            finite = delivery.all_finite(found.values()) if found else self.seen.fused.isfinite()
+            method.move_on(self.seen, ranks.everywhere(finite, method.group))
+        delivered: Gradients = {}
+        for group, tensors in self._groups(found):
+            gradients = [found[id(tensor)] for tensor in tensors]
+            mixed = gradients
+            if factors is not None and not method.scales_updates:
+                moved = delivery.scaled(gradients, factors[group].mean())
+                mixed = [m if method.touches(t) else g for t, m, g in zip(tensors, moved, gradients, strict=True)]
+            if method.refines:
+                mixed = method.refined(method.modalities[group[0]], mixed, [gradients])
+            delivered.update((id(tensor), gradient) for tensor, gradient in zip(tensors, mixed, strict=True))
+        return delivered
+
+    def _mixture(self, scale: Tensor) -> Gradients:
+        """Encoders learn from a mixture that their gradients decide: two passes, or K + 1 where they are entangled."""
+        everything = [*self.reach.heads, *self.encoder_tensors]
+        separate = self.reach.separate()
+        unimodal = [self.losses[1:]] if separate else [[loss] for loss in self.losses[1:]]
+        objectives = [Pass(losses, None, everything) for losses in (self.losses[:1], *unimodal)]
+        results = delivery.run([*self._extra_pass(), *objectives], scale)
+        extra, results = results[: -len(objectives)], results[-len(objectives) :]
+        found = self._mixed(self._averaged([self._of_encoders(result) for result in results]), separate=separate)
+        for more in (*extra, *(self._of_heads(result) for result in results)):
+            delivery.add(found, more)
+        return found
+
+    def _mixed(self, objectives: Sequence[Gradients], *, separate: bool) -> Gradients:
+        method = self.method
+        groups = list(self._groups(objectives[0]))
+        parts = [[[found[id(t)] for t in tensors] for found in objectives] for _, tensors in groups]
+        if not parts:
+            return {}
+        gram = torch.stack([delivery.gram_matrix(part) for part in parts])
+        largest = gram.diagonal(dim1=1, dim2=2).amax(dim=1)[:, None, None]
+        coefficients = method.mix(torch.where(largest == 0, gram, gram / largest))
+        method.fill(self._table(groups, coefficients, separate=separate))
+        delivered: Gradients = {}
+        for (group, tensors), part, weights in zip(groups, parts, coefficients.unbind(), strict=True):
+            mixed = method.refined(method.modalities[group[0]], delivery.combined(part, weights), part)
+            delivered.update((id(tensor), gradient) for tensor, gradient in zip(tensors, mixed, strict=True))
+        return delivered
+
+    def _table(self, groups: Sequence[tuple[list[int], list[Tensor]]], mixture: Tensor, *, separate: bool) -> Tensor:
+        """The table of a mixture; the heads learn from every loss at weight one."""
+        count = len(self.method.modalities)
+        table = mixture.new_zeros(count + 1, count + 1)
+        table[:, -1] = 1
+        for (group, _), weights in zip(groups, mixture.unbind(), strict=True):
+            for block in group:
+                rows = [0, block + 1] if separate else range(count + 1)
+                for row, weight in zip(rows, weights.unbind(), strict=True):
+                    table[row, block] = weight
+        return table
+
+    def _groups(self, found: Gradients) -> list[tuple[list[int], list[Tensor]]]:
+        """Encoders with their tensors that have a gradient; encoders that share parameters come together."""
+        together = []
+        for group in self.reach.groups():
+            tensors = {id(t): t for block in group for t in self.reach.encoders[block] if id(t) in found}
+            if tensors:
+                together.append((group, list(tensors.values())))
+        return together
+
+    def _averaged(self, results: Sequence[Gradients]) -> list[Gradients]:
+        """Encoder gradients averaged over ranks, zeros where a loss does not reach: what decisions rest on."""
+        keys = [id(tensor) for tensor in self.encoder_tensors]
+        filled = [found.get(id(t), None) for found in results for t in self.encoder_tensors]
+        likes = [tensor for _ in results for tensor in self.encoder_tensors]
+        whole = [torch.zeros_like(t) if g is None else g for g, t in zip(filled, likes, strict=True)]
+        averaged = ranks.mean_of_each(whole, self.method.group)
+        chunks = [averaged[start : start + len(keys)] for start in range(0, len(averaged), max(len(keys), 1))]
+        return [dict(zip(keys, chunk, strict=True)) for chunk in chunks] or [{} for _ in results]
+
+    def _of_encoders(self, found: Gradients) -> Gradients:
+        return {key: gradient for key, gradient in found.items() if key in self.reach.owners}
+
+    def _of_heads(self, found: Gradients) -> Gradients:
+        return {key: gradient for key, gradient in found.items() if key not in self.reach.owners}

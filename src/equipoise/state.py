@@ -1,0 +1,98 @@
+"""State with one row per modality: saved, moved and loaded like any buffer, and tied to names, not to positions."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_EXTRA = "_extra_state"
+
+
+class PerModality(nn.Module, ABC):
+    """A module whose buffers hold one row per modality.
+
+    The modalities are learnt at the first call or from a saved state. A state saved under another order of modalities is
+    put into this one's order when loaded.
+    """
+
+    modalities: tuple[str, ...]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modalities = ()
+        self._rows: dict[str, Callable[[str], Tensor]] = {}
+
+    def remember(self, name: str, shape: tuple[int, ...] = (), fill: float = 0.0) -> None:
+        """Declare a state: a float buffer of shape [K, *shape], filled with ``fill`` until something is learnt."""
+        self._rows[name] = lambda _: torch.full(shape, fill)
+        self.register_buffer(name, torch.full((0, *shape), fill))
+
+    def given(self, name: str, rows: Mapping[str, float | Tensor]) -> None:
+        """Declare a state whose rows a user gave by modality."""
+        tensors = {modality: torch.as_tensor(row, dtype=torch.float32) for modality, row in rows.items()}
+        self.register_buffer(name, torch.zeros(0))
+
+        def row(modality: str) -> Tensor:
+            if set(tensors) != set(self.modalities):
+                msg = f"{name}: expected one entry for each of {list(self.modalities)}, found {list(tensors)}"
+                raise ValueError(msg)
+            return tensors[modality]
+
+        self._rows[name] = row
+
+    def settle(self, modalities: Sequence[str], device: torch.device) -> None:
+        """Fix the modalities, once, and follow the losses to their device."""
+        if not self.modalities and modalities:
+            self.modalities = tuple(modalities)
+            try:
+                rows = {name: torch.stack([row(m) for m in self.modalities]) for name, row in self._rows.items()}
+            except ValueError:
+                self.modalities = ()
+                raise
+            for name, tensor in rows.items():
+                setattr(self, name, tensor.to(device))
+        if any(buffer.device != device for buffer in self.buffers()):
+            self.to(device)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What the buffers do not say: which row is whose."""
+        return {"modalities": list(self.modalities), "host": self.host_state()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Counterpart of ``get_extra_state``; the modalities were taken over before the buffers were."""
+        self.load_host_state(state["host"])
+
+    def host_state(self) -> dict[str, Any]:
+        """Plain numbers a method keeps outside its buffers."""
+        return {}
+
+    def load_host_state(self, state: dict[str, Any]) -> None:
+        """Counterpart of ``host_state``."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        saved = state_dict.get(prefix + _EXTRA, {}).get("modalities", [])
+        if saved and not self.modalities:
+            self.settle(saved, next(iter(self.buffers()), torch.empty(0)).device)
+        if saved and set(saved) != set(self.modalities):
+            errors: list[str] = rest[-1]
+            errors.append(f"saved for modalities {saved}, but this balancer serves {list(self.modalities)}")
+            return
+        order = [saved.index(name) for name in self.modalities] if saved else []
+        reordered = {
+            key: value[order] if order and key.removeprefix(prefix) in self._rows else value
+            for key, value in state_dict.items()
+        }
+        super()._load_from_state_dict(reordered, prefix, *rest)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:  # noqa: FBT001, FBT002
+        """Move with a model, but do not follow it into half precision: running means would stand still there."""
+
+        def keep_dtype(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        return super()._apply(keep_dtype, recurse)

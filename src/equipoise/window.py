@@ -1,0 +1,82 @@
+"""One decision for all micro-batches of an accumulation window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor
+
+from equipoise.balancer import Balancer, Held
+
+
+@final
+class Window:
+    """Makes gradient accumulation give the gradient of the whole window.
+
+    A method that weighs losses by their values weighs those of a micro-batch differently from those of the window: with MIMO at a small
+    μ the accumulated gradient then points elsewhere. A window measures all its micro-batches first, in one more forward pass
+    without gradients, and holds the weights that follow; that is exact. With ``lag=True`` it holds the weights of the window before
+    instead: an approximation, at no cost.
+
+    Divide the loss by the number of micro-batches as always, and let them be of equal size.
+
+    Args:
+        balancer: A balancer that weighs losses. One that mixes gradients (MGDA, MMPareto) decides at each micro-batch.
+        lag: Hold the weights of the window before.
+
+    Example:
+        >>> from equipoise import MIMO
+        >>> balancer = MIMO(smoothing=0.01)
+        >>> losses = [{"fused": torch.tensor(1.0), "a": torch.tensor(2.0), "b": torch.tensor(b)} for b in (1.0, 3.0)]
+        >>> with Window(balancer).open(losses):  # the window's means of a and b are equal, so they share λ
+        ...     _ = balancer(losses[0])
+        >>> balancer.table.at("a", "heads")
+        tensor(5.)
+    """
+
+    def __init__(self, balancer: Balancer, *, lag: bool = False) -> None:
+        if balancer.route == "gram":
+            msg = (
+                f"Window: {type(balancer).__name__} decides by gradients, not by the values of losses, and decides anew at each "
+                "micro-batch; use larger batches, or a method that weighs losses"
+            )
+            raise ValueError(msg)
+        self.balancer, self.lag = balancer, lag
+        self._next = Held()
+
+    @property
+    def exact(self) -> bool:
+        """Whether the accumulated gradient is that of the window."""
+        return not self.lag
+
+    @contextmanager
+    def open(self, losses: Iterable[Mapping[str, Tensor]] | None = None) -> Iterator[None]:
+        """Hold one decision until the block ends; step the optimiser inside it or after it.
+
+        Args:
+            losses: The losses of every micro-batch, computed under ``torch.no_grad()``. Not needed with ``lag=True``.
+        """
+        if self.lag == (losses is not None):
+            found = "losses were given" if self.lag else "none were given"
+            needed = "none: the weights come from the window before" if self.lag else "the losses of every micro-batch"
+            msg = f"Window(lag={self.lag}).open: expected {needed}, but {found}"
+            raise ValueError(msg)
+        held = self._decided(list(losses)) if losses is not None else self._next
+        self.balancer.hold(held)
+        try:
+            yield
+        finally:
+            self.balancer.hold(None)
+        if self.lag and held.record:
+            self._next = self._decided(held.record)
+
+    def _decided(self, batches: list[Mapping[str, Tensor]] | list[dict[str, Tensor]]) -> Held:
+        if not batches:
+            msg = "Window: expected the losses of at least one micro-batch, found none"
+            raise ValueError(msg)
+        together = {name: torch.cat([batch[name].detach().reshape(-1) for batch in batches]) for name in batches[0]}
+        seen = self.balancer.observe(together)
+        return Held(seen, self.balancer.decide(seen))

@@ -1,0 +1,208 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from equipoise.models import fit_weights, pool
+from equipoise.models.committee import FLOOR, surviving_weights
+
+MANY = [1, 2, 3, 5]
+
+
+def votes(labels: Tensor, strength: Tensor | float, noise: float, classes: int = 4) -> Tensor:
+    """Log-probabilities of a member that knows the label that well, and errs that much."""
+    strength = torch.as_tensor(strength).expand(len(labels)).unsqueeze(1)
+    return (strength * F.one_hot(labels, classes) + noise * torch.randn(len(labels), classes)).log_softmax(dim=1)
+
+
+def weak_in_a_region(samples: int) -> tuple[Tensor, Tensor]:
+    """A fused head that knows nothing in half of the samples, where the second modality knows much."""
+    labels = torch.randint(4, (samples,))
+    blind = torch.rand(samples) < 0.5
+    fused = votes(labels, torch.where(blind, 0.0, 4.0), 1.0)
+    audio = votes(labels, torch.where(blind, 0.0, 2.0), 1.0)
+    video = votes(labels, torch.where(blind, 4.0, 0.0), 1.0)
+    return torch.stack([fused, audio, video], dim=1), labels
+
+
+def loss(weights: Tensor, logs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(torch.einsum("m,nmc->nc", weights, logs.double().clamp(min=-30)), labels)
+
+
+def accuracy(probabilities: Tensor, labels: Tensor) -> float:
+    return (probabilities.argmax(dim=1) == labels).double().mean().item()
+
+
+def test_it_helps_where_the_fused_head_is_weak() -> None:
+    fit = fit_weights(*weak_in_a_region(400))
+    logs, labels = weak_in_a_region(2000)
+    fused_alone = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    assert math.isfinite(fit.shrinkage)
+    assert loss(fit.weights, logs, labels) < 0.6 * loss(fused_alone, logs, labels)
+    together = pool({str(m): logs[:, m] for m in range(3)}, fit.weights)
+    assert accuracy(together, labels) > accuracy(logs[:, 0], labels) + 0.15
+
+
+@pytest.mark.parametrize(
+    ("confidence", "other", "grouped"), [(0.5, 1.0, True), (3.0, 1.0, False), (3.0, 0.0, True), (1.0, 0.0, False)]
+)
+def test_a_noisy_modality_does_no_harm(confidence: float, other: float, grouped: bool) -> None:
+    margins = []
+    for seed in range(6):
+        torch.manual_seed(seed)
+
+        def draw(samples: int) -> tuple[Tensor, Tensor]:
+            labels = torch.randint(4, (samples,))
+            members = votes(labels, 2.0, 1.0), votes(labels, other, 1.0), votes(labels, 0.0, confidence)
+            return torch.stack(members, dim=1), labels
+
+        fit = fit_weights(*draw(200), groups=torch.arange(200) % 8 if grouped else None)
+        logs, labels = draw(4000)
+        together = pool({str(m): logs[:, m] for m in range(3)}, fit.weights)
+        margins.append(accuracy(together, labels) - accuracy(logs[:, 0], labels))
+    assert min(margins) > -0.015
+    assert sum(margins) / 6 > (0.02 if other else -0.005)  # a good modality beside the noise helps all the same
+
+
+@pytest.mark.parametrize("count", MANY)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_weights_meet_the_optimality_conditions(count: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    labels = torch.randint(4, (300,))
+    wrong = (labels + 1) % 4
+    members = [votes(labels, 3.0, 1.0), votes(wrong, 3.0, 1.0), *(votes(labels, k / 2, 1.0) for k in range(count - 1))]
+    logs = torch.stack(members, dim=1)
+    fit = fit_weights(logs, labels)
+    assert math.isfinite(fit.shrinkage)
+
+    weights = fit.weights.clone().requires_grad_()
+    pull = fit.shrinkage * (weights - 1 / (count + 1)).square().sum()
+    (gradient,) = torch.autograd.grad(loss(weights, logs, labels) + pull, weights)
+    assert (fit.weights >= 0).all()
+    assert gradient[fit.weights > 0].abs().max() < 1e-6
+    assert (gradient[fit.weights == 0] > -1e-6).all()
+    assert fit.weights[1] == 0  # the member that is wrong on purpose
+
+
+def test_a_slow_independent_solver_agrees() -> None:
+    logs, labels = weak_in_a_region(120)
+    fit = fit_weights(logs, labels)
+    weights = torch.full((3,), 1 / 3, dtype=torch.float64)
+    for _ in range(4000):
+        weights.requires_grad_()
+        objective = loss(weights, logs, labels) + fit.shrinkage * (weights - 1 / 3).square().sum()
+        (gradient,) = torch.autograd.grad(objective, weights)
+        weights = (weights.detach() - 0.1 * gradient).clamp(min=0)
+    torch.testing.assert_close(fit.weights, weights, rtol=0, atol=1e-6)
+
+
+def test_members_that_agree_share_their_weight() -> None:
+    labels = torch.randint(4, (300,))
+    same = votes(labels, 2.0, 1.0)
+    fit = fit_weights(torch.stack([same, same, votes(labels, 0.0, 2.0)], dim=1), labels)
+    assert fit.weights[0].item() == pytest.approx(fit.weights[1].item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("count", MANY)
+def test_permuting_the_members_permutes_the_weights(count: int) -> None:
+    labels = torch.randint(4, (200,))
+    logs = torch.stack([votes(labels, float(k), 1.0) for k in range(count + 1)], dim=1)
+    order = torch.randperm(count + 1)
+    torch.testing.assert_close(
+        fit_weights(logs[:, order], labels).weights, fit_weights(logs, labels).weights[order], rtol=0, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("groups", [["ann"] * 60 + ["ben"] * 60, torch.zeros(120), np.arange(120) % 2])
+def test_fewer_than_three_groups_give_equal_weights(groups: list[str] | Tensor | np.ndarray) -> None:
+    fit = fit_weights(*weak_in_a_region(120), groups=groups)
+    assert torch.equal(fit.weights, torch.full((3,), 1 / 3, dtype=torch.float64))
+    assert fit.shrinkage == math.inf
+    assert "needs at least three" in fit.reason
+
+
+def test_groups_of_any_kind_number_the_same_folds() -> None:
+    logs, labels = weak_in_a_region(200)
+    numbers = torch.arange(200) % 4
+    by_number = fit_weights(logs, labels, numbers)
+    by_name = fit_weights(logs, labels, [f"person {number}" for number in numbers.tolist()])
+    assert torch.equal(by_number.weights, by_name.weights)
+    assert "4 folds of 4 groups" in by_number.reason
+    assert "10 folds of 50 groups" in fit_weights(logs, labels, torch.arange(200) % 50).reason
+    assert "5 folds of 200 groups" in fit_weights(logs, labels).reason
+
+
+def test_weights_that_fail_for_a_new_person_are_not_trusted() -> None:
+    labels = torch.randint(4, (300,))
+    person = torch.arange(300) % 3
+    believed = torch.where(person == 2, (labels + 1) % 4, labels)  # right for two persons, wrong for the third
+    logs = torch.stack([votes(labels, 1.0, 1.0), votes(believed, 4.0, 1.0)], dim=1)
+    assert fit_weights(logs, labels, person).shrinkage == math.inf
+    assert fit_weights(logs, labels).shrinkage < math.inf
+
+
+def test_certain_and_impossible_are_bounded() -> None:
+    labels = torch.randint(3, (60,))
+    sure = torch.where(F.one_hot(labels, 3).bool(), 0.0, -torch.inf)
+    fooled = sure.roll(1, dims=1)
+    fit = fit_weights(torch.stack([sure, fooled], dim=1), labels)
+    assert fit.weights.isfinite().all()
+    assert pool({"a": sure, "b": fooled}, torch.tensor([1.0, 1.0])).isfinite().all()
+
+
+def test_pool_is_the_log_linear_pool() -> None:
+    labels = torch.randint(4, (5,))
+    first, second = votes(labels, 1.0, 1.0), votes(labels, 2.0, 1.0)
+    expected = first.exp().pow(0.3) * second.exp().pow(0.8)
+    expected /= expected.sum(dim=1, keepdim=True)
+    logs = {"fused": first, "audio": second}
+    torch.testing.assert_close(pool(logs, torch.tensor([0.3, 0.8])), expected)
+    torch.testing.assert_close(pool(logs, {"audio": 0.8, "fused": 0.3}), expected)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_survivors_have_a_vote_and_the_same_total(count: int) -> None:
+    weights = {"fused": 2.0, **{str(k): 0.0 if k % 2 else 0.4 for k in range(count)}}
+    tensors = {name: torch.tensor(weight) for name, weight in weights.items()}
+    assert surviving_weights(tensors, weights) == tensors
+    for missing in range(1, count):
+        present = [str(k) for k in range(missing, count)]
+        left = surviving_weights(tensors, ["fused", *present])
+        assert list(left) == present
+        assert sum(left.values()) == pytest.approx(sum(weights.values()))
+        assert min(left.values()) > FLOOR / (count + 1)
+
+
+def test_even_a_committee_without_weight_lets_survivors_vote() -> None:
+    left = surviving_weights({"fused": torch.tensor(0.0), "a": torch.tensor(0.0), "b": torch.tensor(0.0)}, ["b"])
+    assert left["b"] > 0
+
+
+def test_pool_names_what_does_not_match() -> None:
+    logs = {"fused": torch.zeros(2, 3), "audio": torch.zeros(2, 3)}
+    with pytest.raises(ValueError, match=r"each of 'fused', 'audio'; found weights of shape \[3\]"):
+        pool(logs, torch.ones(3))
+    with pytest.raises(ValueError, match=r"No weight for 'audio' is none of 'fused', 'audoi'. Did you mean 'audoi'"):
+        pool(logs, {"fused": 1.0, "audoi": 1.0})
+    with pytest.raises(ValueError, match="at least one sensor"):
+        pool({"fused": torch.zeros(2, 3)}, {"fused": 1.0, "audio": 1.0})
+
+
+def test_all_problems_of_the_data_are_told_at_once() -> None:
+    logs = torch.zeros(4, 2, 3)
+    logs[0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="4 labels") as caught:
+        fit_weights(logs, torch.tensor([0, 3, -1]), groups=[1, 2])
+    for part in ("found the shape [3]", "from 0 to 2, one per class; found -1 to 3", "4 groups", "found NaN"):
+        assert part in str(caught.value)
+    with pytest.raises(ValueError, match=r"whole numbers for labels; found torch.float32"):
+        fit_weights(torch.zeros(4, 2, 3), torch.zeros(4))
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3), (4, 3), (4, 0, 3)])
+def test_no_data(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="at least one each; found"):
+        fit_weights(torch.zeros(shape), torch.zeros(shape[0], dtype=torch.long))

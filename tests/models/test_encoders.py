@@ -1,0 +1,130 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equipoise.models import MLP, CNN1d, CNN2d, Frames, SequenceTransformer, encoder_for
+from equipoise.models.encoders import features_of
+
+
+def settled(encoder: nn.Module, *shape: int) -> nn.Module:
+    """An encoder in evaluation mode whose batch statistics are not the initial zeros and ones."""
+    encoder.train()
+    for _ in range(3):
+        encoder(torch.randn(8, *shape) * 2 + 1)
+    return encoder.eval()
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [((6,), MLP), ((3, 20), CNN1d), ((3, 9, 7), CNN2d), ((3, 4, 9, 7), Frames)],
+)
+def test_the_shape_chooses_the_encoder(shape: tuple[int, ...], kind: type[nn.Module]) -> None:
+    encoder = encoder_for(shape, features=10)
+    assert isinstance(encoder, kind)
+    assert encoder.features == 10
+    assert encoder(torch.randn(4, *shape)).shape == (4, 10)
+
+
+@pytest.mark.parametrize("shape", [(), (1, 2, 3, 4, 5), (3, 0), (0,)])
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"\(C, T\).*found \(.*array\.shape\[1:\]"):
+        encoder_for(shape)
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_short_signals_in_any_batch(steps: int) -> None:
+    encoder = CNN1d(2, features=5, width=4)
+    assert encoder(torch.randn(3, 2, steps)).shape == (3, 5)
+    assert encoder.eval()(torch.randn(1, 2, steps)).isfinite().all()
+
+
+@pytest.mark.parametrize("plane", [(1, 1), (1, 7), (5, 5), (8, 8), (3, 11)])
+def test_small_images_and_videos(plane: tuple[int, int]) -> None:
+    images = CNN2d(2, features=5, width=4)
+    assert images(torch.randn(3, 2, *plane)).shape == (3, 5)
+    assert images.eval()(torch.randn(1, 2, *plane)).isfinite().all()
+    for frames in (1, 2, 3):
+        assert Frames(images)(torch.randn(1, 2, frames, *plane)).shape == (1, 5)
+
+
+def test_frames_are_encoded_one_by_one_and_averaged() -> None:
+    images = settled(CNN2d(3, features=6, width=4), 3, 8, 6)
+    videos = torch.randn(4, 3, 5, 8, 6)
+    by_hand = torch.stack([images(videos[:, :, t]) for t in range(5)]).mean(dim=0)
+    torch.testing.assert_close(Frames(images)(videos), by_hand)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "shape", "time"),
+    [
+        (CNN1d(2, features=6, width=4), (2, 13), 1),
+        (SequenceTransformer(3, features=8, heads=2), (13, 3), 0),
+        (Frames(CNN2d(2, features=6, width=4)), (2, 13, 5, 5), 1),
+    ],
+)
+@pytest.mark.parametrize("with_gradients", [True, False])  # torch has a fast path of its own without
+def test_padding_changes_nothing(encoder: nn.Module, shape: tuple[int, ...], time: int, with_gradients: bool) -> None:
+    encoder = settled(encoder, *shape)
+    samples = torch.randn(13, *shape) * 100  # garbage behind the end too
+    lengths = torch.arange(1, 14)
+    with torch.set_grad_enabled(with_gradients):
+        together = encoder(samples, lengths)
+        alone = [encoder(sample.narrow(time, 0, t).unsqueeze(0)) for t, sample in enumerate(samples, start=1)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-4)
+
+
+def test_lengths_beyond_the_tensor_mean_no_padding_and_zero_is_finite() -> None:
+    for encoder, samples in (
+        (settled(CNN1d(2, width=4), 2, 9), torch.randn(2, 2, 9)),
+        (settled(SequenceTransformer(3, features=8), 9, 3), torch.randn(2, 9, 3)),
+    ):
+        torch.testing.assert_close(encoder(samples, torch.tensor([9, 99])), encoder(samples))
+        assert encoder(samples, torch.tensor([0, 4])).isfinite().all()
+        with torch.no_grad():
+            assert encoder(samples, torch.tensor([0, 4])).isfinite().all()
+
+
+def test_the_transformer_sees_order() -> None:
+    encoder = SequenceTransformer(3, features=8, heads=2).eval()
+    sequences = torch.randn(2, 6, 3)
+    assert not torch.allclose(encoder(sequences), encoder(sequences.flip(1)), atol=1e-3)
+    assert SequenceTransformer(3, features=5, heads=1)(sequences).shape == (2, 5)
+
+
+def test_heads_must_divide_features() -> None:
+    with pytest.raises(ValueError, match=r"features=10, heads=4.*features=12"):
+        SequenceTransformer(3, features=10)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "wrong", "message"),
+    [
+        (MLP(4), torch.zeros(2, 5), r"MLP expected \[B, D\] with D = 4; found \[2, 5\]"),
+        (CNN1d(4), torch.zeros(2, 4), r"CNN1d expected \[B, C, T\]"),
+        (CNN2d(4), torch.zeros(2, 3, 8, 8), r"CNN2d expected .* with C = 4"),
+        (Frames(CNN2d(4)), torch.zeros(2, 4, 8, 8), r"Frames expected \[B, C, T, H, W\]; found"),
+        (SequenceTransformer(4), torch.zeros(2, 4, 9), r"SequenceTransformer expected .* with D = 4"),
+    ],
+)
+def test_a_wrong_shape_is_named(encoder: nn.Module, wrong: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        encoder(wrong)
+
+
+def test_frames_needs_a_size() -> None:
+    with pytest.raises(ValueError, match=r"Conv2d does not.*encoder\.features = 64"):
+        Frames(nn.Conv2d(3, 8, 3))
+
+
+def test_sizes_are_read_off_an_encoder() -> None:
+    class Told(nn.Module):
+        num_features = 7
+
+    vgg_like = nn.Module()
+    vgg_like.features = nn.Sequential(nn.Conv2d(3, 8, 3))
+    vgg_like.classifier = nn.Linear(8, 9)
+    assert features_of(Told()) == 7
+    assert features_of(nn.Linear(2, 3)) == 3
+    assert features_of(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 5), nn.ReLU())) == 5
+    assert features_of(vgg_like) == 9
+    assert features_of(nn.ReLU()) is None
