@@ -15,10 +15,14 @@ from equipoise.methods import OGMGE as OGMGE
 from equipoise.methods import MMPareto as MMPareto
 from equipoise.methods import Unimodal as Unimodal
 from equipoise.methods import mimo_objective as mimo_objective
+from equipoise.models import LateFusion as LateFusion
+from equipoise.models import encoder_for as encoder_for
+from equipoise.models import fit_committee as fit_committee
 from equipoise.observe import Seen as Seen
 from equipoise.optimum import Trajectory as Trajectory
 from equipoise.optimum import least_squares as least_squares
 from equipoise.routes import Weights as Weights
 from equipoise.table import Table as Table
+from equipoise.window import Window as Window
 
 __version__ = "0.1.0"

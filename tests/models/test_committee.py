@@ -137,11 +137,22 @@ def test_groups_of_any_kind_number_the_same_folds() -> None:
 
 def test_weights_that_fail_for_a_new_person_are_not_trusted() -> None:
     labels = torch.randint(4, (300,))
-    person = torch.arange(300) % 3
+    person = torch.arange(300) // 100
     believed = torch.where(person == 2, (labels + 1) % 4, labels)  # right for two persons, wrong for the third
     logs = torch.stack([votes(labels, 1.0, 1.0), votes(believed, 4.0, 1.0)], dim=1)
     assert fit_weights(logs, labels, person).shrinkage == math.inf
     assert fit_weights(logs, labels).shrinkage < math.inf
+
+
+def test_what_the_data_cannot_tell_stays_equal() -> None:
+    """Calibrated members that agree: equal weights are the truth, and a finite shrinkage could only fit noise."""
+    kept_equal = 0
+    for seed in range(10):
+        torch.manual_seed(seed)
+        same = torch.randn(200, 4).log_softmax(dim=1)
+        labels = same.exp().multinomial(1).squeeze(1)
+        kept_equal += fit_weights(torch.stack([same, same], dim=1), labels).shrinkage == math.inf
+    assert kept_equal >= 8
 
 
 def test_certain_and_impossible_are_bounded() -> None:

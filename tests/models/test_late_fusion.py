@@ -304,6 +304,11 @@ def test_bad_inputs() -> None:
         model({"audio": None})
     with pytest.raises(ValueError, match=r"'cam.left' was expected to give \[7, 5\]; found \[3, 5\]"):
         model({**inputs, "cam.left": inputs["cam.left"][:3]})
+    with pytest.raises(ValueError, match=r"Unknown modality: 'audio_length'"):
+        model(inputs, {"audio_length": torch.ones(7)})
+    recurrent = LateFusion({"steps": nn.GRU(2, 4)}, classes=3, features={"steps": 4})
+    with pytest.raises(ValueError, match=r"\[B, 4\]; found <class 'tuple'>"):
+        recurrent({"steps": torch.zeros(2, 5, 2)})
     wrong = LateFusion({"map": nn.Conv1d(2, 4, 1)}, classes=3, features={"map": 4})
     with pytest.raises(ValueError, match=r"\[2, 4\]; found \[2, 4, 9\].*features=\{'map': …\}"):
         wrong({"map": torch.zeros(2, 2, 9)})

@@ -17,7 +17,7 @@ def evaluating(model: nn.Module) -> Generator[None]:
     try:
         yield
     finally:
-        for module, mode in modes:  # not .train(): that would wake frozen parts below
+        for module, mode in modes:  # set directly: train() would reach the parts below, and may do more
             module.training = mode
 
 

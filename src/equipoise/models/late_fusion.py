@@ -172,11 +172,8 @@ class LateFusion(nn.Module):
         steps = {length_of[key]: value for key, value in inputs.items() if key in length_of and value is not None}
         steps.update(lengths)
         sensors = {key: value for key, value in inputs.items() if key in self.encoders and value is not None}
-        problems = [
-            f"Unknown modality: {unknown_name(key, self.encoders)}"
-            for key in [*inputs, *lengths]
-            if key not in self.encoders and key not in length_of
-        ]
+        keys = [*(key for key in inputs if key not in length_of), *lengths]
+        problems = [f"Unknown modality: {unknown_name(key, self.encoders)}" for key in keys if key not in self.encoders]
         problems += [
             f"The encoder of {name!r} takes no lengths. Give its forward a parameter `lengths`, or leave them out."
             for name in steps
@@ -191,12 +188,14 @@ class LateFusion(nn.Module):
         return sensors, steps
 
     def _check_features(self, features: Mapping[str, Tensor]) -> None:
-        batch = len(next(iter(features.values())))
+        # An encoder of the user's may give anything at all.
+        found = {name: list(each.shape) if isinstance(each, Tensor) else type(each) for name, each in features.items()}
+        batch = next((shape[0] for shape in found.values() if isinstance(shape, list) and shape), "B")
         raise_all(
-            f"The encoder of {name!r} was expected to give [{batch}, {self.sizes[name]}]; found {list(feature.shape)}. "
+            f"The encoder of {name!r} was expected to give [{batch}, {self.sizes[name]}]; found {shape}. "
             f"Give inputs of one batch size, and tell the encoder's size: features={{{name!r}: …}}."
-            for name, feature in features.items()
-            if feature.shape != (batch, self.sizes[name])
+            for name, shape in found.items()
+            if shape != [batch, self.sizes[name]]
         )
 
     def _decision_problems(self, decision: str) -> list[str]:

@@ -30,7 +30,7 @@ def minimise_without_negatives(function: Callable[[Tensor], Derivatives], start:
         residual = float(stationarity(point, gradient))
         if residual < 1e-10:
             break
-        held = (point <= min(residual, 1e-3)) & (gradient > 1e9)
+        held = (point <= min(residual, 1e-3)) & (gradient > 0)
         direction = gradient.clone()
         direction[~held] = torch.linalg.solve(hessian[~held][:, ~held], gradient[~held])
 

@@ -1,0 +1,310 @@
+"""The tests every method inherits. A new method subclasses `BalancerContract`, says how to make itself, and is held to all of it.
+
+    class TestMyMethod(BalancerContract):
+        def make(self) -> Balancer:
+            return MyMethod()
+
+Needs pytest.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.balancer import Balancer
+
+COUNTS = (1, 2, 3, 5)
+
+
+def names(count: int) -> list[str]:
+    """Names for any number of modalities."""
+    return ["audio", "video", "text", "depth", "touch", "radar", "lidar", "pulse"][:count]
+
+
+class SmallModel(nn.Module):
+    """Separate encoders, a head each, and a fused head on all features: small, smooth, in double precision.
+
+    Args:
+        modalities: Their names.
+        detached: Put the uni-modal heads on detached features.
+        seed: Of the weights.
+    """
+
+    def __init__(self, modalities: Sequence[str], *, detached: bool = False, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            # One seed per name, so that the order of modalities does not decide who gets which weights.
+            self.encoders = nn.ModuleDict({name: _seeded(name, seed) for name in modalities})
+            torch.manual_seed(seed)
+            self.heads = nn.ModuleDict({name: nn.Linear(4, 3) for name in sorted(modalities)})
+            self.fused = nn.ModuleDict({name: nn.Linear(4, 3) for name in sorted(modalities)})
+        self.detached = detached
+        self.double()
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Logits by name, fused first."""
+        features = {name: encoder(inputs[name]) for name, encoder in self.encoders.items()}
+        outputs = {"fused": torch.stack([self.fused[name](h) for name, h in features.items()]).sum(0)}
+        for name, feature in features.items():
+            outputs[name] = self.heads[name](feature.detach() if self.detached else feature)
+        return outputs
+
+
+def _seeded(name: str, seed: int) -> nn.Sequential:
+    torch.manual_seed(sum(map(ord, name)) + seed)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
+
+
+def batch(modalities: Sequence[str], size: int = 12, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
+    """Inputs in which the first name says more about the label than the last."""
+    random = torch.Generator().manual_seed(seed)
+    label = torch.randint(0, 3, (size,), generator=random)
+    inputs = {}
+    for name in sorted(modalities):
+        own = torch.Generator().manual_seed(sum(map(ord, name)) + seed)
+        clear = 1 / (1 + sorted(modalities).index(name))
+        inputs[name] = torch.randn(size, 3, generator=own, dtype=torch.float64) + clear * F.one_hot(label, 3)
+    return inputs, label
+
+
+def losses_of(model: nn.Module, data: tuple[dict[str, Tensor], Tensor], factor: float = 1.0) -> dict[str, Tensor]:
+    """Cross-entropies per sample, by name."""
+    inputs, label = data
+    return {
+        name: factor * F.cross_entropy(logits, label, reduction="none") for name, logits in model(inputs).items()
+    }
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """The gradients by parameter name; zeros where there is none."""
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
+    }
+
+
+def attached(balancer: Balancer, model: nn.Module, optimizer: Any | None = None) -> Balancer:
+    """Attach with a plain SGD optimiser, so that modulation acts on gradients."""
+    return balancer.attach(model, optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+class BalancerContract(ABC):
+    """What holds for every method, whatever its idea."""
+
+    @abstractmethod
+    def make(self) -> Balancer:
+        """A fresh balancer of the method under test."""
+
+    def ready(self, count: int, **options: Any) -> tuple[Balancer, SmallModel, tuple[dict[str, Tensor], Tensor]]:
+        """A balancer attached to a small model, and a batch."""
+        model = SmallModel(names(count), **options)
+        return attached(self.make(), model), model, batch(names(count))
+
+    def epoch_metrics(self, count: int, epoch: int) -> dict[str, dict[str, float]]:
+        """Validation metrics that differ between modalities and epochs."""
+        return {
+            name: {"loss": 1.0 / (1 + epoch) + 0.1 * place, "accuracy": 0.3 + 0.05 * epoch + 0.02 * place}
+            for place, name in enumerate(names(count))
+        }
+
+    @pytest.mark.parametrize("count", COUNTS)
+    def test_the_table_is_the_gradient_delivered(self, count: int) -> None:
+        balancer, model, data = self.ready(count)
+        balancer.refine = lambda modality, mixed, parts: mixed  # noqa: ARG005  # ty: ignore[invalid-assignment]
+        balancer(losses_of(model, data)).backward()
+        delivered, table = gradients_of(model), balancer.table
+        expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+        for objective, loss in losses_of(model, data).items():
+            model.zero_grad()
+            loss.mean().backward(retain_graph=True)
+            for name, gradient in gradients_of(model).items():
+                block = name.split(".")[1] if name.startswith("encoders.") else "heads"
+                expected[name] += table.at(objective, block).double() * gradient
+        for name, gradient in delivered.items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+    @pytest.mark.parametrize("count", COUNTS)
+    @pytest.mark.parametrize("factor", [1e-8, 1e-4, 1.0, 1e4, 1e8])
+    def test_finite_at_every_scale(self, count: int, factor: float) -> None:
+        balancer, model, data = self.ready(count)
+        for _ in range(2):
+            loss = balancer(losses_of(model, data, factor))
+            loss.backward()
+        assert bool(loss.detach().isfinite())
+        assert bool(balancer.table.values.isfinite().all())
+        assert all(bool(gradient.isfinite().all()) for gradient in gradients_of(model).values())
+
+    @pytest.mark.parametrize("count", [2, 3, 5])
+    def test_permuting_modalities_permutes_the_table(self, count: int) -> None:
+        forth, back = names(count), names(count)[::-1]
+        tables = []
+        for order in (forth, back):
+            model = SmallModel(order)
+            balancer = attached(self.make(), model)
+            balancer(losses_of(model, batch(order))).backward()
+            assert balancer.table.blocks == (*order, "heads")
+            tables.append(balancer.table.numbers())
+        for objective, row in tables[0].items():
+            assert tables[1][objective] == pytest.approx(row, rel=1e-9)
+
+    @pytest.mark.parametrize("count", COUNTS)
+    def test_key_order_may_change_between_calls(self, count: int) -> None:
+        results = []
+        for flip in (False, True):
+            balancer, model, data = self.ready(count)
+            for step in range(2):
+                losses = losses_of(model, data)
+                if flip and step:
+                    losses = dict(reversed(losses.items()))
+                model.zero_grad()
+                balancer(losses).backward()
+            results.append(gradients_of(model))
+        for name, gradient in results[0].items():
+            torch.testing.assert_close(results[1][name], gradient, rtol=0, atol=0)
+
+    @pytest.mark.parametrize("count", COUNTS)
+    def test_state_round_trip(self, count: int) -> None:
+        first, model, data = self.ready(count)
+        for epoch in range(7):
+            first(losses_of(model, data, 1 + epoch)).backward()
+            first.end_epoch(self.epoch_metrics(count, epoch))
+        saved = io.BytesIO()
+        torch.save(first.state_dict(), saved)
+        saved.seek(0)
+        second = self.make()
+        second.load_state_dict(torch.load(saved, weights_only=True))
+        attached(second, model)
+        results = []
+        for balancer in (first, second):
+            model.zero_grad()
+            balancer(losses_of(model, data, 3.0)).backward()
+            results.append((gradients_of(model), balancer.table.numbers()))
+        assert results[0][1] == results[1][1]
+        for name, gradient in results[0][0].items():
+            torch.testing.assert_close(results[1][0][name], gradient, rtol=0, atol=0)
+
+    def test_state_follows_names_not_positions(self) -> None:
+        order = names(3)
+        first, model, data = self.ready(3)
+        for epoch in range(7):
+            first(losses_of(model, data, 1 + epoch)).backward()
+            first.end_epoch(self.epoch_metrics(3, epoch))
+        turned = SmallModel(order[::-1])
+        turned.load_state_dict(model.state_dict())
+        second = attached(self.make(), turned)
+        second.load_state_dict(first.state_dict())
+        for balancer, owner in ((first, model), (second, turned)):
+            owner.zero_grad()
+            balancer(losses_of(owner, data)).backward()
+        for objective, row in first.table.numbers().items():
+            assert second.table.numbers()[objective] == pytest.approx(row, rel=1e-6)
+
+    @pytest.mark.parametrize("count", COUNTS)
+    def test_the_factor_from_above_scales_every_gradient(self, count: int) -> None:
+        results = []
+        for scale in (1.0, 1024.0):
+            balancer, model, data = self.ready(count)
+            (balancer(losses_of(model, data)) * scale).backward()
+            results.append({name: gradient / scale for name, gradient in gradients_of(model).items()})
+        for name, gradient in results[0].items():
+            torch.testing.assert_close(results[1][name], gradient, rtol=1e-9, atol=1e-12)
+
+    @pytest.mark.parametrize("count", COUNTS)
+    def test_gradients_accumulate(self, count: int) -> None:
+        balancer, model, data = self.ready(count)
+        balancer.refine = lambda modality, mixed, parts: mixed  # noqa: ARG005  # ty: ignore[invalid-assignment]
+        twin = copy.deepcopy(model)
+        other = attached(self.make(), twin)
+        other.refine = balancer.refine  # ty: ignore[invalid-assignment]
+        sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+        for factor in (1.0, 2.0):
+            balancer(losses_of(model, data, factor)).backward()
+            twin.zero_grad()
+            other(losses_of(twin, data, factor)).backward()
+            sums = {name: total + gradients_of(twin)[name] for name, total in sums.items()}
+        for name, gradient in gradients_of(model).items():
+            torch.testing.assert_close(gradient, sums[name], rtol=1e-9, atol=1e-12)
+
+    @pytest.mark.parametrize("count", COUNTS)
+    def test_extra_losses_count_at_weight_one(self, count: int) -> None:
+        results = []
+        for with_extra in (False, True):
+            balancer, model, data = self.ready(count)
+            penalty = torch.stack([p.square().sum() for p in model.parameters()]).sum()
+            loss = balancer(losses_of(model, data), extra={"decay": penalty} if with_extra else None)
+            loss.backward()
+            results.append((gradients_of(model), float(loss.detach()), float(penalty.detach())))
+        (plain, value, _), (more, larger, penalty) = results
+        assert larger == pytest.approx(value + penalty)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(more[name], plain[name] + 2 * parameter.detach(), rtol=1e-9, atol=1e-12)
+
+    def test_a_skipped_step_moves_no_state(self) -> None:
+        balancer, model, data = self.ready(2)
+        balancer(losses_of(model, data)).backward()
+        before = {name: buffer.clone() for name, buffer in balancer.named_buffers()}
+        (balancer(losses_of(model, data, 2.0)) * torch.inf).backward()
+        assert not all(bool(gradient.isfinite().all()) for gradient in gradients_of(model).values())
+        if balancer.route != "loss":
+            for name, buffer in balancer.named_buffers():
+                torch.testing.assert_close(buffer, before[name], rtol=0, atol=0, equal_nan=True)
+
+    def test_evaluation_leaves_no_trace(self) -> None:
+        balancer, model, data = self.ready(2)
+        balancer(losses_of(model, data)).backward()
+        before = {name: buffer.clone() for name, buffer in balancer.named_buffers()}
+        with torch.no_grad():
+            value = balancer(losses_of(model, data, 2.0))
+        assert not value.requires_grad
+        for name, buffer in balancer.named_buffers():
+            torch.testing.assert_close(buffer, before[name], rtol=0, atol=0, equal_nan=True)
+
+    @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+    def test_says_which_loss_is_not_finite(self, bad: float) -> None:
+        balancer, model, data = self.ready(2)
+        losses = losses_of(model, data)
+        losses["video"] = losses["video"] * bad
+        with pytest.raises(FloatingPointError, match="loss 'video' is NaN or infinite"):
+            balancer(losses)
+
+    def test_wrong_keys_get_one_message(self) -> None:
+        balancer, model, data = self.ready(2)
+        losses = losses_of(model, data)
+        losses["vidoe"] = losses.pop("video")
+        with pytest.raises(ValueError, match=r"found none for \['video'\].*unknown modality 'vidoe', did you mean 'video'"):
+            balancer(losses)
+        with pytest.raises(TypeError, match="expected a mapping from names to losses"):
+            balancer(losses["audio"])
+
+    def test_says_when_it_needs_to_know_the_encoders(self) -> None:
+        balancer = self.make()
+        model = SmallModel(names(2))
+        if balancer.route == "loss" or not balancer.needs_encoders:
+            balancer(losses_of(model, batch(names(2)))).backward()
+        else:
+            with pytest.raises(RuntimeError, match=r"balancer\.attach\(model"):
+                balancer(losses_of(model, batch(names(2))))
+
+    def test_a_copy_leaves_the_model_behind(self) -> None:
+        balancer, model, _ = self.ready(2)
+        theirs = {id(p) for p in model.parameters()}
+        assert not any(id(t) in theirs for t in (*balancer.parameters(), *balancer.buffers()))
+        assert not list(balancer.parameters())
+        twin = copy.deepcopy(balancer)
+        assert twin.tensors_of("audio") == []
+
+    def test_warns_when_it_cannot_see_the_optimiser(self) -> None:
+        balancer, model = self.make(), SmallModel(names(2))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            balancer.attach(model)
+        assert bool(caught) == balancer.modulates

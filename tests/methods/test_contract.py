@@ -1,0 +1,115 @@
+"""Every method, held to the contract."""
+
+from equipoise import (
+    AGM,
+    DGL,
+    EW,
+    MGDA,
+    MIMO,
+    MLB,
+    MSES,
+    MSL,
+    MSLR,
+    OGM,
+    OGMGE,
+    Balancer,
+    MMPareto,
+    Trajectory,
+    Unimodal,
+)
+from equipoise.testing import BalancerContract, names
+
+
+class TestMIMO(BalancerContract):
+    def make(self) -> Balancer:
+        return MIMO()
+
+
+class TestMIMOHard(BalancerContract):
+    def make(self) -> Balancer:
+        return MIMO(smoothing=0.0, floor=0.5)
+
+
+class TestMIMODoubling(BalancerContract):
+    def make(self) -> Balancer:
+        return MIMO(penalty=100.0, smoothing=1e-3, overflow="double")
+
+
+class TestMIMOPlainHeads(BalancerContract):
+    def make(self) -> Balancer:
+        return MIMO(penalty=100.0, smoothing=0.01, heads="plain")
+
+
+class TestMSL(BalancerContract):
+    def make(self) -> Balancer:
+        return MSL()
+
+
+class TestEW(BalancerContract):
+    def make(self) -> Balancer:
+        return EW(0.5)
+
+
+class TestUnimodal(BalancerContract):
+    def make(self) -> Balancer:
+        return Unimodal()
+
+
+class TestMGDA(BalancerContract):
+    def make(self) -> Balancer:
+        return MGDA()
+
+
+class TestMMPareto(BalancerContract):
+    def make(self) -> Balancer:
+        return MMPareto()
+
+
+class TestMMParetoPerEncoder(BalancerContract):
+    def make(self) -> Balancer:
+        return MMPareto(rescale="encoder")
+
+
+class TestOGM(BalancerContract):
+    def make(self) -> Balancer:
+        return OGM()
+
+
+class TestOGMGE(BalancerContract):
+    def make(self) -> Balancer:
+        return OGMGE(noise="after")
+
+
+class TestOGMGEWindow(BalancerContract):
+    def make(self) -> Balancer:
+        return OGMGE(start=1, stop=3)
+
+
+class TestAGM(BalancerContract):
+    def make(self) -> Balancer:
+        return AGM(strength=1.5)
+
+
+class TestAGMUncapped(BalancerContract):
+    def make(self) -> Balancer:
+        return AGM(strength=1.5, cap=None)
+
+
+class TestMSLR(BalancerContract):
+    def make(self) -> Balancer:
+        return MSLR(memory=2)
+
+
+class TestMSES(BalancerContract):
+    def make(self) -> Balancer:
+        return MSES(patience=1, rollback=True)
+
+
+class TestDGL(BalancerContract):
+    def make(self) -> Balancer:
+        return DGL()
+
+
+class TestMLB(BalancerContract):
+    def make(self) -> Balancer:
+        return MLB(ceiling=1.5)
