@@ -1,8 +1,8 @@
 """The one interface: losses in, a scalar out, whose backward pass is the balancing method.
 
-Every method fills one small table c[objective, block] and moves block b of the parameters along Σ_i c[i, b] · ∇_b f_i. A method
-answers at most four questions: what the losses weigh (`weigh`), how the gradients of an encoder mix (`mix`), what is done to
-them afterwards (`refine`), and what an epoch teaches (`learn`). All the rest is here, once.
+Every method fills one small table c[objective, block] and moves block b of the parameters along Σ_i c[i, b] · ∇_b
+f_i. A method answers at most four questions: what the losses weigh (`weigh`), how the gradients of an encoder mix
+(`mix`), what is done to them afterwards (`refine`), and what an epoch teaches (`learn`). All the rest is here, once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from equipoise import observe, ranks
 from equipoise.attachment import Attachment, Encoder, UpdateScale, moves_with_the_gradient
 from equipoise.delivery import STATIC_GRAPH
+from equipoise.models.names import name_problems, raise_all
 from equipoise.observe import FiniteWatch, Seen
 from equipoise.questions import Questions
 from equipoise.routes import Step, Weights
@@ -25,6 +26,7 @@ from equipoise.table import FUSED, HEADS, Table
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
 
 @dataclass
 class Held:
@@ -66,7 +68,7 @@ class Balancer(Questions):
         self._watch: FiniteWatch | None = None
         self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
 
-    # -- what a user calls -----------------------------------------------------------------------------------------------
+    # -- what a user calls --
 
     @final
     def forward(
@@ -124,9 +126,7 @@ class Balancer(Questions):
         if self.modalities and set(names) != set(self.modalities):
             msg = f"attach: this balancer serves {list(self.modalities)}, found encoders for {list(names)}"
             raise ValueError(msg)
-        wrong = [name for name in names if not observe.allowed(name)]
-        if wrong:
-            raise ValueError(f"attach: {wrong} cannot name a modality; choose other words")
+        raise_all(name_problems(names))
         if self.route != "loss" and any(getattr(layer, "static_graph", False) for layer in attachment.layers):
             raise RuntimeError(STATIC_GRAPH)
         self._attachment, self.group, self._checked = attachment, group, False
@@ -135,7 +135,9 @@ class Balancer(Questions):
         self._follow(attachment)
         if self.route == "gram" and attachment.compiled():
             # Two passes run through one compiled backward, which then may not hand its buffers away in the first.
-            torch._functorch.config.donated_buffer = False  # ty: ignore[unresolved-attribute]
+            from torch._functorch import config
+
+            config.donated_buffer = False
         return self
 
     @final
@@ -164,7 +166,7 @@ class Balancer(Questions):
         inside = self.epoch >= self.start
         return inside if self.stop is None else inside & (self.epoch < self.stop)
 
-    # -- how it is done --------------------------------------------------------------------------------------------------
+    # -- how it is done --
 
     @final
     def observe(self, losses: Mapping[str, Tensor], scores: Mapping[str, Tensor] | None = None) -> Seen:
@@ -250,8 +252,8 @@ class Balancer(Questions):
         attachment = self._attachment
         if attachment is None and self.route != "loss" and self.needs_encoders:
             msg = (
-                f"{type(self).__name__} shapes the gradients of each encoder and has not been told which they are: type "
-                "balancer.attach(model), or balancer.attach(model, encoders={'audio': model.audio_net, …}), once"
+                f"{type(self).__name__} shapes the gradients of each encoder and has not been told which they are: "
+                "type balancer.attach(model), or balancer.attach(model, encoders={'audio': model.audio_net, …}), once"
             )
             raise RuntimeError(msg)
         if weights is not None and self.route == "loss" and (attachment is None or self._checked):

@@ -1,9 +1,9 @@
 """The gradient path: one scalar whose backward pass hands every parameter the gradient its method decided on.
 
-The scalar is an autograd node with every parameter as an input. Its backward asks torch.autograd.grad for the gradients the
-method needs *there*, with the factor that arrives from above (so the scale of a GradScaler protects half precision), mixes
-them, and returns one gradient per parameter. `.grad` is touched once, DDP sees each parameter once, and whoever calls
-`backward` (a plain loop, Accelerate, Fabric, Lightning) needs to know nothing of it.
+The scalar is an autograd node with every parameter as an input. Its backward asks torch.autograd.grad for the
+gradients the method needs *there*, with the factor that arrives from above (so the scale of a GradScaler protects
+half precision), mixes them, and returns one gradient per parameter. `.grad` is touched once, DDP sees each parameter
+once, and whoever calls `backward` (a plain loop, Accelerate, Fabric, Lightning) needs to know nothing of it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def leaves_under(loss: Tensor) -> dict[int, Tensor]:
             continue
         seen.add(place)
         if name == "torch::autograd::AccumulateGrad":
-            variable: Tensor = node.variable  # ty: ignore[unresolved-attribute]
+            variable: Tensor = node.variable  # ty: ignore[missing-attribute]
             found[id(variable)] = variable
             continue
         if name == "CheckpointFunctionBackward":
@@ -53,8 +53,8 @@ def leaves_under(loss: Tensor) -> dict[int, Tensor]:
 
 
 _REENTRANT = (
-    "this method takes gradients with torch.autograd.grad, through which reentrant activation checkpointing gives wrong "
-    "gradients; expected non-reentrant checkpointing, found use_reentrant=True: type "
+    "this method takes gradients with torch.autograd.grad, through which reentrant activation checkpointing gives "
+    "wrong gradients; expected non-reentrant checkpointing, found use_reentrant=True: type "
     "checkpoint(…, use_reentrant=False), or model.gradient_checkpointing_enable({'use_reentrant': False})"
 )
 STATIC_GRAPH = (
@@ -181,7 +181,7 @@ class _Deliver(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[invalid-method-override]
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.decide is None:
             msg = "backward was called twice on one balanced loss; call the balancer again on fresh losses"
             raise RuntimeError(msg)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from equipoise import ranks
+from equipoise.models.names import name_problems
 from equipoise.table import FUSED
-
-_RESERVED = ("fused", "heads", "label", "split", "group")
 
 
 class Seen(NamedTuple):
@@ -47,10 +46,9 @@ def check(
         )
         raise TypeError(msg)
     found = tuple(name for name in losses if name != FUSED)
-    problems = [*_missing(losses, found, modalities, needs_fused=needs_fused, needs_unimodal=needs_unimodal)]
+    problems = _missing(losses, found, modalities, needs_fused=needs_fused, needs_unimodal=needs_unimodal)
+    problems += name_problems(found)
     for name, loss in losses.items():
-        if name != FUSED and not allowed(name):
-            problems.append(f"{name!r} is reserved and cannot name a modality; choose another word")
         if not isinstance(loss, Tensor):
             problems.append(f"loss {name!r} should be a tensor, found {type(loss).__name__}")
         elif not loss.is_floating_point():
@@ -63,11 +61,6 @@ def check(
     if problems:
         raise ValueError("losses: " + "; ".join(problems))
     return tuple(modalities) or found
-
-
-def allowed(name: object) -> bool:
-    """Whether a word may name a modality."""
-    return isinstance(name, str) and name not in _RESERVED and not name.endswith("_length")
 
 
 def _missing(
@@ -146,7 +139,7 @@ def look(
 def metrics(
     owner: str, given: Mapping[str, Mapping[str, float]], needs: Sequence[str], modalities: Sequence[str]
 ) -> dict[str, Tensor]:
-    """What an epoch's end was given, as one tensor over modalities per metric, or one message for all that is missing."""
+    """What an epoch's end was given, one tensor over modalities per metric, or one message for all missing."""
     absent = [f"{name!r}: {need!r}" for need in needs for name in modalities if need not in given.get(name, {})]
     if absent or (needs and not modalities):
         example = {name: dict.fromkeys(needs, 0.5) for name in modalities or ("audio",)}

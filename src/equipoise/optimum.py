@@ -1,7 +1,7 @@
 """Estimates of f*, the loss each modality could reach alone, which the paper's gaps f_k − f*_k need and it never gives.
 
-Zero, and numbers per modality, need no code: ``MIMO(optimum=None)`` and ``MIMO(optimum={"audio": 0.3, "video": 0.1})``. Here are the
-others. (A running minimum is not offered: it makes every gap zero, and MIMO a plain average.)
+Zero, and numbers per modality, need no code: ``MIMO(optimum=None)`` and ``MIMO(optimum={"audio": 0.3, "video":
+0.1})``. Here are the others. (A running minimum is not offered: it makes every gap zero, and MIMO a plain average.)
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def least_squares(inputs: Mapping[str, Tensor], target: Tensor, *, intercept: bo
 class Trajectory:
     """What uni-modal models reached at each step, f*_k(t), so that a hard sensor is not asked for what it cannot give.
 
-    Record it while training uni-modally (`Unimodal`), then give it to MIMO: ``MIMO(optimum=trajectory)``. After its last step
-    it stays at its final value. ``final`` gives the numbers at the end, for ``MIMO(optimum=trajectory.final())``.
+    Record it while training uni-modally (`Unimodal`), then give it to MIMO: ``MIMO(optimum=trajectory)``. After its
+    last step it stays at its final value. ``final`` gives the numbers at the end, for
+    ``MIMO(optimum=trajectory.final())``.
 
     Args:
         smooth: Losses of single batches are noisy; each value is the mean over this many steps up to it.

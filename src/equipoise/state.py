@@ -15,8 +15,8 @@ _EXTRA = "_extra_state"
 class PerModality(nn.Module, ABC):
     """A module whose buffers hold one row per modality.
 
-    The modalities are learnt at the first call or from a saved state. A state saved under another order of modalities is
-    put into this one's order when loaded.
+    The modalities are learnt at the first call or from a saved state. A state saved under another order of modalities
+    is put into this one's order when loaded.
     """
 
     modalities: tuple[str, ...]
@@ -73,7 +73,9 @@ class PerModality(nn.Module, ABC):
     def load_host_state(self, state: dict[str, Any]) -> None:
         """Counterpart of ``host_state``."""
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(  # ty: ignore[incompatible-method-override]
+        self, state_dict: dict[str, Any], prefix: str, *rest: Any
+    ) -> None:
         saved = state_dict.get(prefix + _EXTRA, {}).get("modalities", [])
         if saved and not self.modalities:
             self.settle(saved, next(iter(self.buffers()), torch.empty(0)).device)
@@ -82,13 +84,11 @@ class PerModality(nn.Module, ABC):
             errors.append(f"saved for modalities {saved}, but this balancer serves {list(self.modalities)}")
             return
         order = [saved.index(name) for name in self.modalities] if saved else []
-        reordered = {
-            key: value[order] if order and key.removeprefix(prefix) in self._rows else value
-            for key, value in state_dict.items()
-        }
+        mine = {prefix + name for name in self._rows} if order else set()
+        reordered = {key: value[order] if key in mine else value for key, value in state_dict.items()}
         super()._load_from_state_dict(reordered, prefix, *rest)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:  # noqa: FBT001, FBT002
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move with a model, but do not follow it into half precision: running means would stand still there."""
 
         def keep_dtype(tensor: Tensor) -> Tensor:

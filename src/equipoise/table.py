@@ -41,7 +41,8 @@ class Table(NamedTuple):
     def __str__(self) -> str:
         first = max(len(name) for name in self.objectives)
         widths = [max(len(name), 9) for name in self.blocks]
-        lines = [" ".join([" " * first, *(f"{name:>{width}}" for name, width in zip(self.blocks, widths, strict=True))])]
+        titles = (f"{name:>{width}}" for name, width in zip(self.blocks, widths, strict=True))
+        lines = [" ".join([" " * first, *titles])]
         for objective, row in self.numbers().items():
             cells = (f"{value:>{width}.4g}" for value, width in zip(row.values(), widths, strict=True))
             lines.append(" ".join([f"{objective:<{first}}", *cells]))

@@ -78,8 +78,8 @@ def safe_step(fused: float, unimodal: Iterable[tuple[float, float]], penalty: fl
 def least_norm(gram: Tensor) -> Tensor:
     """Weights of the shortest vector in the convex hull of some gradients, from their inner products.
 
-    Two gradients have a closed form. More are solved exactly, without a loop that waits for the device: every support is
-    tried at once (2ⁿ − 1 linear systems of size n), and the shortest feasible vector wins.
+    Two gradients have a closed form. More are solved exactly, without a loop that waits for the device: every support
+    is tried at once (2ⁿ − 1 linear systems of size n), and the shortest feasible vector wins.
 
     Args:
         gram: Inner products, shape [..., n, n], in float64 for more than two gradients.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import final
 
@@ -16,9 +16,10 @@ from equipoise.balancer import Balancer, Held
 class Window:
     """Makes gradient accumulation give the gradient of the whole window.
 
-    A method that weighs losses by their values weighs those of a micro-batch differently from those of the window: with MIMO at a small
-    μ the accumulated gradient then points elsewhere. A window measures all its micro-batches first, in one more forward pass
-    without gradients, and holds the weights that follow; that is exact. With ``lag=True`` it holds the weights of the window before
+    A method that weighs losses by their values weighs those of a micro-batch differently from those of the window:
+    with MIMO at a small μ the accumulated gradient then points elsewhere. A window measures all its micro-batches
+    first, in one more forward pass without gradients, and holds the weights that follow; that is exact. With
+    ``lag=True`` it holds the weights of the window before
     instead: an approximation, at no cost.
 
     Divide the loss by the number of micro-batches as always, and let them be of equal size.
@@ -40,8 +41,8 @@ class Window:
     def __init__(self, balancer: Balancer, *, lag: bool = False) -> None:
         if balancer.route == "gram":
             msg = (
-                f"Window: {type(balancer).__name__} decides by gradients, not by the values of losses, and decides anew at each "
-                "micro-batch; use larger batches, or a method that weighs losses"
+                f"Window: {type(balancer).__name__} decides by gradients, not by the values of losses, and decides "
+                "anew at each micro-batch; use larger batches, or a method that weighs losses"
             )
             raise ValueError(msg)
         self.balancer, self.lag = balancer, lag
@@ -53,7 +54,7 @@ class Window:
         return not self.lag
 
     @contextmanager
-    def open(self, losses: Iterable[Mapping[str, Tensor]] | None = None) -> Iterator[None]:
+    def open(self, losses: Iterable[Mapping[str, Tensor]] | None = None) -> Generator[None, None, None]:
         """Hold one decision until the block ends; step the optimiser inside it or after it.
 
         Args:

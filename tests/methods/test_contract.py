@@ -14,10 +14,9 @@ from equipoise import (
     OGMGE,
     Balancer,
     MMPareto,
-    Trajectory,
     Unimodal,
 )
-from equipoise.testing import BalancerContract, names
+from equipoise.testing import BalancerContract
 
 
 class TestMIMO(BalancerContract):

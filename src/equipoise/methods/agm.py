@@ -11,6 +11,7 @@ from torch import Tensor
 from equipoise.balancer import Balancer
 from equipoise.checks import demand
 from equipoise.methods.scores import mean_of_others
+from equipoise.models.shapley import ShapleyResponses
 from equipoise.observe import Seen
 from equipoise.routes import Weights
 
@@ -22,12 +23,14 @@ _LARGEST = 80.0
 class AGM(Balancer):
     """Adaptive gradient modulation.
 
-    Encoder m moves along κ_m · ∇f_mm with κ_m = exp(α · min(τ_m − r_m, cap)). r_m = exp(mean_{j≠m} s_j − s_m) says how far modality m
-    is ahead in this batch, s_m its loss; τ_m says the same of ŝ_m, the mean of s_m over all earlier steps. Whoever is further
-    ahead than usual is slowed. Outside its epochs the factor is one.
+    Encoder m moves along κ_m · ∇f_mm with κ_m = exp(α · min(τ_m − r_m, cap)). r_m = exp(mean_{j≠m} s_j − s_m) says
+    how far modality m is ahead in this batch, s_m its loss; τ_m says the same of ŝ_m, the mean of s_m over all
+    earlier steps. Whoever is further ahead than usual is slowed. Outside its epochs the factor is one.
 
-    For fused heads that add up modalities (concat, sum) this equals the published method up to batch statistics; for others wrap
-    the model in `ShapleyResponses`, which runs the 2^K forward passes that the published method needs.
+    For fused heads that add up modalities (concat, sum) this equals the published method up to batch statistics. For
+    others there is the exact form: wrap the model in `ShapleyResponses`, which runs the 2^K forward passes of the
+    published method, and say ``AGM(responses=model)``; the factors then act on the responses, and nothing needs
+    attaching.
 
     Paper: Li et al., "Boosting Multi-modal Model Performance with Adaptive Gradient Modulation" (ICCV 2023).
     Cost: one backward pass.
@@ -37,6 +40,7 @@ class AGM(Balancer):
         cap: Largest value of τ − r; the authors have 10 for CREMA-D, 7 for UR-FUNNY, none elsewhere.
         start: First epoch that modulates.
         stop: First epoch that no longer does. The authors' default is 20.
+        responses: The wrapped model, for the exact form.
 
     Example:
         >>> from equipoise import LateFusion
@@ -49,7 +53,6 @@ class AGM(Balancer):
         0.5227
     """
 
-    route = "fused"
     unimodal = "split"
     modulates = True
     advances = True
@@ -57,11 +60,18 @@ class AGM(Balancer):
     steps: Tensor
 
     def __init__(
-        self, strength: float = 1.0, cap: float | None = 10.0, start: int = 0, stop: int | None = None
+        self,
+        strength: float = 1.0,
+        cap: float | None = 10.0,
+        start: int = 0,
+        stop: int | None = None,
+        responses: ShapleyResponses | None = None,
     ) -> None:
         super().__init__(start=start, stop=stop)
         demand("AGM", (strength >= 0, "strength should be zero or more", strength))
         self.strength, self.cap = strength, math.inf if cap is None else cap
+        self._responses = () if responses is None else (responses,)  # in a tuple, so that nothing is registered
+        self.route = "fused" if responses is None else "loss"
         self.remember("mean_score")
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
@@ -76,7 +86,9 @@ class AGM(Balancer):
         ahead_usually = (mean_of_others(usual) - usual).exp()
         exponent = self.strength * (ahead_usually - ahead_now).clamp(max=self.cap)
         losses = torch.cat([torch.ones_like(seen.fused)[None], torch.zeros_like(seen.unimodal)])
-        factors = exponent.clamp(max=_LARGEST).exp()
+        factors = self.gated(exponent.clamp(max=_LARGEST).exp())
+        for model in self._responses:
+            model.factors.copy_(torch.stack([factors[self.modalities.index(name)] for name in model.modalities]))
         return Weights(losses, encoders=factors, heads=torch.ones_like(losses), value=seen.fused)
 
     def advance(self, seen: Seen, finite: Tensor) -> None:

@@ -14,10 +14,11 @@ from equipoise.routes import Weights
 
 @final
 class DGL(Balancer):
-    """Disentangled gradient learning: no gradient of the fused loss enters an encoder, none of a uni-modal loss the fused head.
+    """Disentangled gradient learning: encoders learn from uni-modal losses, the fused head from the fused one.
 
-    Encoder m moves along α · ∇f_m, the fused head along ∇f_mm. f_m is the loss of modality m, in the published form that of the fused head
-    given m alone (``LateFusion(…, unimodal="split")``); dedicated uni-modal heads, where there are any, follow their own losses.
+    Encoder m moves along α · ∇f_m, the fused head along ∇f_mm. f_m is the loss of modality m, in the published form
+    that of the fused head given m alone (``LateFusion(…, unimodal="split")``); dedicated uni-modal heads, where there
+    are any, follow their own losses.
 
     Paper: Wei et al., "Boosting Multimodal Learning via Disentangled Gradient Learning" (ICCV 2025).
     Cost: one backward pass.

@@ -16,8 +16,8 @@ from equipoise.routes import Weights
 class EW(Balancer):
     """Equal weighting: minimise f_mm + w · Σ_k f_k.
 
-    f_mm is the fused loss, f_k the loss of modality k, w the weight. With w = λ/K it is the control beside MIMO: the same total
-    weight, spread evenly instead of towards the modality that is behind.
+    f_mm is the fused loss, f_k the loss of modality k, w the weight. With w = λ/K it is the control beside MIMO: the
+    same total weight, spread evenly instead of towards the modality that is behind.
 
     Also the uniform baseline of Wei and Hu, "MMPareto" (ICML 2024). Cost: one backward pass.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import final
 
-import torch
 from torch import Tensor
 
 from equipoise.balancer import Balancer
@@ -15,9 +14,10 @@ from equipoise.theory import least_norm
 class MGDA(Balancer):
     """The multiple-gradient descent algorithm, on each encoder by itself.
 
-    Encoder k moves along γ · ∇f_mm + (1 − γ) · ∇f_k, the shortest such vector: γ = clip((‖∇f_k‖² − ∇f_mm·∇f_k) / ‖∇f_mm − ∇f_k‖², 0, 1).
-    f_mm is the fused loss, f_k the loss of modality k. Both losses fall along it, or the encoder is Pareto-stationary. Heads
-    follow their own losses. Where a loss reaches several encoders, all K + 1 gradients are mixed.
+    Encoder k moves along γ · ∇f_mm + (1 − γ) · ∇f_k, the shortest such vector: γ = clip((‖∇f_k‖² − ∇f_mm·∇f_k) /
+    ‖∇f_mm − ∇f_k‖², 0, 1). f_mm is the fused loss, f_k the loss of modality k. Both losses fall along it, or the
+    encoder is Pareto-stationary. Heads follow their own losses. Where a loss reaches several encoders, all K + 1
+    gradients are mixed.
 
     Paper: Désidéri, "Multiple-gradient descent algorithm (MGDA) for multiobjective optimization" (2012).
     Cost: two backward passes through separate encoders, K + 1 otherwise.

@@ -39,9 +39,9 @@ def mimo_objective(
 class MIMO(Balancer):
     """Minimise the fused loss plus λ times a smooth maximum of the uni-modal losses.
 
-    f_mm + λ · μ · log Σ_k exp((f_k − f*_k) / μ): f_mm is the fused loss, f_k the loss of modality k, f*_k the least it can reach
-    alone, λ the penalty, μ the smoothing. Encoder k moves along ∇f_mm + λσ_k∇f_k with σ = softmax((f − f*) / μ), so the modality
-    that is furthest behind learns most.
+    f_mm + λ · μ · log Σ_k exp((f_k − f*_k) / μ): f_mm is the fused loss, f_k the loss of modality k, f*_k the least
+    it can reach alone, λ the penalty, μ the smoothing. Encoder k moves along ∇f_mm + λσ_k∇f_k with σ = softmax((f −
+    f*) / μ), so the modality that is furthest behind learns most.
 
     Paper: Fernando et al., "Balancing Multi-modal Sensor Learning via Multi-objective Optimization".
     Cost: one backward pass.
@@ -50,10 +50,11 @@ class MIMO(Balancer):
         penalty: λ. The paper takes 10 or 100.
         smoothing: μ. Zero is the hard maximum of the paper's equation before smoothing.
         optimum: f*: None for zero, numbers per modality, or a `Trajectory` of uni-modal training.
-        overflow: "stable" shifts the exponents; "double" is the paper's rule: μ doubles, batch by batch, until they fit.
+        overflow: "stable" shifts the exponents; "double" is the paper's rule: μ doubles, batch by batch, until they
+            fit.
         floor: A weight that every uni-modal loss keeps besides; 1.0 gives EW plus MIMO.
-        heads: "scaled" trains uni-modal heads at λσ_k as the formula says; "plain" at weight one, so that a large λ does
-            not blow up their steps. Needs `attach`.
+        heads: "scaled" trains uni-modal heads at λσ_k as the formula says; "plain" at weight one, so that a large λ
+            does not blow up their steps. Needs `attach`.
 
     Example:
         >>> balancer = MIMO(penalty=10.0, smoothing=0.5)

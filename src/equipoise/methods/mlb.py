@@ -18,9 +18,9 @@ from equipoise.routes import Weights
 class MLB(Balancer):
     """Multi-task learning balanced by the ratio of uni-modal scores.
 
-    Encoder m moves along c_m · ∇(f_mm + f_m), its head along c_m · ∇f_m, with c_m = 1 + tanh(α(ρ_m − 1)); above one, the rise is
-    (β − 1) · tanh instead. ρ_m is the mean over the other modalities j of s_j / s_m, s_m the mean probability of the right class as
-    modality m sees it, f_m its loss, f_mm the fused loss.
+    Encoder m moves along c_m · ∇(f_mm + f_m), its head along c_m · ∇f_m, with c_m = 1 + tanh(α(ρ_m − 1)); above one,
+    the rise is (β − 1) · tanh instead. ρ_m is the mean over the other modalities j of s_j / s_m, s_m the mean
+    probability of the right class as modality m sees it, f_m its loss, f_mm the fused loss.
 
     Paper: Kontras et al., "Improving Multimodal Learning with Multi-Loss Gradient Modulation" (BMVC 2024).
     Cost: one backward pass.

@@ -17,16 +17,17 @@ from equipoise.theory import least_norm
 class MMPareto(Balancer):
     """Pareto integration of the fused and the uni-modal gradient with its magnitude restored and enlarged.
 
-    Encoder k moves along γ · (2α · ∇f_mm + 2(1 − α) · ∇f_k): α is ½ where the two gradients agree (cosine above zero), and that of
-    the shortest mixture where they conflict. A mixture shorter than ∇(f_mm + f_k) is stretched to its length. γ is the boost,
-    f_mm the fused loss, f_k the loss of modality k. Heads follow the plain sum.
+    Encoder k moves along γ · (2α · ∇f_mm + 2(1 − α) · ∇f_k): α is ½ where the two gradients agree (cosine above
+    zero), and that of the shortest mixture where they conflict. A mixture shorter than ∇(f_mm + f_k) is stretched to
+    its length. γ is the boost, f_mm the fused loss, f_k the loss of modality k. Heads follow the plain sum.
 
     Paper: Wei and Hu, "MMPareto: Boosting Multimodal Learning with Innocent Unimodal Assistance" (ICML 2024).
     Cost: two backward passes through separate encoders, K + 1 otherwise.
 
     Args:
         boost: γ; the published code has 1.5 written into it.
-        rescale: Restore the length per "tensor", as the published code does, or per "encoder", which keeps the direction.
+        rescale: Restore the length per "tensor", as the published code does, or per "encoder", which keeps the
+            direction.
 
     Example:
         >>> from equipoise import LateFusion

@@ -17,16 +17,18 @@ from equipoise.routes import Weights
 class MSES(Balancer):
     """Modality-specific early stopping: an encoder whose validation loss has stopped falling is frozen.
 
-    After epoch e the smoothed loss of modality m is S_m(e) = 0.6 · L_m(e − 1) + 0.4 · L_m(e), L_m(e) its validation loss: give it to
-    `end_epoch`. When S_m has not fallen below its best for more than `patience` epochs, encoder m stands still for good: weights,
-    momentum, weight decay and batch statistics, for which the optimiser has to be attached.
+    After epoch e the smoothed loss of modality m is S_m(e) = 0.6 · L_m(e − 1) + 0.4 · L_m(e), L_m(e) its validation
+    loss: give it to `end_epoch`. When S_m has not fallen below its best for more than `patience` epochs, encoder m
+    stands still for good: weights, momentum, weight decay and batch statistics, for which the optimiser has to be
+    attached.
 
-    Paper: Fujimori et al., "Modality-Specific Learning Rate Control for Multimodal Classification" (ACPR 2019), with the rule of the
-    code that published comparisons use.
+    Paper: Fujimori et al., "Modality-Specific Learning Rate Control for Multimodal Classification" (ACPR 2019), with
+    the rule of the code that published comparisons use.
     Cost: one backward pass, and a copy of each encoder.
 
     Args:
-        patience: Epochs without a new best that are still borne. That code has 80 for CREMA-D, 30 for UR-FUNNY, 10 for AV-MNIST.
+        patience: Epochs without a new best that are still borne. That code has 80 for CREMA-D, 30 for UR-FUNNY, 10
+            for AV-MNIST.
         smoothing: "two-tap" mixes the last two losses, as that code does; "recursive" keeps a running average.
         rollback: Put a stopped encoder back to its best epoch (that encoder alone; the code rewinds the whole model).
 

@@ -18,11 +18,12 @@ from equipoise.routes import Weights
 class MSLR(Balancer):
     """Modality-specific learning rates.
 
-    Encoder m moves along c_m · r_m · ∇f_mm. c_m is a fixed rate; r_m = A_m(e) / mean(A_m of the `memory` epochs before e), one until that
-    many are known, A_m(e) the validation accuracy of modality m after epoch e: give it to `end_epoch`.
+    Encoder m moves along c_m · r_m · ∇f_mm. c_m is a fixed rate; r_m = A_m(e) / mean(A_m of the `memory` epochs
+    before e), one until that many are known, A_m(e) the validation accuracy of modality m after epoch e: give it to
+    `end_epoch`.
 
-    Paper: Yao and Mihalcea, "Modality-specific Learning Rates for Effective Multimodal Additive Late-fusion" (ACL Findings 2022),
-    with the rule of the code that published comparisons use.
+    Paper: Yao and Mihalcea, "Modality-specific Learning Rates for Effective Multimodal Additive Late-fusion" (ACL
+    Findings 2022), with the rule of the code that published comparisons use.
     Cost: one backward pass.
 
     Args:

@@ -42,9 +42,9 @@ def is_kernel(tensor: Tensor) -> bool:
 class OGM(Balancer):
     """On-the-fly gradient modulation: the fused gradient of an encoder that is ahead is made smaller.
 
-    Encoder m moves along c_m · ∇f_mm with c_m = 1 − tanh(α · ρ_m) if ρ_m > 1, else 1. ρ_m is the mean over the other modalities j of
-    s_m / s_j, s_m the mean probability of the right class as modality m sees it, exp(−f_m) sample by sample. For two modalities
-    this is the published rule, except that a tie slows nobody.
+    Encoder m moves along c_m · ∇f_mm with c_m = 1 − tanh(α · ρ_m) if ρ_m > 1, else 1. ρ_m is the mean over the other
+    modalities j of s_m / s_j, s_m the mean probability of the right class as modality m sees it, exp(−f_m) sample by
+    sample. For two modalities this is the published rule, except that a tie slows nobody.
 
     Paper: Peng et al., "Balanced Multimodal Learning via On-the-fly Gradient Modulation" (CVPR 2022).
     Cost: one backward pass.

@@ -20,9 +20,10 @@ from equipoise.routes import Weights
 class OGMGE(Balancer):
     """On-the-fly gradient modulation with generalisation enhancement.
 
-    Encoder m moves along c_m · ∇f_mm + ε, c_m as in OGM. ε is normal noise, for each tensor with the standard deviation of its own
-    gradient: before modulation (the authors' present code), or after (their first release and their word). Both are added to
-    every modality.
+    Encoder m moves along c_m · ∇f_mm + ε, c_m as in OGM. ε is normal noise, for each tensor with the standard
+    deviation of its own
+    gradient: before modulation (the authors' present code), or after (their first release and their word). Both are
+    added to every modality.
 
     Paper: Peng et al., "Balanced Multimodal Learning via On-the-fly Gradient Modulation" (CVPR 2022).
     Cost: one backward pass, and noise of the encoders' size.
@@ -84,9 +85,7 @@ class OGMGE(Balancer):
         generator = torch.Generator(mixed[0].device).manual_seed(hash((self.seed, self._draws, place)) % 2**63)
         sources = parts[0] if self.noise == "before" else mixed
         return [
-            gradient + _deviation(source) * torch.randn(gradient.shape, generator=generator, device=gradient.device, dtype=gradient.dtype)
-            if self.touches(gradient)
-            else gradient
+            gradient + _noise_like(source, generator) if self.touches(gradient) else gradient
             for gradient, source in zip(mixed, sources, strict=True)
         ]
 
@@ -99,6 +98,10 @@ class OGMGE(Balancer):
         self._draws = state["draws"]
 
 
-def _deviation(gradient: Tensor) -> Tensor:
-    """The standard deviation over a tensor; zero for a single number, which has none."""
-    return gradient.std() if gradient.numel() > 1 else torch.zeros_like(gradient)
+def _noise_like(gradient: Tensor, generator: torch.Generator) -> Tensor:
+    """Normal noise with the standard deviation of a gradient; none for a single number, which has no deviation."""
+    if gradient.numel() == 1:
+        return torch.zeros_like(gradient)
+    return gradient.std() * torch.randn(
+        gradient.shape, generator=generator, device=gradient.device, dtype=gradient.dtype
+    )

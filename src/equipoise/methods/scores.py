@@ -12,7 +12,7 @@ _LARGEST = 80.0
 
 
 def log_likelihood(losses: Tensor) -> Tensor:
-    """log of the mean probability of the right class, from cross-entropies: log mean_i exp(−f_i).
+    """Log of the mean probability of the right class, from cross-entropies: log mean_i exp(−f_i).
 
     From a scalar loss it is −f: the logarithm of the geometric mean, which is at most the other.
     """

@@ -15,8 +15,8 @@ from equipoise.routes import Weights
 class Unimodal(Balancer):
     """Uni-modal training: minimise Σ_k f_k, so that each encoder and its head learn as if alone.
 
-    f_k is the loss of modality k. The fused loss, where given, moves nothing. With separate encoders and a plain optimiser this
-    trains K independent models in one run.
+    f_k is the loss of modality k. The fused loss, where given, moves nothing. With separate encoders and a plain
+    optimiser this trains K independent models in one run.
 
     Cost: one backward pass.
 
@@ -42,5 +42,5 @@ class Unimodal(Balancer):
             msg = f"Unimodal: modality should be one of {list(self.modalities)}, found {self.modality!r}"
             raise ValueError(msg)
         # Filled, not copied from a list: a copy from the host would make the device wait.
-        parts = [torch.full_like(f, self.modality in (None, name)) for name, f in zip(self.modalities, seen.unimodal, strict=True)]
-        return Weights(torch.stack([torch.zeros_like(seen.fused), *parts]))
+        trains = [torch.full_like(seen.fused, self.modality in (None, name)) for name in self.modalities]
+        return Weights(torch.stack([torch.zeros_like(seen.fused), *trains]))

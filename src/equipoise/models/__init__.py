@@ -18,3 +18,4 @@ from equipoise.models.fusion import Sum as Sum
 from equipoise.models.fusion import build_fusion as build_fusion
 from equipoise.models.late_fusion import LateFusion as LateFusion
 from equipoise.models.resnet import ResNet18 as ResNet18
+from equipoise.models.shapley import ShapleyResponses as ShapleyResponses

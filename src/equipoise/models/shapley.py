@@ -1,0 +1,104 @@
+"""What each modality contributes to an output, by Shapley's rule, for models that do not simply add them up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.models.evaluation import evaluating
+from equipoise.models.names import name_problems, raise_all
+
+FUSED = "fused"
+
+
+@final
+class _ScaleGradient(torch.autograd.Function):
+    """The identity, whose gradient is multiplied by what ``factor`` holds when the backward pass arrives."""
+
+    @staticmethod
+    def forward(ctx: Any, response: Tensor, factor: Tensor) -> Tensor:
+        ctx.factor = factor  # kept as it is, not saved: the balancer writes into it between forward and backward
+        return response.view_as(response)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # ty: ignore[incompatible-method-override]
+        return gradient * ctx.factor.to(gradient.dtype), None
+
+
+@final
+class ShapleyResponses(nn.Module):
+    """Wraps any model so that exact AGM can modulate it: 2^K − 1 forward passes, for early and hybrid fusion.
+
+    The response of modality m is φ_m = Σ_{S ⊆ N∖m} |S|! (K − |S| − 1)! / K! · (F(S ∪ m) − F(S)): F(S) is the model's
+    output with the inputs outside S set to zero, F(∅) = 0. The responses add up to F(N), which is the fused output.
+    As in the published code the full pass runs in the mode the model is in, the others in evaluation mode, and
+    gradients flow through all of them.
+
+    Paper: Li et al., "Boosting Multi-modal Model Performance with Adaptive Gradient Modulation" (ICCV 2023).
+
+    Args:
+        model: Maps ``{name: input}`` to a tensor, or to a mapping with the entry "fused".
+        modalities: Their names, as in the inputs.
+
+    Example:
+        >>> from equipoise import AGM
+        >>> class Product(nn.Module):
+        ...     def forward(self, inputs):
+        ...         return inputs["a"] * inputs["b"] + inputs["a"]
+        >>> model = ShapleyResponses(Product(), ["a", "b"])
+        >>> outputs = model({"a": torch.tensor([2.0]), "b": torch.tensor([3.0])})
+        >>> {name: response.tolist() for name, response in outputs.items()}
+        {'fused': [8.0], 'a': [5.0], 'b': [3.0]}
+        >>> balancer = AGM(responses=model)
+    """
+
+    factors: Tensor
+
+    def __init__(self, model: nn.Module, modalities: Sequence[str]) -> None:
+        super().__init__()
+        raise_all(name_problems(modalities))
+        self.model = model
+        self.modalities = tuple(modalities)
+        self.register_buffer("factors", torch.ones(len(self.modalities)), persistent=False)
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The fused output, then each modality's response, which carries no gradient of its own."""
+        absent = [name for name in self.modalities if name not in inputs]
+        raise_all(f"Expected an input for each of {list(self.modalities)}; found none for {name!r}." for name in absent)
+        everyone = frozenset(self.modalities)
+        outputs = {everyone: self._output(inputs)}
+        with evaluating(self.model):
+            for size in range(1, len(self.modalities)):
+                for chosen in map(frozenset, combinations(self.modalities, size)):
+                    outputs[chosen] = self._output(_zero_outside(inputs, everyone - chosen))
+        responses = {name: self._response(name, outputs.__getitem__) for name in self.modalities}
+        scaled = [
+            _ScaleGradient.apply(response, factor)
+            for response, factor in zip(responses.values(), self.factors.unbind(), strict=True)
+        ]
+        fused = torch.stack(scaled).sum(dim=0)
+        return {FUSED: fused, **{name: response.detach() for name, response in responses.items()}}
+
+    def _output(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        output = self.model(inputs)
+        return output[FUSED] if isinstance(output, Mapping) else output
+
+    def _response(self, name: str, output: Callable[[frozenset[str]], Tensor]) -> Tensor:
+        others = [other for other in self.modalities if other != name]
+        count = len(self.modalities)
+        terms = []
+        for size in range(count):
+            share = math.factorial(size) * math.factorial(count - size - 1) / math.factorial(count)
+            for group in map(frozenset, combinations(others, size)):
+                gain = output(group | {name}) - output(group) if group else output(frozenset({name}))
+                terms.append(share * gain)
+        return torch.stack(terms).sum(dim=0)
+
+
+def _zero_outside(inputs: Mapping[str, Tensor], missing: frozenset[str]) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(value) if name in missing else value for name, value in inputs.items()}
