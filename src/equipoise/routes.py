@@ -124,7 +124,9 @@ class Step:
             gradients = [found[id(tensor)] for tensor in tensors]
             mixed = gradients
             if factors is not None and not method.scales_updates:
-                moved = delivery.scaled(gradients, factors[group].mean())
+                # Picked one by one: a list as an index would be copied to the device, and the device would wait.
+                factor = torch.stack([factors[block] for block in group]).mean()
+                moved = delivery.scaled(gradients, factor)
                 mixed = [m if method.touches(t) else g for t, m, g in zip(tensors, moved, gradients, strict=True)]
             if method.refines:
                 mixed = method.refined(method.modalities[group[0]], mixed, [gradients])

@@ -71,11 +71,8 @@ class MSES(Balancer):
         self.remember("best_epoch")
         self.remember("running", fill=1.0)
         self._kept: dict[str, list[Tensor]] = {}
-
-    @property
-    def stopped(self) -> list[str]:
+        self.stopped: list[str] = []
         """The modalities that stand still. When it holds all of them, training has nothing left to do."""
-        return [name for name, running in zip(self.modalities, self.running.tolist(), strict=True) if not running]
 
     def weigh(self, seen: Seen) -> Weights:
         """One while a modality runs, zero once it has stopped."""
@@ -91,12 +88,13 @@ class MSES(Balancer):
         self.best.copy_(torch.where(better, smoothed, self.best))
         self.best_epoch.copy_(torch.where(better, epoch.to(self.best_epoch.dtype), self.best_epoch))
         self.previous.copy_(loss if self.smoothing == "two-tap" else smoothed)
-        overdue = epoch - self.best_epoch > self.patience
-        before = self.stopped
-        self.running.copy_(torch.where(overdue, 0.0, self.running))
-        for name, improved in zip(self.modalities, better.tolist(), strict=True):
-            if (self.rollback and improved) or (not self.rollback and name in self.stopped and name not in before):
+        self.running.copy_(torch.where(epoch - self.best_epoch > self.patience, 0.0, self.running))
+        for name, improved, runs in zip(self.modalities, better.tolist(), self.running.tolist(), strict=True):
+            stops = not runs and name not in self.stopped
+            if improved if self.rollback else stops:
                 self._kept[name] = [tensor.detach().clone() for tensor in self.tensors_of(name)]
+            if stops:
+                self.stopped.append(name)
         self.stepped()
 
     @torch.no_grad()
@@ -107,9 +105,10 @@ class MSES(Balancer):
                 tensor.copy_(kept)
 
     def host_state(self) -> dict[str, Any]:
-        """The tensors that stopped encoders stand at."""
-        return {"kept": self._kept}
+        """Who has stopped, and the tensors they stand at."""
+        return {"kept": self._kept, "stopped": self.stopped}
 
     def load_host_state(self, state: dict[str, Any]) -> None:
         """Take over where stopped encoders stand."""
         self._kept = {name: list(tensors) for name, tensors in state["kept"].items()}
+        self.stopped = list(state["stopped"])

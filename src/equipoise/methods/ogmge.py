@@ -84,10 +84,11 @@ class OGMGE(Balancer):
         place = self.modalities.index(modality)
         generator = torch.Generator(mixed[0].device).manual_seed(hash((self.seed, self._draws, place)) % 2**63)
         sources = parts[0] if self.noise == "before" else mixed
-        return [
-            gradient + _noise_like(source, generator) if self.touches(gradient) else gradient
-            for gradient, source in zip(mixed, sources, strict=True)
-        ]
+        chosen = [place for place, gradient in enumerate(mixed) if self.touches(gradient)]
+        noisy = list(mixed)
+        for place, noise in zip(chosen, _noise_like([sources[place] for place in chosen], generator), strict=True):
+            noisy[place] = mixed[place] + noise
+        return noisy
 
     def host_state(self) -> dict[str, Any]:
         """How often noise was drawn."""
@@ -98,10 +99,11 @@ class OGMGE(Balancer):
         self._draws = state["draws"]
 
 
-def _noise_like(gradient: Tensor, generator: torch.Generator) -> Tensor:
-    """Normal noise with the standard deviation of a gradient; none for a single number, which has no deviation."""
-    if gradient.numel() == 1:
-        return torch.zeros_like(gradient)
-    return gradient.std() * torch.randn(
-        gradient.shape, generator=generator, device=gradient.device, dtype=gradient.dtype
-    )
+def _noise_like(gradients: list[Tensor], generator: torch.Generator) -> list[Tensor]:
+    """For each gradient normal noise of its standard deviation; none for a single number, which has no deviation."""
+    sizes = [gradient.numel() for gradient in gradients]
+    drawn = torch.randn(sum(sizes), generator=generator, device=generator.device).split(sizes)
+    return [
+        noise.view(gradient.shape).to(gradient.dtype) * (gradient.std() if gradient.numel() > 1 else 0.0)
+        for noise, gradient in zip(drawn, gradients, strict=True)
+    ]

@@ -1,0 +1,97 @@
+"""Every method of the library under one name each, and the plain loop that all other ways to train are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import AGM, DGL, EW, MGDA, MIMO, MLB, MSES, MSL, MSLR, OGM, OGMGE, Balancer, MMPareto, Unimodal
+from equipoise.testing import batch, losses_of
+
+Data = tuple[dict[str, Tensor], Tensor]
+
+METHODS: dict[str, Callable[[], Balancer]] = {
+    "mimo": MIMO,
+    "mimo-hard": lambda: MIMO(smoothing=0.0, floor=0.5),
+    "mimo-double": lambda: MIMO(penalty=5.0, smoothing=1e-3, overflow="double"),
+    "mimo-plain-heads": lambda: MIMO(smoothing=0.5, heads="plain"),
+    "msl": MSL,
+    "ew": lambda: EW(0.5),
+    "unimodal": Unimodal,
+    "mgda": MGDA,
+    "mmpareto": MMPareto,
+    "mmpareto-encoder": lambda: MMPareto(rescale="encoder"),
+    "ogm": OGM,
+    "ogmge": OGMGE,
+    "agm": lambda: AGM(strength=1.5),
+    "mslr": lambda: MSLR(memory=1),
+    "mses": lambda: MSES(patience=0),
+    "dgl": DGL,
+    "mlb": lambda: MLB(ceiling=1.5),
+}
+
+_ROUTES = {name: make().route for name, make in METHODS.items()}
+LOSS_ROUTE = [name for name, route in _ROUTES.items() if route == "loss"]
+GRADIENT_PATH = [name for name, route in _ROUTES.items() if route != "loss"]
+MIXING = [name for name, route in _ROUTES.items() if route == "gram"]
+WEIGHING = [name for name, route in _ROUTES.items() if route != "gram"]
+MODULATING = [name for name, make in METHODS.items() if make().modulates]
+
+
+def metrics(modalities: Sequence[str], epoch: int, shift: float = 0.0) -> dict[str, dict[str, float]]:
+    """Validation metrics by which MSES stops the first modality after epoch 1, and MSLR gives each a rate of its own."""
+    return {
+        name: {
+            "loss": 1.0 + 0.5 * epoch + shift if place == 0 else 1 / (1 + epoch) + shift,
+            "accuracy": 0.3 + 0.05 * epoch * (place + 1) + 0.1 * shift,
+        }
+        for place, name in enumerate(modalities)
+    }
+
+
+def taught(balancer: Balancer, modalities: Sequence[str]) -> Balancer:
+    """After two epochs, so that the methods that learn from epochs have something to do."""
+    for epoch in range(2):
+        balancer.end_epoch(metrics(modalities, epoch))
+    return balancer
+
+
+def batches(modalities: Sequence[str], steps: int, size: int = 12) -> list[Data]:
+    """One batch per step."""
+    return [batch(modalities, size, seed) for seed in range(steps)]
+
+
+def part(data: Data, start: int, stop: int | None, step: int = 1) -> Data:
+    """Some samples of a batch."""
+    inputs, label = data
+    return {name: values[start:stop:step] for name, values in inputs.items()}, label[start:stop:step]
+
+
+def train(
+    balancer: Balancer, model: nn.Module, data: Sequence[Data], optimizer: torch.optim.Optimizer, accumulate: int = 1
+) -> None:
+    """The plain loop."""
+    for number, one in enumerate(data):
+        (balancer(losses_of(model, one)) / accumulate).backward()
+        if (number + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of the parameters by name."""
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def assert_same(
+    found: dict[str, Tensor], expected: dict[str, Tensor], *, atol: float = 0.0, context: Any = ""
+) -> None:
+    """The same tensors under the same names; without ``atol``, to the bit."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            found[name], tensor, rtol=0, atol=atol, msg=lambda m, n=name: f"{context} {n}: {m}"
+        )

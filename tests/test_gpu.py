@@ -1,0 +1,46 @@
+"""What only a GPU can show: no method waits for the device in a training step."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from equipoise import LateFusion
+from equipoise.models import CNN1d
+from everything import METHODS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: the test for waits did not run")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+@pytest.mark.parametrize("name", METHODS)
+def test_no_step_waits_for_the_device(name: str) -> None:
+    device = torch.device("cuda")
+    balancer = METHODS[name]()
+    encoders = {"audio": CNN1d(2), "video": CNN1d(3), "text": CNN1d(4)}
+    model = LateFusion(encoders, 3, unimodal=balancer.unimodal).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    balancer.attach(model, optimizer=optimizer)
+    inputs = {
+        name: torch.randn(8, channels, 32, device=device) for name, channels in zip(encoders, (2, 3, 4), strict=True)
+    }
+    label = torch.randint(0, 3, (8,), device=device)
+    for step in range(3):
+        torch.cuda.set_sync_debug_mode("error" if step else "default")
+        try:
+            losses = {key: F.cross_entropy(z, label, reduction="none") for key, z in model(inputs).items()}
+            optimizer.zero_grad()
+            balancer(losses).backward()
+            optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_nan_is_said_at_the_next_look_and_stalls_nothing_before() -> None:
+    balancer = METHODS["mimo"]()
+    device = torch.device("cuda")
+    losses = {"fused": torch.ones((), device=device), "audio": torch.full((), torch.nan, device=device)}
+    balancer(losses)
+    with pytest.raises(FloatingPointError, match="'audio' is NaN or infinite"):
+        _ = balancer.table
+    balancer({"fused": torch.ones((), device=device), "audio": torch.ones((), device=device)})
+    assert balancer.table.values.isfinite().all()
