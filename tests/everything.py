@@ -86,12 +86,8 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def assert_same(
-    found: dict[str, Tensor], expected: dict[str, Tensor], *, atol: float = 0.0, context: Any = ""
-) -> None:
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], *, atol: float = 0.0, context: Any = "") -> None:
     """The same tensors under the same names; without ``atol``, to the bit."""
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(
-            found[name], tensor, rtol=0, atol=atol, msg=lambda m, n=name: f"{context} {n}: {m}"
-        )
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=atol, msg=lambda m, n=name: f"{context} {n}: {m}")

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from everything import GRADIENT_PATH, LOSS_ROUTE, METHODS, assert_same, batches, metrics, parameters_of, part
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from equipoise import MIMO, MSES, Balancer, Window
 from equipoise.testing import SmallModel, batch, gradients_of, losses_of, names
+from everything import GRADIENT_PATH, LOSS_ROUTE, METHODS, assert_same, batches, metrics, parameters_of, part
 
 RANKS = 2
 STEPS = 3
@@ -170,9 +170,7 @@ def everything(rank: int) -> dict[str, Any]:
 
 def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", f"file://{folder / 'meeting'}", timedelta(seconds=60), world_size=RANKS, rank=rank
-    )
+    dist.init_process_group("gloo", f"file://{folder / 'meeting'}", timedelta(seconds=60), world_size=RANKS, rank=rank)
     torch.save(everything(rank), folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -8,6 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from equipoise import AGM, MGDA, MIMO, OGM, Balancer, MMPareto, Window
+from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
 from everything import (
     GRADIENT_PATH,
     LOSS_ROUTE,
@@ -20,12 +26,6 @@ from everything import (
     part,
     taught,
 )
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
-
-from equipoise import AGM, MGDA, MIMO, OGM, Balancer, MMPareto, Window
-from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
 
 
 class Checkpointed(nn.Module):
@@ -187,7 +187,10 @@ def mixed_by_hand(parts: dict[str, list[Tensor]], method: str) -> list[Tensor]:
     if method == "mmpareto":
         agree = (gram[~np.eye(count, dtype=bool)] > 0).all()
         weights = 1.5 * count * (np.full(count, 1 / count) if agree else weights)
-    mixed = [sum(float(w) * g for w, g in zip(weights, of_tensor, strict=True)) for of_tensor in zip(*parts.values(), strict=True)]
+    mixed = [
+        sum(float(w) * g for w, g in zip(weights, of_tensor, strict=True))
+        for of_tensor in zip(*parts.values(), strict=True)
+    ]
     if method == "mmpareto":
         plain = [torch.stack(of_tensor).sum(0) for of_tensor in zip(*parts.values(), strict=True)]
         mixed = [m * max(1.0, float(1.5 * p.norm() / m.norm())) for m, p in zip(mixed, plain, strict=True)]
@@ -403,9 +406,7 @@ def test_parameters_outside_the_model_learn_too(method: str, count: int) -> None
 def test_an_encoder_that_did_not_run_is_named(method: str) -> None:
     model, stranger = SmallModel(names(2)), SmallModel(names(2))
     encoders = {"audio": model.encoders["audio"], "video": stranger.encoders["video"]}
-    balancer = METHODS[method]().attach(
-        model, encoders=encoders, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)
-    )
+    balancer = METHODS[method]().attach(model, encoders=encoders, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="no gradient to encoder 'video'"):
         balancer(losses_of(model, batch(names(2))))
 

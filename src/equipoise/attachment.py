@@ -49,6 +49,13 @@ def moves_with_the_gradient(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, (SGD, ASGD))
 
 
+def keep_compiled_buffers() -> None:
+    """Let two passes run through one compiled backward, which then may not hand its buffers away in the first."""
+    from torch._functorch import config  # a module that torch.compile has loaded by then
+
+    config.donated_buffer = False  # ty: ignore[invalid-assignment]
+
+
 @final
 class Attachment:
     """The encoders of a model by modality, looked up afresh at each call, and the optimiser that moves them.
@@ -65,7 +72,7 @@ class Attachment:
         self.layers = layers(model)
         self.model = self.layers[-1] if self.layers else None
         self.optimizer = unwrap_optimizer(optimizer) if optimizer is not None else None
-        self.encoders = {name: _parts(self.model, part) for name, part in self._named(encoders).items()}
+        self._told = encoders
         empty = [name for name, parts in self.encoders.items() if not _tensors(parts, _parameters_of)]
         if empty:
             listed = ", ".join(map(repr, empty))
@@ -74,6 +81,11 @@ class Attachment:
                 "name the module that holds the weights, e.g. encoders={'audio': model.audio_net}"
             )
             raise ValueError(msg)
+
+    @property
+    def encoders(self) -> dict[str, list[nn.Module | Tensor]]:
+        """The parts of each encoder, as they are now: a part may have been replaced since."""
+        return {name: _parts(self.model, part) for name, part in self._named().items()}
 
     def parameters(self) -> dict[str, list[Tensor]]:
         """Trainable tensors per modality, as they are now."""
@@ -92,12 +104,12 @@ class Attachment:
         modules = (part for top in whole if isinstance(top, nn.Module) for part in top.modules())
         return any("_orig_mod" in part._modules or part._compiled_call_impl is not None for part in modules)
 
-    def _named(self, encoders: Mapping[str, Encoder] | None) -> Mapping[str, Encoder]:
-        if encoders is not None:
-            if not encoders:
+    def _named(self) -> Mapping[str, Encoder]:
+        if self._told is not None:
+            if not self._told:
                 msg = "attach: encoders={} names no modality; expected one entry per modality"
                 raise ValueError(msg)
-            return encoders
+            return self._told
         own = getattr(self.model, "encoders", None)
         if isinstance(own, (Mapping, nn.ModuleDict)) and len(own):
             return dict(own.items())

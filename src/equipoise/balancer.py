@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import observe, ranks
-from equipoise.attachment import Attachment, Encoder, UpdateScale, moves_with_the_gradient
+from equipoise.attachment import Attachment, Encoder, UpdateScale, keep_compiled_buffers, moves_with_the_gradient
 from equipoise.delivery import STATIC_GRAPH
 from equipoise.models.names import name_problems, raise_all
 from equipoise.observe import FiniteWatch, Seen
@@ -86,8 +86,8 @@ class Balancer(Questions):
             extra: Losses that belong to no modality; they count with weight one everywhere.
         """
         seen = self.observe(losses, scores)
-        fused = observe.scalar(losses[FUSED]) if FUSED in losses else None
-        scalars = [fused, *(observe.scalar(losses[name]) for name in self.modalities if name in losses)]
+        order = (FUSED, *self.modalities)
+        scalars = [observe.scalar(losses[name]) if name in losses else None for name in order]
         rest = torch.stack([observe.scalar(loss) for loss in extra.values()]).sum() if extra else None
         if self.route == "gram":
             return self._deliver(scalars, rest, seen, None, seen.fused + seen.unimodal.sum())
@@ -95,7 +95,7 @@ class Balancer(Questions):
         weights = self.decide(seen) if weights is None else weights
         if self._held is not None:
             self._held.record.append({name: loss.detach() for name, loss in losses.items()})
-        self.fill(weights.table(len(scalars) - 1))
+        self.fill(weights.table(len(self.modalities)))
         if self.advances and self.route == "loss" and torch.is_grad_enabled():
             self.move_on(seen, torch.ones_like(seen.fused, dtype=torch.bool))
         value = weights.value
@@ -134,10 +134,7 @@ class Balancer(Questions):
             self.settle(names, self.epoch.device)
         self._follow(attachment)
         if self.route == "gram" and attachment.compiled():
-            # Two passes run through one compiled backward, which then may not hand its buffers away in the first.
-            from torch._functorch import config
-
-            config.donated_buffer = False
+            keep_compiled_buffers()
         return self
 
     @final
@@ -260,7 +257,7 @@ class Balancer(Questions):
             return _weighted_sum(scalars, extra, weights, value)
         by_name = attachment.parameters() if attachment is not None else {}
         step = Step(self, scalars, extra, seen, weights, [by_name[name] for name in self.modalities if name in by_name])
-        problems = step.problems() if not self._checked else []
+        problems = step.problems()
         if problems:
             raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
         self._checked = True
@@ -293,8 +290,10 @@ class Balancer(Questions):
 
 def _weighted_sum(scalars: list[Tensor | None], extra: Tensor | None, weights: Weights, value: Tensor) -> Tensor:
     """A scalar of the objective's value whose gradient is the weighted sum of the losses' gradients."""
-    parts = torch.stack([scalar for scalar in scalars if scalar is not None])
     chosen = weights.losses if weights.heads is None else weights.heads
-    total = torch.dot(chosen[-len(parts) :].to(parts.dtype), parts)
+    given = [place for place, scalar in enumerate(scalars) if scalar is not None]
+    parts = torch.stack([scalar for scalar in scalars if scalar is not None])
+    picked = chosen if len(given) == len(scalars) else torch.stack([chosen[place] for place in given])
+    total = torch.dot(picked.to(parts.dtype), parts)
     result = total + (value - total).detach()
     return result if extra is None else result + extra

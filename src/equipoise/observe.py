@@ -19,7 +19,7 @@ class Seen(NamedTuple):
 
     Args:
         fused: The fused loss, or zero where none was given.
-        unimodal: One loss per modality.
+        unimodal: One loss per modality, zero where none was given.
         scores: One score per modality, as the method's own ``score`` reads them off the samples.
     """
 
@@ -119,18 +119,16 @@ def look(
         msg = f"scores: expected one for each of {list(modalities)}, found none for {absent}"
         raise ValueError(msg)
     with torch.no_grad():
-        first = next(iter(losses.values()))
         wide = torch.float64 if any(loss.dtype == torch.float64 for loss in losses.values()) else torch.float32
-        fused = losses.get(FUSED, first.new_zeros(()))
-        names = [name for name in modalities if name in losses]
-        values = torch.stack([loss.detach().to(wide).mean() for loss in (fused, *(losses[name] for name in names))])
-        values = ranks.mean(values, group)
-        if not names:
+        nothing = next(iter(losses.values())).new_zeros(())
+        fused, *unimodal = (losses.get(name, nothing).detach().to(wide) for name in (FUSED, *modalities))
+        values = ranks.mean(torch.stack([loss.mean() for loss in (fused, *unimodal)]), group)
+        if not unimodal:
             return Seen(values[0], values[1:], values[1:])
         if scores is None:
-            found = torch.stack([score(losses[name].detach().to(wide)) for name in names])
+            found = torch.stack([score(loss) for loss in unimodal])
         else:
-            found = torch.stack([torch.as_tensor(scores[name]).to(values).mean() for name in names])
+            found = torch.stack([torch.as_tensor(scores[name]).to(values).mean() for name in modalities])
             found = found.log() if logarithmic else found
         found = ranks.log_mean_exp(found, group) if logarithmic else ranks.mean(found, group)
         return Seen(values[0], values[1:], found)

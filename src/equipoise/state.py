@@ -24,37 +24,26 @@ class PerModality(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.modalities = ()
-        self._rows: dict[str, Callable[[str], Tensor]] = {}
+        self._rows: dict[str, Tensor | dict[str, Tensor]] = {}  # what a row starts as: alike for all, or by modality
 
     def remember(self, name: str, shape: tuple[int, ...] = (), fill: float = 0.0) -> None:
         """Declare a state: a float buffer of shape [K, *shape], filled with ``fill`` until something is learnt."""
-        self._rows[name] = lambda _: torch.full(shape, fill)
+        self._rows[name] = torch.full(shape, fill)
         self.register_buffer(name, torch.full((0, *shape), fill))
 
     def given(self, name: str, rows: Mapping[str, float | Tensor]) -> None:
         """Declare a state whose rows a user gave by modality."""
-        tensors = {modality: torch.as_tensor(row, dtype=torch.float32) for modality, row in rows.items()}
+        self._rows[name] = {m: torch.as_tensor(row, dtype=torch.float64) for m, row in rows.items()}
         self.register_buffer(name, torch.zeros(0))
-
-        def row(modality: str) -> Tensor:
-            if set(tensors) != set(self.modalities):
-                msg = f"{name}: expected one entry for each of {list(self.modalities)}, found {list(tensors)}"
-                raise ValueError(msg)
-            return tensors[modality]
-
-        self._rows[name] = row
 
     def settle(self, modalities: Sequence[str], device: torch.device) -> None:
         """Fix the modalities, once, and follow the losses to their device."""
         if not self.modalities and modalities:
+            for name, rows in self._rows.items():
+                tensor = torch.stack([_row(name, rows, modality, modalities) for modality in modalities])
+                # Numbers that a user gave keep double precision, where the device has it.
+                setattr(self, name, tensor.to(device, torch.float32 if device.type == "mps" else tensor.dtype))
             self.modalities = tuple(modalities)
-            try:
-                rows = {name: torch.stack([row(m) for m in self.modalities]) for name, row in self._rows.items()}
-            except ValueError:
-                self.modalities = ()
-                raise
-            for name, tensor in rows.items():
-                setattr(self, name, tensor.to(device))
         if any(buffer.device != device for buffer in self.buffers()):
             self.to(device)
 
@@ -96,3 +85,12 @@ class PerModality(nn.Module, ABC):
             return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
 
         return super()._apply(keep_dtype, recurse)
+
+
+def _row(name: str, rows: Tensor | dict[str, Tensor], modality: str, modalities: Sequence[str]) -> Tensor:
+    if isinstance(rows, Tensor):
+        return rows
+    if set(rows) != set(modalities):
+        msg = f"{name}: expected one entry for each of {list(modalities)}, found {list(rows)}"
+        raise ValueError(msg)
+    return rows[modality]

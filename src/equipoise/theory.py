@@ -111,7 +111,8 @@ def _over_all_supports(gram: Tensor) -> Tensor:
     support = ((numbers[:, None] >> torch.arange(count, device=gram.device)) & 1).to(gram.dtype)
     identity = torch.eye(count, device=gram.device, dtype=gram.dtype)
     # A ridge far below the data makes dependent gradients solvable; it moves the answer by as little.
-    ridge = 1e-13 * gram.diagonal(dim1=-2, dim2=-1).amax(dim=-1)[..., None, None, None].clamp(min=1e-300) * identity
+    largest = gram.diagonal(dim1=-2, dim2=-1).amax(dim=-1)[..., None, None, None]
+    ridge = 1e-13 * torch.where(largest == 0, 1.0, largest) * identity
     inside = support[:, :, None] * support[:, None, :]
     systems = gram[..., None, :, :] * inside + ridge + identity * (1 - support)[:, None, :]
     solution, _ = torch.linalg.solve_ex(systems, support[..., None].expand(*systems.shape[:-1], 1))

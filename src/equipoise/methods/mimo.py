@@ -94,7 +94,9 @@ class MIMO(Balancer):
             self.remember("optimum", (1,))
         else:
             rows = optimum.values() if isinstance(optimum, Trajectory) else optimum
-            self.given("optimum", {name: torch.as_tensor(row).reshape(-1) for name, row in rows.items()})
+            self.given(
+                "optimum", {name: torch.as_tensor(row, dtype=torch.float64).reshape(-1) for name, row in rows.items()}
+            )
         self.register_buffer("step", torch.zeros(1, dtype=torch.int64))
 
     def weigh(self, seen: Seen) -> Weights:

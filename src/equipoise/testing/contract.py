@@ -1,98 +1,26 @@
-"""The tests every method inherits.
-
-A new method subclasses `BalancerContract`, says how to make itself, and is held to all of it:
-
-    class TestMyMethod(BalancerContract):
-        def make(self) -> Balancer:
-            return MyMethod()
-
-Needs pytest.
-"""
+"""The contract: what holds for every method, whatever its idea."""
 
 from __future__ import annotations
 
 import copy
 import io
+import pickle
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from equipoise.balancer import Balancer
+from equipoise.testing.small import SmallModel, attached, batch, gradients_of, losses_of, names
 
 COUNTS = (1, 2, 3, 5)
 
 
-def names(count: int) -> list[str]:
-    """Names for any number of modalities."""
-    return ["audio", "video", "text", "depth", "touch", "radar", "lidar", "pulse"][:count]
-
-
-class SmallModel(nn.Module):
-    """Separate encoders, a head each, and a fused head on all features: small, smooth, in double precision.
-
-    Args:
-        modalities: Their names.
-        detached: Put the uni-modal heads on detached features.
-        seed: Of the weights.
-    """
-
-    def __init__(self, modalities: Sequence[str], *, detached: bool = False, seed: int = 0) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            # One seed per name, so that the order of modalities does not decide who gets which weights.
-            self.encoders = nn.ModuleDict({name: _seeded(name, seed) for name in modalities})
-            torch.manual_seed(seed)
-            self.heads = nn.ModuleDict({name: nn.Linear(4, 3) for name in sorted(modalities)})
-            self.fused = nn.ModuleDict({name: nn.Linear(4, 3) for name in sorted(modalities)})
-        self.detached = detached
-        self.double()
-
-    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Logits by name, fused first."""
-        features = {name: encoder(inputs[name]) for name, encoder in self.encoders.items()}
-        outputs = {"fused": torch.stack([self.fused[name](h) for name, h in features.items()]).sum(0)}
-        for name, feature in features.items():
-            outputs[name] = self.heads[name](feature.detach() if self.detached else feature)
-        return outputs
-
-
-def _seeded(name: str, seed: int) -> nn.Sequential:
-    torch.manual_seed(sum(map(ord, name)) + seed)
-    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
-
-
-def batch(modalities: Sequence[str], size: int = 12, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
-    """Inputs in which the first name says more about the label than the last."""
-    random = torch.Generator().manual_seed(seed)
-    label = torch.randint(0, 3, (size,), generator=random)
-    inputs = {}
-    for name in sorted(modalities):
-        own = torch.Generator().manual_seed(sum(map(ord, name)) + seed)
-        clear = 1 / (1 + sorted(modalities).index(name))
-        inputs[name] = torch.randn(size, 3, generator=own, dtype=torch.float64) + clear * F.one_hot(label, 3)
-    return inputs, label
-
-
-def losses_of(model: nn.Module, data: tuple[dict[str, Tensor], Tensor], factor: float = 1.0) -> dict[str, Tensor]:
-    """Cross-entropies per sample, by name."""
-    inputs, label = data
-    return {name: factor * F.cross_entropy(logits, label, reduction="none") for name, logits in model(inputs).items()}
-
-
-def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    """The gradients by parameter name; zeros where there is none."""
-    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-
-
-def attached(balancer: Balancer, model: nn.Module, optimizer: Any | None = None) -> Balancer:
-    """Attach with a plain SGD optimiser, so that modulation acts on gradients."""
-    return balancer.attach(model, optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=0.1))
+def _as_it_is(modality: str, mixed: list[Tensor], parts: object) -> list[Tensor]:  # noqa: ARG001
+    return mixed
 
 
 class BalancerContract(ABC):
@@ -117,7 +45,7 @@ class BalancerContract(ABC):
     @pytest.mark.parametrize("count", COUNTS)
     def test_the_table_is_the_gradient_delivered(self, count: int) -> None:
         balancer, model, data = self.ready(count)
-        balancer.refine = lambda modality, mixed, parts: mixed  # noqa: ARG005
+        balancer.refine = _as_it_is
         balancer(losses_of(model, data)).backward()
         delivered, table = gradients_of(model), balancer.table
         expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
@@ -169,12 +97,17 @@ class BalancerContract(ABC):
         for name, gradient in results[0].items():
             torch.testing.assert_close(results[1][name], gradient, rtol=0, atol=0)
 
+    def trained(self, count: int) -> tuple[Balancer, SmallModel, tuple[dict[str, Tensor], Tensor]]:
+        """A balancer that has seen seven epochs of one step."""
+        balancer, model, data = self.ready(count)
+        for epoch in range(7):
+            balancer(losses_of(model, data, 1 + epoch)).backward()
+            balancer.end_epoch(self.epoch_metrics(count, epoch))
+        return balancer, model, data
+
     @pytest.mark.parametrize("count", COUNTS)
     def test_state_round_trip(self, count: int) -> None:
-        first, model, data = self.ready(count)
-        for epoch in range(7):
-            first(losses_of(model, data, 1 + epoch)).backward()
-            first.end_epoch(self.epoch_metrics(count, epoch))
+        first, model, data = self.trained(count)
         saved = io.BytesIO()
         torch.save(first.state_dict(), saved)
         saved.seek(0)
@@ -191,12 +124,8 @@ class BalancerContract(ABC):
             torch.testing.assert_close(results[1][0][name], gradient, rtol=0, atol=0)
 
     def test_state_follows_names_not_positions(self) -> None:
-        order = names(3)
-        first, model, data = self.ready(3)
-        for epoch in range(7):
-            first(losses_of(model, data, 1 + epoch)).backward()
-            first.end_epoch(self.epoch_metrics(3, epoch))
-        turned = SmallModel(order[::-1])
+        first, model, data = self.trained(3)
+        turned = SmallModel(names(3)[::-1])
         turned.load_state_dict(model.state_dict())
         second = attached(self.make(), turned)
         second.load_state_dict(first.state_dict())
@@ -219,10 +148,9 @@ class BalancerContract(ABC):
     @pytest.mark.parametrize("count", COUNTS)
     def test_gradients_accumulate(self, count: int) -> None:
         balancer, model, data = self.ready(count)
-        balancer.refine = lambda modality, mixed, parts: mixed  # noqa: ARG005
         twin = copy.deepcopy(model)
         other = attached(self.make(), twin)
-        other.refine = balancer.refine
+        balancer.refine = other.refine = _as_it_is
         sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
         for factor in (1.0, 2.0):
             balancer(losses_of(model, data, factor)).backward()
@@ -297,8 +225,9 @@ class BalancerContract(ABC):
         theirs = {id(p) for p in model.parameters()}
         assert not any(id(t) in theirs for t in (*balancer.parameters(), *balancer.buffers()))
         assert not list(balancer.parameters())
-        twin = copy.deepcopy(balancer)
-        assert twin.tensors_of("audio") == []
+        for twin in (copy.deepcopy(balancer), pickle.loads(pickle.dumps(balancer))):
+            assert twin.tensors_of("audio") == []
+            assert set(twin.state_dict()) == set(balancer.state_dict())
 
     def test_warns_when_it_cannot_see_the_optimiser(self) -> None:
         balancer, model = self.make(), SmallModel(names(2))

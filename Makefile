@@ -1,0 +1,42 @@
+# Everything runs in .venv, which is made on first use and renewed when pyproject.toml or constraints.txt changes.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint fast slow docs demo clean
+
+help:  ## what can be made
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+test: lint fast slow docs  ## everything that has to pass: style, types, tests, documentation
+
+lint: $(READY)  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/ty check
+
+fast: $(READY)  ## the tests that start no processes
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+slow: $(READY)  ## the tests that start processes or compilers
+	$(BIN)/python -m pytest -m slow
+
+docs: $(READY)  ## the documentation, into site/
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+demo: $(READY)  ## joint training and balanced training, one after the other
+	@echo "Two generated sensors, one model. Look at 'video alone': that is the sensor which joint training neglects."
+	@echo; echo "Joint training (examples/plain.py):"
+	@$(BIN)/python examples/plain.py
+	@echo; echo "The same with MIMO, three lines changed (examples/balanced.py):"
+	@$(BIN)/python examples/balanced.py
+
+clean:  ## remove what was built, and the environment
+	rm -rf .venv site build dist .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,18 @@
+"""The tests every method inherits.
+
+A new method subclasses `BalancerContract`, says how to make itself, and is held to all of it:
+
+    class TestMyMethod(BalancerContract):
+        def make(self) -> Balancer:
+            return MyMethod()
+
+Needs pytest.
+"""
+
+from equipoise.testing.contract import BalancerContract as BalancerContract
+from equipoise.testing.small import SmallModel as SmallModel
+from equipoise.testing.small import attached as attached
+from equipoise.testing.small import batch as batch
+from equipoise.testing.small import gradients_of as gradients_of
+from equipoise.testing.small import losses_of as losses_of
+from equipoise.testing.small import names as names

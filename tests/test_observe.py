@@ -1,0 +1,79 @@
+"""What a balancer says when losses are not what it expects."""
+
+import pytest
+import torch
+
+from equipoise import EW, MIMO, MSL, Unimodal
+from equipoise.testing import SmallModel, batch, losses_of, names
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    losses = {"audio": torch.tensor([1, 2]), "fused": torch.ones(0), "video_length": torch.tensor(1.0), "label": 3.0}
+    with pytest.raises(ValueError, match="losses: ") as caught:
+        EW()(losses)
+    text = str(caught.value)
+    for part in (
+        "loss 'audio' should hold floating-point numbers, found torch.int64",
+        "loss 'fused' is empty",
+        "No modality may be called 'video_length'",
+        "No modality may be called 'label'",
+        "loss 'label' should be a tensor, found float",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize("name", ["fused", "heads", "label", "split", "group", "audio_length"])
+def test_reserved_words_name_no_modality(name: str) -> None:
+    if name != "fused":
+        with pytest.raises(ValueError, match=f"No modality may be called '{name}'"):
+            MSL()({"fused": torch.tensor(1.0), name: torch.tensor(1.0)})
+    with pytest.raises(ValueError, match=f"No modality may be called '{name}'"):
+        MIMO().attach(encoders={name: torch.nn.Linear(2, 2)})
+
+
+def test_the_fused_loss_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"expected the fused loss under the key 'fused', found keys \['audio'\]"):
+        MIMO()({"audio": torch.tensor(1.0)})
+    with pytest.raises(ValueError, match="expected one loss per modality besides 'fused', found none"):
+        MIMO()({"fused": torch.tensor(1.0)})
+    assert float(Unimodal()({"audio": torch.tensor(1.0)})) == 1.0
+
+
+def test_scalars_and_samples_mean_the_same() -> None:
+    per_sample = losses_of(SmallModel(names(2)), batch(names(2)))
+    scalars = {name: loss.mean() for name, loss in per_sample.items()}
+    assert float(MIMO()(per_sample).detach()) == pytest.approx(float(MIMO()(scalars).detach()))
+
+
+def test_half_precision_losses_are_weighed_in_single_precision() -> None:
+    losses = {"fused": torch.tensor(1.0), "a": torch.tensor(1.25), "b": torch.tensor(1.0)}
+    half = {name: loss.to(torch.bfloat16) for name, loss in losses.items()}
+    assert float(MIMO(smoothing=0.01)(half)) == pytest.approx(float(MIMO(smoothing=0.01)(losses)), rel=1e-6)
+
+
+def test_losses_with_more_dimensions_are_averaged() -> None:
+    losses = {"fused": torch.rand(4, 3), "a": torch.rand(4, 3), "b": torch.rand(4, 3)}
+    expected = losses["fused"].mean() + losses["a"].mean() + losses["b"].mean()
+    assert float(EW()(losses)) == pytest.approx(float(expected))
+
+
+def test_a_nan_is_said_once_and_training_may_go_on() -> None:
+    balancer = MIMO()
+    with pytest.raises(FloatingPointError, match="'a'"):
+        balancer({"fused": torch.tensor(1.0), "a": torch.tensor(torch.nan)})
+    assert float(balancer({"fused": torch.tensor(1.0), "a": torch.tensor(1.0)})) == pytest.approx(11.0)
+
+
+def test_unimodal_for_one_modality_names_what_there_is() -> None:
+    with pytest.raises(ValueError, match=r"modality should be one of \['a', 'b'\], found 'c'"):
+        Unimodal("c")({"a": torch.tensor(1.0), "b": torch.tensor(1.0)})
+
+
+def test_the_table_prints_rows_and_columns() -> None:
+    balancer = EW(0.5)
+    balancer({"fused": torch.tensor(1.0), "audio": torch.tensor(2.0)})
+    lines = str(balancer.table).splitlines()
+    assert lines[0].split() == ["audio", "heads"]
+    assert lines[1].split() == ["fused", "1", "1"]
+    assert lines[2].split() == ["audio", "0.5", "0.5"]
+    assert balancer.table.numbers() == {"fused": {"audio": 1.0, "heads": 1.0}, "audio": {"audio": 0.5, "heads": 0.5}}
