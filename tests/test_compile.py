@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from equipoise import LateFusion
 from equipoise.testing import names
-from everything import METHODS, Data, assert_same, batches, parameters_of, taught, train
+from everything import GRADIENT_PATH, METHODS, Data, assert_same, batches, parameters_of, taught, train
 
 pytestmark = [
     pytest.mark.slow,
@@ -121,8 +121,37 @@ def test_a_model_compiled_as_a_whole_gives_the_eager_result_or_is_refused(method
             trained(method, model, whole)
 
 
-@pytest.mark.parametrize("method", ["mgda", "mlb", "mimo-plain-heads"])
-def test_inductor_keeps_its_buffers_through_several_passes(method: str) -> None:
-    model = fusion()
-    found = trained(method, model, torch.compile(model, backend="inductor"))
-    assert_same(found, trained(method, fusion()), atol=TOLERANCE)
+@pytest.mark.parametrize("way", [*WAYS, "whole"])
+@pytest.mark.parametrize("method", [name for name in WHOLE if name in GRADIENT_PATH])
+def test_buffers_are_kept_for_several_passes_after_a_plain_one(method: str, way: str) -> None:
+    # The first backward decides: compiled for one pass, it gives its buffers away, and a later one that keeps the graph fails.
+    model = fusion() if way == "whole" else WAYS[way]("aot_eager")
+    runs = torch.compile(model, backend="aot_eager") if way == "whole" else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    balancer = METHODS[method]().attach(runs, optimizer=optimizer)
+    torch.stack([loss.mean() for loss in losses_of(runs, data()[0]).values()]).sum().backward()
+    optimizer.zero_grad()
+    train(balancer, runs, data(), optimizer)
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_extra_losses_run_through_compiled_encoders_too(method: str) -> None:
+    found = []
+    for model in (fusion(), in_place("aot_eager")):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        balancer = METHODS[method]().attach(model, optimizer=optimizer)
+        inputs, _ = data()[0]
+        model(inputs)["fused"].sum().backward()
+        optimizer.zero_grad()
+        spread = torch.stack([feature.square().mean() for feature in model.features(inputs).values()]).sum()
+        balancer(losses_of(model, data()[0]), extra={"spread": spread}).backward()
+        found.append(gradients_of(model))
+        inputs = data()[0][0]
+        outputs = model(inputs)
+        # One forward pass serves the losses and the extra one.
+        optimizer.zero_grad()
+        losses = {name: logits.square().mean() for name, logits in outputs.items()}
+        balancer(losses, extra={"small": outputs["fused"].abs().mean()}).backward()
+        found[-1] |= {f"again {name}": gradient for name, gradient in gradients_of(model).items()}
+    assert_same(found[1], found[0], atol=TOLERANCE)

@@ -173,7 +173,7 @@ class Balancer(Questions):
         )
         first = next(iter(losses.values()))
         self.settle(modalities, first.device)
-        if self._watch is None or len(self._watch.names) <= len(self.modalities):
+        if self._watch is None or not self._watch.serves(self.modalities, first.device):
             self._watch = FiniteWatch((FUSED, *self.modalities), first.device)
         seen = observe.look(
             losses, self.modalities, self.score, scores, self.group, logarithmic=self.logarithmic_scores

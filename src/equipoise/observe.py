@@ -157,6 +157,10 @@ class FiniteWatch:
         self.names = tuple(names)
         self._finite = torch.ones(len(self.names), dtype=torch.bool, device=device)
 
+    def serves(self, modalities: Sequence[str], device: torch.device) -> bool:
+        """Whether it still fits: modalities become known, and losses move to another device."""
+        return self.names[1:] == tuple(modalities) and self._finite.device == device
+
     def note(self, seen: Seen) -> None:
         """Look at once where that costs nothing; elsewhere it would stall the device."""
         self._finite &= torch.cat([seen.fused[None], seen.unimodal]).isfinite()
