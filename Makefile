@@ -28,7 +28,7 @@ slow: $(READY)  ## the tests that start processes or compilers
 	$(BIN)/python -m pytest -m slow
 
 docs: $(READY)  ## the documentation, into site/
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 demo: $(READY)  ## joint training and balanced training, one after the other
 	@echo "Two generated sensors, one model. Look at 'video alone': that is the sensor which joint training neglects."

@@ -64,6 +64,11 @@ def paper(method: type[Balancer]) -> str:
     return "–" if said is None else ", ".join(part for part in said.groups() if part)
 
 
+def takes_arguments(method: type[Balancer]) -> bool:
+    """Whether a method has parameters of its own."""
+    return "__init__" in vars(method)
+
+
 def method_table(folder: str) -> str:
     """The table of methods, with links into ``folder``."""
     rows = ["| method | in one line | backward passes | paper |", "|---|---|---|---|"]
@@ -206,7 +211,7 @@ def method_page(method: type[Balancer]) -> str:
         [
             f"# {name}",
             f"{summary(method)}.",
-            f"```python\n{signature(name, method)}\n```",
+            f"```python\n{signature(name, method) if takes_arguments(method) else f'{name}()'}\n```",
             docstring(_doc(method), "../", setup),
             "## What it needs",
             "\n".join(f"- {need}" for need in needs),

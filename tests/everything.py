@@ -1,4 +1,4 @@
-"""Every method of the library under one name each, and the plain loop that all other ways to train are compared with."""
+"""Every method of the library under one name each, and the plain loop that other ways to train are compared with."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MODULATING = [name for name, make in METHODS.items() if make().modulates]
 
 
 def metrics(modalities: Sequence[str], epoch: int, shift: float = 0.0) -> dict[str, dict[str, float]]:
-    """Validation metrics by which MSES stops the first modality after epoch 1, and MSLR gives each a rate of its own."""
+    """Validation metrics by which MSES stops the first modality after epoch 1, and MSLR gives each its own rate."""
     return {
         name: {
             "loss": 1.0 + 0.5 * epoch + shift if place == 0 else 1 / (1 + epoch) + shift,

@@ -47,7 +47,7 @@ def plain_loop(method: str, optimizer: str, accumulate: int = 1, steps: int = ST
     return parameters_of(model)
 
 
-# -- the plain loop --------------------------------------------------------------------------------------------------------
+# -- the plain loop --
 
 
 @in_every_way
@@ -133,7 +133,7 @@ def test_a_loss_that_is_never_differentiated_scales_nothing(method: str) -> None
     assert_same(results[1], results[0])
 
 
-# -- Accelerate ------------------------------------------------------------------------------------------------------------
+# -- Accelerate --
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_accelerate_ends_where_the_plain_loop_ends(method: str, optimizer: str, 
     assert_same(parameters_of(bare), plain_loop(method, optimizer, accumulate))
 
 
-# -- Fabric ----------------------------------------------------------------------------------------------------------------
+# -- Fabric --
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ def test_fabric_ends_where_the_plain_loop_ends(method: str, optimizer: str, accu
     assert_same(parameters_of(bare), plain_loop(method, optimizer, accumulate))
 
 
-# -- Lightning -------------------------------------------------------------------------------------------------------------
+# -- Lightning --
 
 
 def lit(method: str, optimizer: str) -> Any:
@@ -227,7 +227,7 @@ def fit(module: Any, data: Sequence[Data], accumulate: int = 1) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, DataLoader(list(data), batch_size=None))
+    trainer.fit(module, DataLoader(list(data), batch_size=None))  # ty: ignore[invalid-argument-type]
 
 
 @pytest.mark.slow
@@ -276,8 +276,9 @@ def test_a_wrapper_of_an_optimizer_is_seen_through_however_deep() -> None:
         def __init__(self, optimizer: Any) -> None:
             self.optimizer = optimizer
 
-    model = nn.ModuleDict({"encoders": nn.ModuleDict({name: nn.Linear(2, 2) for name in names(2)})})
+    encoders = nn.ModuleDict({name: nn.Linear(2, 2) for name in names(2)})
+    model = nn.Sequential(encoders)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    balancer = OGM().attach(model, encoders=dict(model["encoders"].items()), optimizer=Wrapper(Wrapper(inner)))  # ty: ignore[call-non-callable, unresolved-attribute]
+    balancer = OGM().attach(model, encoders=dict(encoders), optimizer=Wrapper(Wrapper(inner)))
     assert balancer.follows_optimizer
     assert not balancer.scales_updates

@@ -49,6 +49,12 @@ def moves_with_the_gradient(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, (SGD, ASGD))
 
 
+def taken(optimizer: Optimizer) -> Tensor | int:
+    """One, or zero where a GradScaler told a fused optimiser, which it calls in any case, to skip the step."""
+    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+    return 1 if found_inf is None else (found_inf == 0).to(torch.int64)
+
+
 def keep_compiled_buffers() -> None:
     """Let two passes run through one compiled backward, which then may not hand its buffers away in the first."""
     from torch._functorch import config  # a module that torch.compile has loaded by then
@@ -174,16 +180,21 @@ class UpdateScale:
 
     def __init__(self, optimizer: Optimizer, attachment: Attachment, touches: Callable[[Tensor], bool]) -> None:
         self._attachment, self._touches = attachment, touches
-        self._noted: list[dict[str, Tensor]] = []
-        self._before: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._noted: list[tuple[dict[str, Tensor], Tensor]] = []
+        self._before: list[tuple[Tensor, Tensor]] = []
         self._handles = (
             optimizer.register_step_pre_hook(self._remember),
             optimizer.register_step_post_hook(self._blend),
         )
 
-    def note(self, factors: Mapping[str, Tensor]) -> None:
-        """The factors of one backward pass; a step over several of them takes their mean."""
-        self._noted.append(dict(factors))
+    def note(self, factors: Mapping[str, Tensor], finite: Tensor) -> None:
+        """The factors of one backward pass; a step over several of them takes their mean.
+
+        Args:
+            factors: One per modality.
+            finite: Whether the gradients were finite; where they were not, the step is skipped and its factors with it.
+        """
+        self._noted.append((dict(factors), finite))
 
     def remove(self) -> None:
         """Let the optimiser go."""
@@ -191,18 +202,26 @@ class UpdateScale:
             handle.remove()
 
     def _remember(self, *_: object) -> None:
-        if not self._noted:
-            return
-        factors: dict[int, tuple[Tensor, list[Tensor]]] = {}
-        for name, tensors in self._attachment.parameters().items():
-            mean = torch.stack([noted[name] for noted in self._noted]).mean()
-            for tensor in filter(self._touches, tensors):
-                factors.setdefault(id(tensor), (tensor, []))[1].append(mean)  # shared tensors have several owners
-        self._before = [(t, t.detach().clone(), torch.stack(owned).mean()) for t, owned in factors.values()]
+        # Factors come later: Lightning runs the model inside the step, in a closure.
+        touched = {id(t): t for tensors in self._attachment.parameters().values() for t in tensors if self._touches(t)}
+        self._before = [(tensor, tensor.detach().clone()) for tensor in touched.values()]
 
     @torch.no_grad()
     def _blend(self, *_: object) -> None:
-        for tensor, before, factor in self._before:
-            # lerp is exact at both ends: a factor of one changes no bit, a factor of zero restores every bit.
-            tensor.copy_(torch.lerp(before, tensor.detach(), factor.to(tensor.dtype)))
+        if self._noted:
+            factors = self._factors()
+            for tensor, before in self._before:
+                # lerp is exact at both ends: a factor of one changes no bit, a factor of zero restores every bit.
+                tensor.copy_(torch.lerp(before, tensor.detach(), factors[id(tensor)].to(tensor.dtype)))
         self._before, self._noted = [], []
+
+    def _factors(self) -> dict[int, Tensor]:
+        """The mean over backward passes that were not skipped, and over the owners of a shared tensor."""
+        counted = torch.stack([finite for _, finite in self._noted])
+        owned: dict[int, list[Tensor]] = {}
+        for name, tensors in self._attachment.parameters().items():
+            noted = torch.stack([factors[name] for factors, _ in self._noted])
+            mean = torch.where(counted, noted, 0).sum() / counted.sum().clamp(min=1)
+            for tensor in tensors:
+                owned.setdefault(id(tensor), []).append(mean)
+        return {key: torch.stack(means).mean() for key, means in owned.items()}

@@ -9,40 +9,29 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
 
 from equipoise import observe, ranks
-from equipoise.attachment import Attachment, Encoder, UpdateScale, keep_compiled_buffers, moves_with_the_gradient
-from equipoise.delivery import STATIC_GRAPH
+from equipoise.attachment import (
+    Attachment,
+    Encoder,
+    UpdateScale,
+    keep_compiled_buffers,
+    moves_with_the_gradient,
+    taken,
+)
+from equipoise.delivery import STATIC_GRAPH, HiddenGraphError
 from equipoise.models.names import name_problems, raise_all
 from equipoise.observe import FiniteWatch, Seen
 from equipoise.questions import Questions
-from equipoise.routes import Step, Weights
+from equipoise.routes import Held, Step, Weights, weighted_sum
 from equipoise.table import FUSED, HEADS, Table
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-@dataclass
-class Held:
-    """One decision for several micro-batches.
-
-    Args:
-        seen: The losses of the whole window.
-        weights: What the method made of them; None to let every micro-batch decide for itself.
-        advanced: Whether the method's state has moved on for this window.
-        record: The losses of the micro-batches that came by.
-    """
-
-    seen: Seen | None = None
-    weights: Weights | None = None
-    advanced: bool = False
-    record: list[dict[str, Tensor]] = field(default_factory=list)
 
 
 class Balancer(Questions):
@@ -133,7 +122,7 @@ class Balancer(Questions):
         if not self.modalities:
             self.settle(names, self.epoch.device)
         self._follow(attachment)
-        if self.route == "gram" and attachment.compiled():
+        if self.route != "loss" and attachment.compiled():
             keep_compiled_buffers()
         return self
 
@@ -237,6 +226,12 @@ class Balancer(Questions):
         """Whether factors act on what the optimiser does instead of on gradients."""
         return self._updates is not None
 
+    @final
+    def note_factors(self, factors: Tensor, finite: Tensor) -> None:
+        """Scale the next update by these factors, unless the step will be skipped."""
+        if self._updates is not None:
+            self._updates.note(dict(zip(self.modalities, factors.unbind(), strict=True)), finite)
+
     @property
     def _always(self) -> bool:
         return self.start == 0 and self.stop is None
@@ -254,18 +249,23 @@ class Balancer(Questions):
             )
             raise RuntimeError(msg)
         if weights is not None and self.route == "loss" and (attachment is None or self._checked):
-            return _weighted_sum(scalars, extra, weights, value)
+            return weighted_sum(scalars, extra, weights, value)
         by_name = attachment.parameters() if attachment is not None else {}
-        step = Step(self, scalars, extra, seen, weights, [by_name[name] for name in self.modalities if name in by_name])
+        encoders = [by_name[name] for name in self.modalities if name in by_name]
+        try:
+            step = Step(self, scalars, extra, seen, weights, encoders)
+        except HiddenGraphError:
+            if weights is None or self.route != "loss":
+                raise
+            self._checked = True  # a weighted sum is right whatever the graph; it only cannot be looked into
+            return weighted_sum(scalars, extra, weights, value)
         problems = step.problems()
         if problems:
             raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
         self._checked = True
         simple = self.route == "loss" or not (self.needs_encoders or step.reach.shared_with_fused())
         if weights is not None and simple:
-            return _weighted_sum(scalars, extra, weights, value)
-        if self._updates is not None and weights is not None and weights.encoders is not None:
-            self._updates.note(dict(zip(self.modalities, weights.encoders.unbind(), strict=True)))
+            return weighted_sum(scalars, extra, weights, value)
         return step.scalar(value if extra is None else value + extra.detach())
 
     def _follow(self, attachment: Attachment) -> None:
@@ -278,7 +278,7 @@ class Balancer(Questions):
             if self.modulates:
                 warnings.warn(self.without_optimizer, UserWarning, stacklevel=3)
             return
-        self._hooks.append(optimizer.register_step_post_hook(lambda *_: self.stepped()))
+        self._hooks.append(optimizer.register_step_post_hook(lambda done, *_: self.stepped(taken(done))))
         if self.modulates and not self.restores and not moves_with_the_gradient(optimizer):
             self._updates = UpdateScale(optimizer, attachment, self.touches)
             self._hooks.append(self._updates)
@@ -286,14 +286,3 @@ class Balancer(Questions):
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave the user's model and optimiser behind."""
         return {**self.__dict__, "_attachment": None, "_hooks": [], "_updates": None, "_held": None}
-
-
-def _weighted_sum(scalars: list[Tensor | None], extra: Tensor | None, weights: Weights, value: Tensor) -> Tensor:
-    """A scalar of the objective's value whose gradient is the weighted sum of the losses' gradients."""
-    chosen = weights.losses if weights.heads is None else weights.heads
-    given = [place for place, scalar in enumerate(scalars) if scalar is not None]
-    parts = torch.stack([scalar for scalar in scalars if scalar is not None])
-    picked = chosen if len(given) == len(scalars) else torch.stack([chosen[place] for place in given])
-    total = torch.dot(picked.to(parts.dtype), parts)
-    result = total + (value - total).detach()
-    return result if extra is None else result + extra

@@ -19,10 +19,18 @@ from torch.autograd.graph import Node
 Gradients = dict[int, Tensor]
 
 
-def leaves_under(loss: Tensor) -> dict[int, Tensor]:
+class HiddenGraphError(RuntimeError):
+    """Gradients taken through part of this graph would be wrong, or it cannot be seen through."""
+
+
+def leaves_under(loss: Tensor, compiled: set[tuple[Node, int]] | None = None) -> dict[int, Tensor]:
     """Every tensor that a loss would send a gradient to, by identity.
 
     Walked at each call: it costs about a hundredth of the backward pass, and a model may change what it uses.
+
+    Args:
+        loss: Where to start.
+        compiled: Takes the outputs of compiled graphs that were met, by graph and number.
     """
     found: dict[int, Tensor] = {}
     if loss.grad_fn is None:
@@ -33,6 +41,8 @@ def leaves_under(loss: Tensor) -> dict[int, Tensor]:
         node, index = waiting.pop()
         name = node.name()
         through_sink = name == "_DDPSinkBackward"
+        if compiled is not None and name == "CompiledFunctionBackward":
+            compiled.add((node, index))
         place = (node, index if through_sink else 0)
         if place in seen:
             continue
@@ -42,7 +52,7 @@ def leaves_under(loss: Tensor) -> dict[int, Tensor]:
             found[id(variable)] = variable
             continue
         if name == "CheckpointFunctionBackward":
-            raise RuntimeError(_REENTRANT)
+            raise HiddenGraphError(_REENTRANT)
         edges = node.next_functions
         if through_sink:
             _refuse_static_graph(node)
@@ -66,7 +76,7 @@ STATIC_GRAPH = (
 def _refuse_static_graph(sink: Any) -> None:
     wrapper = sink.ddp_weakref()
     if wrapper is not None and wrapper.static_graph:
-        raise RuntimeError(STATIC_GRAPH)
+        raise HiddenGraphError(STATIC_GRAPH)
 
 
 @final
@@ -82,7 +92,10 @@ class Reach:
     def __init__(
         self, losses: Sequence[Tensor | None], extra: Tensor | None, encoders: Sequence[Sequence[Tensor]]
     ) -> None:
-        self.per_loss = [leaves_under(loss) if loss is not None else {} for loss in losses]
+        self.compiled: list[set[tuple[Node, int]]] = [set() for _ in losses]
+        self.per_loss = [
+            leaves_under(loss, met) if loss is not None else {} for loss, met in zip(losses, self.compiled, strict=True)
+        ]
         self.under_extra = leaves_under(extra) if extra is not None else {}
         self.leaves: dict[int, Tensor] = {}
         for found in (*self.per_loss, self.under_extra):
@@ -121,6 +134,14 @@ class Reach:
     def shared_with_fused(self) -> bool:
         """Whether a uni-modal loss sends a gradient anywhere the fused loss does."""
         return any(key in self.per_loss[0] for found in self.per_loss[1:] for key in found)
+
+    def blurred(self) -> bool:
+        """Whether one compiled graph holds heads and gives several losses their outputs: whose heads cannot be told."""
+        fused = self.compiled[0]
+        mixed = {node for own in self.compiled[1:] for node, _ in own - fused} & {node for node, _ in fused}
+        leaves = (following for node in mixed for following, _ in node.next_functions if following is not None)
+        variables = (getattr(leaf, "variable", None) for leaf in leaves)
+        return any(variable is not None and id(variable) not in self.owners for variable in variables)
 
     def groups(self) -> list[list[int]]:
         """Encoders that share parameters, together; an encoder that shares nothing, alone."""

@@ -82,5 +82,5 @@ class Questions(PerModality):
     def advance(self, seen: Seen, finite: Tensor) -> None:
         """Move the state on by a step; ``finite`` says, on the device, whether the step will be taken."""
 
-    def stepped(self) -> None:
-        """Called after each step of the attached optimiser."""
+    def stepped(self, taken: Tensor | int = 1) -> None:
+        """Called after each step of the attached optimiser; ``taken`` is 0 where a fused one skipped it inside."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
@@ -38,6 +39,34 @@ class Weights(NamedTuple):
         return torch.cat([self.losses[:, None] * factors, heads[:, None]], dim=1)
 
 
+@dataclass
+class Held:
+    """One decision for several micro-batches.
+
+    Args:
+        seen: The losses of the whole window.
+        weights: What the method made of them; None to let every micro-batch decide for itself.
+        advanced: Whether the method's state has moved on for this window.
+        record: The losses of the micro-batches that came by.
+    """
+
+    seen: Seen | None = None
+    weights: Weights | None = None
+    advanced: bool = False
+    record: list[dict[str, Tensor]] = field(default_factory=list)
+
+
+def weighted_sum(scalars: list[Tensor | None], extra: Tensor | None, weights: Weights, value: Tensor) -> Tensor:
+    """A scalar of the objective's value whose gradient is the weighted sum of the losses' gradients."""
+    chosen = weights.losses if weights.heads is None else weights.heads
+    given = [place for place, scalar in enumerate(scalars) if scalar is not None]
+    parts = torch.stack([scalar for scalar in scalars if scalar is not None])
+    picked = chosen if len(given) == len(scalars) else torch.stack([chosen[place] for place in given])
+    total = torch.dot(picked.to(parts.dtype), parts)
+    result = total + (value - total).detach()
+    return result if extra is None else result + extra
+
+
 @final
 class Step:
     """One step on the gradient path.
@@ -71,15 +100,24 @@ class Step:
     def problems(self) -> list[str]:
         """Why this model and method do not fit, in sentences; empty when they do."""
         found = []
+        tells_heads_apart = self.method.route == "fused" or (
+            self.method.route == "weighted" and self.method.unimodal != "head"
+        )
+        if tells_heads_apart and self.reach.blurred():
+            found.append(
+                "the model was compiled as a whole, so that it cannot be told which heads a loss trains: compile the "
+                "encoders alone (model.compile_encoders(), or torch.compile on each)"
+            )
         for block, name in enumerate(self.method.modalities[: len(self.reach.encoders)]):
             if block in self.reach.frozen:
                 continue
             if self.method.route in {"fused", "gram"} and not self.reach.reaches(0, block):
                 found.append(f"the fused loss sends no gradient to encoder {name!r}: is it the module that ran?")
-            if self.method.unimodal == "head" and not self.reach.reaches(block + 1, block):
+            learns_from_own = self.method.unimodal == "head" or self.method.route == "weighted"
+            if learns_from_own and not self.reach.reaches(block + 1, block):
                 found.append(
                     f"loss {name!r} sends no gradient to encoder {name!r}, which this method needs: compute it on the "
-                    "encoder's own features, not on detached ones (LateFusion(…, unimodal='head'))"
+                    f"encoder's own features, not on detached ones (LateFusion(…, unimodal={self.method.unimodal!r}))"
                 )
             if self.method.modulates and not any(map(self.method.touches, self.reach.encoders[block])):
                 found.append(f"encoder {name!r} has no tensor that this method modulates; choose parameters='all'")
@@ -116,9 +154,13 @@ class Step:
         method = self.method
         if method.refines:
             (found,) = self._averaged([found])
-        if method.advances:
+        if method.advances or method.scales_updates:
             finite = delivery.all_finite(found.values()) if found else self.seen.fused.isfinite()
-            method.move_on(self.seen, ranks.everywhere(finite, method.group))
+            finite = ranks.everywhere(finite, method.group)
+            if method.advances:
+                method.move_on(self.seen, finite)
+            if factors is not None:
+                method.note_factors(factors, finite)
         delivered: Gradients = {}
         for group, tensors in self._groups(found):
             gradients = [found[id(tensor)] for tensor in tensors]
@@ -151,6 +193,7 @@ class Step:
         groups = list(self._groups(objectives[0]))
         parts = [[[found[id(t)] for t in tensors] for found in objectives] for _, tensors in groups]
         if not parts:
+            method.fill(self._table([], self.seen.fused.new_zeros(0, 1), separate=separate))
             return {}
         gram = torch.stack([delivery.gram_matrix(part) for part in parts])
         largest = gram.diagonal(dim1=1, dim2=2).amax(dim=1)[:, None, None]

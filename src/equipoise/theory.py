@@ -118,7 +118,9 @@ def _over_all_supports(gram: Tensor) -> Tensor:
     solution, _ = torch.linalg.solve_ex(systems, support[..., None].expand(*systems.shape[:-1], 1))
     raw = solution[..., 0] * support
     weights = raw / raw.sum(dim=-1, keepdim=True)
-    feasible = (weights >= -1e-9).all(dim=-1)
+    # A gradient of length zero is that of a loss that does not reach the block: it takes no part.
+    absent = (gram.diagonal(dim1=-2, dim2=-1) == 0)[..., None, :] & (support > 0)
+    feasible = (weights >= -1e-9).all(dim=-1) & ~absent.any(dim=-1)
     weights = weights.clamp(min=0)
     weights = weights / weights.sum(dim=-1, keepdim=True)
     length = torch.einsum("...si,...ij,...sj->...s", weights, gram, weights)

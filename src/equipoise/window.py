@@ -9,7 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.balancer import Balancer, Held
+from equipoise.balancer import Balancer
+from equipoise.routes import Held
 
 
 @final

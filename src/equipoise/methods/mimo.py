@@ -115,9 +115,9 @@ class MIMO(Balancer):
         plain = torch.ones_like(weights) if self.heads == "plain" else None
         return Weights(weights, heads=plain, value=value)
 
-    def stepped(self) -> None:
+    def stepped(self, taken: Tensor | int = 1) -> None:
         """Move along the trajectory with the optimiser, so that a skipped step does not count."""
-        self.step += 1
+        self.step += taken
 
     def _optimum_now(self) -> Tensor:
         now = self.optimum.index_select(1, self.step.clamp(max=self.optimum.shape[1] - 1))[:, 0]

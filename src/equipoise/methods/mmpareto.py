@@ -54,10 +54,12 @@ class MMPareto(Balancer):
 
     def mix(self, gram: Tensor) -> Tensor:
         """Equal weights where no two gradients conflict, else the shortest mixture; together n · γ."""
-        count = gram.shape[-1]
-        apart = ~torch.eye(count, dtype=torch.bool, device=gram.device)
-        agree = ((gram > 0) | ~apart).flatten(-2).all(dim=-1, keepdim=True)
-        return self.boost * count * torch.where(agree, 1 / count, least_norm(gram))
+        present = gram.diagonal(dim1=-2, dim2=-1) > 0  # a loss that does not reach an encoder takes no part
+        count = present.sum(dim=-1, keepdim=True).clamp(min=1)
+        apart = ~torch.eye(gram.shape[-1], dtype=torch.bool, device=gram.device)
+        compared = present[..., :, None] & present[..., None, :] & apart
+        agree = ((gram > 0) | ~compared).flatten(-2).all(dim=-1, keepdim=True)
+        return self.boost * count * torch.where(agree, present / count, least_norm(gram))
 
     def refine(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:  # noqa: ARG002
         """Stretch what came out shorter than the plain sum of the gradients."""

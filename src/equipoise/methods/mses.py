@@ -98,7 +98,7 @@ class MSES(Balancer):
         self.stepped()
 
     @torch.no_grad()
-    def stepped(self) -> None:
+    def stepped(self, taken: Tensor | int = 1) -> None:  # noqa: ARG002
         """Put every stopped encoder back where it stopped."""
         for name in self.stopped:
             for tensor, kept in zip(self.tensors_of(name), self._kept.get(name, []), strict=False):

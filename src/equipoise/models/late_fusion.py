@@ -1,6 +1,6 @@
 """The model: one encoder per modality, a fusion, and a head per modality beside it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter, signature
 from numbers import Integral
 from typing import Literal, final, get_args
@@ -95,7 +95,20 @@ class LateFusion(nn.Module):
         Returns:
             The outputs by name, "fused" first.
         """
+        return self._read(self.features(inputs, lengths))
+
+    def with_shares(
+        self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Give the outputs as `forward` does, and beside them each modality's share of the additive fused output.
+
+        For methods that compare shares while heads of their own, trained beside, are measured.
+        """
         features = self.features(inputs, lengths)
+        shares = self.fusion.share(self._with_zeros_for_missing(features))
+        return self._read(features), {name: shares[name] for name in features}
+
+    def _read(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         whole = self._with_zeros_for_missing(features)
         seen = whole
         if self.training and self.dropout > 0:
@@ -153,9 +166,9 @@ class LateFusion(nn.Module):
         return pool(logs, dict(zip(["fused", *self.encoders], self.committee.float().unbind(), strict=True)))
 
     def compile_encoders(self, **options: object) -> None:
-        """Compile each encoder in place with `Module.compile(**options)`; names and state dict stay as they are."""
+        """Compile each encoder in place with `torch.compile(…, **options)`; names and state dict stay as they are."""
         for encoder in self.encoders.values():
-            encoder.compile(**options)
+            encoder._compiled_call_impl = torch.compile(_call_of(encoder), **options)  # ty: ignore[no-matching-overload]
 
     def _with_zeros_for_missing(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         one = next(iter(features.values()))
@@ -207,6 +220,14 @@ class LateFusion(nn.Module):
                 "Write LateFusion(…, unimodal='head') or decision='fused'."
             ]
         return []
+
+
+def _call_of(encoder: nn.Module) -> Callable[..., Tensor]:
+    # `encoder.compile()` does nothing to modules of torch's own, such as nn.Sequential: their frames are skipped.
+    def call(*args: object, **kwargs: object) -> Tensor:
+        return encoder._call_impl(*args, **kwargs)
+
+    return call
 
 
 def drop_modalities(features: Mapping[str, Tensor], probability: float) -> dict[str, Tensor]:

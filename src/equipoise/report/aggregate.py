@@ -1,0 +1,182 @@
+"""Runs that differ in seed and fold only, put together: mean and standard deviation per label."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from equipoise.report.results import Row, dig, number
+
+OWN_PROTOCOLS = ("head", "detached", "split")
+PROTOCOLS = {
+    "head": "heads trained with the model",
+    "detached": "heads trained beside the model on detached features",
+    "split": "the fused head's own share",
+    "probe": "a fresh linear layer on frozen features",
+    "zeroed": "the other inputs zeroed",
+    "shapley": "Shapley value of the fused prediction",
+}
+# What tells two runs of one label apart without making them two things to compare.
+_NOT_SETTINGS = {"seed", "seeds", "fold", "folds", "out", "threads"}
+
+
+@final
+@dataclass(frozen=True)
+class Spread:
+    """A mean over runs.
+
+    Args:
+        mean: Their mean.
+        deviation: Their sample standard deviation (n − 1); None for a single run.
+        count: How many runs had the number.
+    """
+
+    mean: float
+    deviation: float | None
+    count: int
+
+
+@final
+@dataclass(frozen=True)
+class Line:
+    """All runs of one label.
+
+    Args:
+        label: What tables call it.
+        rows: The runs, ordered by fold and seed, so that sums do not depend on which run finished first.
+    """
+
+    label: str
+    rows: tuple[Row, ...]
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.rows[0]["method"]
+
+    def of(self, *path: str) -> Spread | None:
+        """Mean and deviation of the number at a path of keys; None where no run has it."""
+        return spread(number(row, *path) for row in self.rows)
+
+    @property
+    def protocol(self) -> str | None:
+        """How this method's uni-modal accuracy was measured: the one protocol that belongs to the method."""
+        return next((name for name in OWN_PROTOCOLS if any(dig(row, "test", name) for row in self.rows)), None)
+
+    @property
+    def fused(self) -> Spread | None:
+        """Accuracy of the fused prediction, the headline."""
+        return self.of("test", "fused")
+
+    @property
+    def committee(self) -> Spread | None:
+        """Accuracy of the committee of fused and uni-modal heads."""
+        return self.of("test", "committee")
+
+    @property
+    def alone(self) -> dict[str, Spread]:
+        """Accuracy of each modality alone, by this line's protocol."""
+        if self.protocol is None:
+            return {}
+        found = {name: self.of("test", self.protocol, name) for name in modalities(self.rows)}
+        return {name: each for name, each in found.items() if each is not None}
+
+    @property
+    def disparity(self) -> Spread | None:
+        """How far the modalities' accuracies lie apart."""
+        return self.of("test", "disparity")
+
+    @property
+    def faults(self) -> Spread | None:
+        """Fused accuracy, averaged over the sensor faults."""
+        return self.of("test", "faults", "mean", "fused")
+
+    @property
+    def step(self) -> Spread | None:
+        """Seconds of one training step."""
+        return self.of("seconds", "step")
+
+
+def spread(numbers: Iterable[float | None]) -> Spread | None:
+    """Mean and sample standard deviation of the numbers that are there.
+
+    Example:
+        >>> spread([1.0, None, 3.0])
+        Spread(mean=2.0, deviation=1.4142135623730951, count=2)
+    """
+    found = [each for each in numbers if each is not None]
+    if not found:
+        return None
+    mean = math.fsum(found) / len(found)
+    squares = math.fsum((each - mean) ** 2 for each in found)
+    return Spread(mean, math.sqrt(squares / (len(found) - 1)) if len(found) > 1 else None, len(found))
+
+
+def aggregate(rows: Sequence[Row]) -> list[Line]:
+    """One line per label, the best fused accuracy first, those without a fused prediction last.
+
+    Runs of one label with different settings are one line as long as no (fold, seed) occurs twice: tuning may choose
+    differently in each fold. Where one does, the label stood for several things, and the settings that differ are
+    added to it.
+
+    Args:
+        rows: Runs of one data set.
+    """
+    labels: dict[str, list[Row]] = {}
+    for row in rows:
+        labels.setdefault(row["label"], []).append(row)
+    lines = [
+        Line(name, tuple(sorted(some, key=_order)))
+        for label, together in labels.items()
+        for name, some in _told_apart(label, together).items()
+    ]
+    return sorted(lines, key=lambda line: (-(line.fused.mean if line.fused else -math.inf), line.label))
+
+
+def modalities(rows: Iterable[Row]) -> list[str]:
+    """Every modality the rows know, in the order they name them."""
+    found: dict[str, None] = {}
+    for row in rows:
+        for protocol in PROTOCOLS:
+            found |= dict.fromkeys(dig(row, "test", protocol) or {})
+    return list(found)
+
+
+def settings(row: Row) -> dict[str, Any]:
+    """Everything that was set for a run: the run's settings and the method's parameters."""
+    return {**(row.get("run") or {}), **(row.get("params") or {})}
+
+
+def varying(rows: Iterable[Row]) -> list[str]:
+    """Names of the settings that are not the same in all these runs."""
+    seen: dict[str, set[str]] = {}
+    rows = list(rows)
+    for name in dict.fromkeys(name for row in rows for name in settings(row)):
+        seen[name] = {as_text(settings(row).get(name)) for row in rows}
+    return [name for name, values in seen.items() if len(values) > 1 and name not in _NOT_SETTINGS]
+
+
+def as_text(value: Any) -> str:
+    """A setting as one would type it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _told_apart(label: str, rows: list[Row]) -> dict[str, list[Row]]:
+    runs = Counter((row.get("fold"), row.get("seed")) for row in rows)
+    differing = varying(rows)
+    if max(runs.values()) == 1 or not differing:
+        return {label: rows}
+    apart: dict[str, list[Row]] = {}
+    for row in rows:
+        values = ", ".join(f"{name}={as_text(settings(row).get(name))}" for name in differing)
+        apart.setdefault(f"{label} ({values})", []).append(row)
+    return apart
+
+
+def _order(row: Row) -> tuple[float, float, str]:
+    fold, seed = number(row, "fold"), number(row, "seed")
+    return (-1 if fold is None else fold, -1 if seed is None else seed, str(row.get("config")))

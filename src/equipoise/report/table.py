@@ -1,0 +1,152 @@
+"""One table, from which every renderer reads, so that no two of them can disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, final
+
+from equipoise.report.aggregate import Line, Spread
+from equipoise.report.paired import Difference
+
+MISSING = "–"
+
+Measured = Spread | Difference | str | None
+
+
+@final
+@dataclass(frozen=True)
+class Column:
+    """What a column shows, and how.
+
+    Args:
+        key: Its name in csv and JSON.
+        title: Its name for people.
+        of: What it shows of a line.
+        unit: Unit, or what else stands in brackets after the title.
+        kind: Whether its cells are means over runs, paired differences or words.
+        scale: Raw numbers are shown times this: 100 for percent.
+        decimals: Digits after the point.
+        better: Which end of it is best, and printed bold; None where neither is.
+        by_protocol: The numbers depend on how uni-modal accuracy is measured, so that lines measured differently do not compete.
+    """
+
+    key: str
+    title: str
+    of: Callable[[Line], Measured]
+    unit: str = "%"
+    kind: Literal["mean", "difference", "words"] = "mean"
+    scale: float = 100.0
+    decimals: int = 1
+    better: Literal["higher", "lower"] | None = None
+    by_protocol: bool = False
+
+    @property
+    def heading(self) -> str:
+        """Title and unit on one line."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+    def cell(self, measured: Measured) -> Cell:
+        """A number, and how it is written."""
+        if measured is None:
+            return Cell(MISSING)
+        if isinstance(measured, str):
+            return Cell(measured)
+        if isinstance(measured, Spread):
+            aside = "" if measured.deviation is None else f"± {self._written(measured.deviation)}"
+            return Cell(self._written(measured.mean), aside, value=measured.mean, deviation=measured.deviation)
+        has_interval = measured.low is not None and measured.high is not None
+        aside = f"[{self._written(measured.low, '+')}, {self._written(measured.high, '+')}]" if has_interval else ""
+        return Cell(
+            self._written(measured.mean, "+"), aside, value=measured.mean, low=measured.low, high=measured.high
+        )
+
+    def _written(self, value: float | None, sign: str = "-") -> str:
+        text = f"{(value or 0.0) * self.scale:{sign}.{self.decimals}f}"
+        return text.replace("-", "") if float(text) == 0 and sign == "-" else text
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    """What stands in one place of a table.
+
+    Args:
+        main: The number (or word) as written.
+        aside: What is written after it: deviation or interval.
+        value: The raw number; None for words and what is missing.
+        deviation: Raw standard deviation.
+        low: Raw lower end of the interval.
+        high: Raw upper end.
+        best: The best of its column.
+        fastest: The fastest of the three best lines.
+    """
+
+    main: str
+    aside: str = ""
+    value: float | None = None
+    deviation: float | None = None
+    low: float | None = None
+    high: float | None = None
+    best: bool = False
+    fastest: bool = False
+
+    @property
+    def text(self) -> str:
+        """Everything written in it."""
+        return f"{self.main} {self.aside}" if self.aside else self.main
+
+
+@final
+@dataclass(frozen=True)
+class Table:
+    """Lines of cells under columns.
+
+    Args:
+        title: What it shows.
+        columns: Its columns, without the first, which holds the labels.
+        labels: One per line.
+        cells: Per line, one cell per column.
+        notes: What a reader has to know to trust the numbers.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    labels: tuple[str, ...]
+    cells: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def at(self, label: str, key: str) -> Cell:
+        """The cell of one line under one column."""
+        keys = [column.key for column in self.columns]
+        return self.cells[self.labels.index(label)][keys.index(key)]
+
+
+def build(title: str, columns: Sequence[Column], lines: Sequence[Line], notes: Sequence[str] = ()) -> Table:
+    """Fill a table, leave out the columns that no line has a number for, and mark the best of each."""
+    filled = []
+    for column in columns:
+        measured = [column.of(line) for line in lines]
+        if any(each is not None for each in measured):
+            filled.append((column, _mark_best(column, lines, [column.cell(each) for each in measured])))
+    cells = tuple(zip(*(cells for _, cells in filled), strict=True)) if filled else tuple(() for _ in lines)
+    return Table(
+        title, tuple(column for column, _ in filled), tuple(line.label for line in lines), cells, tuple(notes)
+    )
+
+
+def _mark_best(column: Column, lines: Sequence[Line], cells: list[Cell]) -> list[Cell]:
+    """Mark the best of each group that competes. Equal as written is equal: a reader sees no other digits."""
+    if column.better is None:
+        return cells
+    groups: dict[str | None, list[int]] = {}
+    for at, line in enumerate(lines):
+        if cells[at].value is not None:
+            groups.setdefault(line.protocol if column.by_protocol else None, []).append(at)
+    marked = list(cells)
+    pick = max if column.better == "higher" else min
+    for group in groups.values():
+        best = pick(float(cells[at].main) for at in group)
+        for at in group:
+            marked[at] = replace(cells[at], best=len(group) > 1 and float(cells[at].main) == best)
+    return marked

@@ -1,0 +1,140 @@
+"""Every setting of a run, by name, checked together."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, final, get_args, get_type_hints
+
+Optimizer = Literal["sgd", "adam", "adamw"]
+Schedule = Literal["constant", "cosine", "step"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Selection = Literal["last", "best"]
+
+
+@final
+@dataclass(frozen=True)
+class Settings:
+    """How a model is built and trained. Every field can be set on the command line as ``name=value``.
+
+    Args:
+        epochs: Passes over the training part.
+        batch: Samples per step of the optimiser.
+        lr: Learning rate.
+        optimizer: "sgd", "adam" or "adamw".
+        momentum: Of SGD.
+        weight_decay: Of every optimiser.
+        schedule: "constant", "cosine" (to zero), or "step" (a tenth after 70 % of the epochs).
+        precision: "fp32", "bf16" or "fp16".
+        accumulate: Micro-batches that a batch is cut into.
+        compile: Compile the encoders.
+        clip: Largest norm of the whole gradient; None for none.
+        select: Keep the "last" epoch, or the "best" one by validation accuracy.
+        patience: Stop after this many epochs without a better validation accuracy; None for never.
+        features: Size of each encoder's output.
+        fusion: "concat", "sum", "gated" or "film".
+        dropout: Modality dropout, the probability with which a sample's modality is zeroed in the fused path.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+        deterministic: Ask for the same bits again on a GPU too, at some cost.
+    """
+
+    epochs: int = 30
+    batch: int = 64
+    lr: float = 0.01
+    optimizer: Optimizer = "sgd"
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    schedule: Schedule = "constant"
+    precision: Precision = "fp32"
+    accumulate: int = 1
+    compile: bool = False
+    clip: float | None = None
+    select: Selection = "last"
+    patience: int | None = None
+    features: int = 64
+    fusion: str = "concat"
+    dropout: float = 0.0
+    device: str = "auto"
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} should be {rule}, found {getattr(self, name)!r}" for name, rule, fine in self._rules() if not fine
+        ]
+        if problems:
+            raise ValueError("settings: " + "; ".join(problems))
+
+    def _rules(self) -> Iterable[tuple[str, str, bool]]:
+        for name, least in (("epochs", 0), ("batch", 1), ("accumulate", 1), ("features", 1)):
+            yield name, f"a whole number of at least {least}", getattr(self, name) >= least
+        yield "lr", "above zero", self.lr > 0
+        yield "momentum", "at least 0 and below 1", 0 <= self.momentum < 1
+        yield "weight_decay", "zero or more", self.weight_decay >= 0
+        yield "dropout", "at least 0 and below 1", 0 <= self.dropout < 1
+        yield "clip", "above zero, or none", self.clip is None or self.clip > 0
+        yield "patience", "at least one epoch, or none", self.patience is None or self.patience >= 1
+        for name, kind in (
+            ("optimizer", Optimizer),
+            ("schedule", Schedule),
+            ("precision", Precision),
+            ("select", Selection),
+        ):
+            choices = get_args(kind)
+            yield name, f"one of {', '.join(choices)}", getattr(self, name) in choices
+
+    def changed(self, words: Mapping[str, Any]) -> Settings:
+        """The same settings with some replaced."""
+        return dataclasses.replace(self, **words)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for a row of results."""
+        return dataclasses.asdict(self)
+
+
+def names() -> tuple[str, ...]:
+    """The settings there are."""
+    return tuple(field.name for field in dataclasses.fields(Settings))
+
+
+def parse(name: str, text: str) -> Any:
+    """The value of a setting from the text of ``name=value``; a ValueError says what was expected."""
+    return convert(name, text, get_type_hints(Settings)[name])
+
+
+def convert(name: str, text: str, kind: Any) -> Any:
+    """Read a word as a value of some type.
+
+    Args:
+        name: Whose value it is, for the message.
+        text: What was typed.
+        kind: int, float, bool, str, a Literal, or one of these or None.
+    """
+    kinds = get_args(kind) if not _is_literal(kind) else ()
+    if type(None) in kinds and text.lower() in {"none", "null"}:
+        return None
+    plain = next((one for one in kinds if one is not type(None)), kind) if kinds else kind
+    try:
+        if _is_literal(plain):
+            choices = get_args(plain)
+            if text in choices:
+                return text
+            near = difflib.get_close_matches(text, choices, n=1)
+            raise ValueError(f"one of {', '.join(choices)}" + (f" (did you mean {near[0]}?)" if near else ""))
+        if plain is bool:
+            if text.lower() not in {"true", "false", "yes", "no", "1", "0"}:
+                raise ValueError("true or false")
+            return text.lower() in {"true", "yes", "1"}
+        if plain is int:
+            return int(text)
+        if plain is float:
+            return float(text)
+    except ValueError as found:
+        expected = {int: "a whole number", float: "a number"}.get(plain, str(found))
+        raise ValueError(f"{name} should be {expected}, found {text!r}") from None
+    return text
+
+
+def _is_literal(kind: Any) -> bool:
+    return getattr(kind, "__origin__", None) is Literal
