@@ -248,7 +248,8 @@ class Balancer(Questions):
                 "type balancer.attach(model), or balancer.attach(model, encoders={'audio': model.audio_net, …}), once"
             )
             raise RuntimeError(msg)
-        if weights is not None and self.route == "loss" and (attachment is None or self._checked):
+        alone = not self.needs_encoders and not any(loss is not None and loss.requires_grad for loss in scalars[1:])
+        if weights is not None and (alone or (self.route == "loss" and (attachment is None or self._checked))):
             return weighted_sum(scalars, extra, weights, value)
         by_name = attachment.parameters() if attachment is not None else {}
         encoders = [by_name[name] for name in self.modalities if name in by_name]

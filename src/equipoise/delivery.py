@@ -19,6 +19,7 @@ from torch.autograd.graph import Node
 Gradients = dict[int, Tensor]
 
 
+@final
 class HiddenGraphError(RuntimeError):
     """Gradients taken through part of this graph would be wrong, or it cannot be seen through."""
 

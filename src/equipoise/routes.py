@@ -39,6 +39,7 @@ class Weights(NamedTuple):
         return torch.cat([self.losses[:, None] * factors, heads[:, None]], dim=1)
 
 
+@final
 @dataclass
 class Held:
     """One decision for several micro-batches.

@@ -6,18 +6,19 @@ Read it top down: `train` is the story, the rest are its words. The test part is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise import checkpoint
 from equipoise.balancer import Balancer
 from equipoise.data.splits import Part, Splits
+from equipoise.machinery import batches, make_accelerator, make_optimizer, make_schedule, pieces
 from equipoise.models import LateFusion, encoder_for
 from equipoise.models.evaluation import evaluating
 from equipoise.settings import Settings
@@ -105,15 +106,15 @@ class _Run:
     ) -> None:
         torch.manual_seed(seed)
         self.settings, self.balancer, self.folder = settings, balancer, folder
-        self.accelerator = _accelerator(settings, trackers, folder)
+        self.accelerator = make_accelerator(settings, trackers, folder)
         device = self.accelerator.device
         self.train, self.validation = splits.train.to(device), splits.validation.to(device)
         self.model = build_model(splits, balancer, settings).to(device)
         if settings.compile:
             self.model.compile_encoders()
-        plain = _optimizer(self.model, settings)
+        plain = make_optimizer(self.model, settings)
         self.optimizer = self.accelerator.prepare_optimizer(plain)
-        self.schedule = _schedule(plain, settings)
+        self.schedule = make_schedule(plain, settings)
         balancer.to(device).attach(self.model, optimizer=plain)
         self.shuffle = torch.Generator().manual_seed(seed)
         self.curves: list[Record] = []
@@ -125,8 +126,8 @@ class _Run:
         self.model.train()
         sums: dict[str, Tensor] = {}
         count = 0
-        for part in _batches(self.train, self.settings.batch, self.shuffle):
-            for micro in _pieces(part, self.settings.accumulate):
+        for part in batches(self.train, self.settings.batch, self.shuffle):
+            for micro in pieces(part, self.settings.accumulate):
                 with self.accelerator.autocast():
                     loss, seen = losses_of(self.model, self.balancer, micro)
                 self.accelerator.backward(loss * (len(micro) / len(part)))
@@ -263,56 +264,3 @@ def _headline(balancer: Balancer, validation: dict[str, float]) -> float:
         return validation["fused"]
     alone = [value for name, value in validation.items() if name != "fused"]
     return sum(alone) / len(alone)
-
-
-def _batches(part: Part, size: int, shuffle: torch.Generator) -> Iterator[Part]:
-    """Every sample once, in a new order; a last batch of one is left out, since it has no batch statistics."""
-    order = torch.randperm(len(part), generator=shuffle).to(part.label.device)
-    for rows in order.split(size):
-        if len(rows) > 1 or len(part) == 1:
-            yield part.take(rows)
-
-
-def _pieces(part: Part, count: int) -> Iterator[Part]:
-    if count == 1:
-        yield part
-        return
-    for rows in torch.arange(len(part), device=part.label.device).chunk(count):
-        yield part.take(rows)
-
-
-def _accelerator(settings: Settings, trackers: Sequence[str], folder: Path | None) -> Any:
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(
-        reset_partial_state=True
-    )  # a run may follow another of other precision in one process
-    if settings.deterministic:
-        torch.use_deterministic_algorithms(mode=True, warn_only=True)
-    accelerator = Accelerator(
-        mixed_precision={"fp32": "no"}.get(settings.precision, settings.precision),
-        cpu=settings.device == "cpu" or not torch.cuda.is_available(),
-        log_with=list(trackers) or None,
-        project_dir=str(folder) if folder is not None else None,
-    )
-    if trackers:
-        accelerator.init_trackers("equipoise", config={k: str(v) for k, v in settings.as_dict().items()})
-    return accelerator
-
-
-def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(
-            model.parameters(), settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-        )
-    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(model.parameters(), settings.lr, weight_decay=settings.weight_decay)
-
-
-def _schedule(optimizer: torch.optim.Optimizer, settings: Settings) -> Any:
-    if settings.schedule == "cosine":
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(settings.epochs, 1))
-    if settings.schedule == "step":
-        return torch.optim.lr_scheduler.MultiStepLR(optimizer, [max(1, round(0.7 * settings.epochs))], 0.1)
-    return None

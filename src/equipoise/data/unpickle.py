@@ -30,8 +30,8 @@ class _Limited(pickle.Unpickler):
             # numpy moved its core; a file written before or after must read the same.
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         msg = (
-            f"refused to load {module}.{name}: expected a pickle of numpy arrays, numbers, strings and plain containers. "
-            "A pickle can run any program; if you trust this one, convert it to .npz yourself"
+            f"refused to load {module}.{name}: expected a pickle of numpy arrays, numbers, strings and plain "
+            "containers. A pickle can run any program; if you trust this one, convert it to .npz yourself"
         )
         raise pickle.UnpicklingError(msg)
 

@@ -1,8 +1,8 @@
 """Shoulder exercises seen by a smartwatch: the accelerometer and the gyroscope of ten people doing seven exercises.
 
-The recordings (140 series at 50 Hz) come with the package `seglearn` (BSD licence): Burns et al., "Shoulder Physiotherapy
-Exercise Recognition: Machine Learning the Inertial Signals from a Smartwatch" (2018). Its file is read without importing the
-package, by an unpickler that knows numpy arrays only, after its checksum has been compared.
+The recordings (140 series at 50 Hz) come with the package `seglearn` (BSD licence): Burns et al., "Shoulder
+Physiotherapy Exercise Recognition: Machine Learning the Inertial Signals from a Smartwatch" (2018). Its file is read
+without importing the package, by an unpickler that knows numpy arrays only, after its checksum has been compared.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def watch(fold: int | None = None) -> Splits:
     """Windows of two seconds, half overlapping; modalities `accelerometer` and `gyroscope`, each 3 × 100; standardised.
 
     Args:
-        fold: One of ten: person `fold + 1` is the test set, the next three validate, the other six train. None is the one
-            fixed cut of short comparisons: five people train, three validate, two test.
+        fold: One of ten: person `fold + 1` is the test set, the next three validate, the other six train. None is the
+            one fixed cut of short comparisons: five people train, three validate, two test.
     """
     inputs, label, person = _windows()
     where = people_of(fold)

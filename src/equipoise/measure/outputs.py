@@ -120,4 +120,6 @@ def _heads(model: LateFusion, features: Mapping[str, Tensor]) -> dict[str, Tenso
 def _check_labels(label: Tensor, classes: int) -> None:
     lowest, highest = int(label.min()), int(label.max())
     if lowest < 0 or highest >= classes:
-        raise_all([f"The model tells {classes} classes, so labels are 0 to {classes - 1}; found {lowest} to {highest}."])
+        raise_all(
+            [f"The model tells {classes} classes, so labels are 0 to {classes - 1}; found {lowest} to {highest}."]
+        )

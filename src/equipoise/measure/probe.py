@@ -1,4 +1,4 @@
-"""The linear probe: how much about the class can be read off frozen features, whatever the model's heads make of them."""
+"""The linear probe: how much of the class can be read off frozen features, whatever the model makes of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from equipoise.data.splits import Part
 from equipoise.measure.outputs import features_of_part
-from equipoise.measure.scores import accuracy
+from equipoise.measure.scoring import accuracy
 from equipoise.models.late_fusion import LateFusion
 
 PENALTY = 1e-4  # on the squared weights of standardised features: enough for a unique answer on separable ones

@@ -20,7 +20,7 @@ from torch import Tensor
 from equipoise.data.splits import Part
 from equipoise.measure.outputs import Outputs, decide, features_of_part
 from equipoise.measure.probe import probe_features
-from equipoise.measure.scores import accuracy
+from equipoise.measure.scoring import accuracy
 from equipoise.models.evaluation import evaluating
 from equipoise.models.late_fusion import LateFusion
 
@@ -118,13 +118,8 @@ def shapley_values(values: Mapping[Subset, float]) -> Accuracies:
             for subset, value in values.items()
             if name not in subset
         )
-        for name in values_in_order(values)
+        for name in (name for single in values if len(single) == 1 for name in single)  # in the order given
     }
-
-
-def values_in_order(values: Mapping[Subset, float]) -> list[str]:
-    """The modalities, in the order in which the subsets of one were given."""
-    return [name for subset in values if len(subset) == 1 for name in subset]
 
 
 def silenced(part: Part, modalities: list[str]) -> Part:

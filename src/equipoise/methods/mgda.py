@@ -35,6 +35,9 @@ class MGDA(Balancer):
     route = "gram"
     unimodal = "head"
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def mix(self, gram: Tensor) -> Tensor:
         """Weights of the shortest vector in the convex hull."""
         return least_norm(gram)

@@ -32,6 +32,9 @@ class MSL(Balancer):
     needs_unimodal = False
     needs_encoders = False
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def weigh(self, seen: Seen) -> Weights:
         """The fused loss at one; on heads, every loss at one."""
         losses = torch.cat([torch.ones_like(seen.fused)[None], torch.zeros_like(seen.unimodal)])

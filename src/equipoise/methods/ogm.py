@@ -1,4 +1,4 @@
-"""OGM: slow the modality that is ahead. Base of OGM-GE, which adds noise."""
+"""OGM: slow the modality that is ahead."""
 
 from __future__ import annotations
 

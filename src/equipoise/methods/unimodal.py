@@ -18,7 +18,7 @@ class Unimodal(Balancer):
     f_k is the loss of modality k. The fused loss, where given, moves nothing. With separate encoders and a plain
     optimiser this trains K independent models in one run.
 
-    Cost: one backward pass.
+    Also the single-sensor rows of every published table. Cost: one backward pass.
 
     Args:
         modality: Train this modality only; None trains all of them.

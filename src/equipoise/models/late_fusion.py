@@ -1,20 +1,19 @@
 """The model: one encoder per modality, a fusion, and a head per modality beside it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
-from numbers import Integral
 from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
 
+from equipoise.models.arguments import Unimodal, encoder_problems, head_problems, modules_in, option_problems
 from equipoise.models.committee import pool
 from equipoise.models.encoders import features_of
 from equipoise.models.evaluation import class_log_probabilities, evaluating
 from equipoise.models.fusion import HeadMaker, build_fusion
-from equipoise.models.names import NamedModules, name_problems, raise_all, unknown_name
+from equipoise.models.names import NamedModules, raise_all, unknown_name
 
-Unimodal = Literal["head", "detached", "split"]
 Decision = Literal["fused", "committee"]
 
 
@@ -56,12 +55,12 @@ class LateFusion(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        told = {**{name: features_of(encoder) for name, encoder in _modules_in(encoders)}, **(features or {})}
+        told = {**{name: features_of(encoder) for name, encoder in modules_in(encoders)}, **(features or {})}
         raise_all(
             [
-                *_encoder_problems(encoders, features or {}, told),
-                *_head_problems(classes, head),
-                *_option_problems(unimodal, dropout),
+                *encoder_problems(encoders, features or {}, told),
+                *head_problems(classes, head),
+                *option_problems(unimodal, dropout),
             ]
         )
         self.sizes = {name: int(size) for name in encoders if (size := told[name]) is not None}
@@ -239,49 +238,6 @@ def drop_modalities(features: Mapping[str, Tensor], probability: float) -> dict[
         name: feature.masked_fill(column.unsqueeze(1), 0)
         for (name, feature), column in zip(features.items(), dropped.unbind(dim=1), strict=True)
     }
-
-
-def _modules_in(encoders: Mapping[str, object]) -> list[tuple[str, nn.Module]]:
-    return [(name, encoder) for name, encoder in encoders.items() if isinstance(encoder, nn.Module)]
-
-
-def _encoder_problems(
-    encoders: Mapping[str, object], features: Mapping[str, int], told: Mapping[str, int | None]
-) -> Iterator[str]:
-    if not encoders:
-        yield "LateFusion expected at least one encoder; found none. Write LateFusion({'audio': encoder}, classes=…)."
-    yield from name_problems(encoders)
-    for name, encoder in encoders.items():
-        if not isinstance(encoder, nn.Module):
-            yield f"The encoder of {name!r} must be an nn.Module, found {type(encoder).__name__}."
-        elif told[name] is None:
-            yield (
-                f"The output size of the encoder of {name!r}, {type(encoder).__name__}, could not be told. "
-                f"Write features={{{name!r}: …}}."
-            )
-    for name, size in features.items():
-        if name not in encoders:
-            yield f"features names an unknown modality: {unknown_name(name, encoders)}"
-        if not isinstance(size, Integral) or size < 1:
-            yield f"features[{name!r}] must be a whole number of at least 1, found {size!r}."
-
-
-def _head_problems(classes: int | None, head: HeadMaker | None) -> Iterator[str]:
-    if (classes is None) == (head is None):
-        found = "neither" if head is None else "both"
-        yield f"LateFusion expected either classes or head; found {found}. Write classes=… alone for classification."
-    elif classes is not None and (not isinstance(classes, Integral) or classes < 2):
-        yield (
-            f"classes must be a whole number of at least 2, found {classes!r}. "
-            "For a single output write head=lambda size: nn.Linear(size, 1)."
-        )
-
-
-def _option_problems(unimodal: str | None, dropout: float) -> Iterator[str]:
-    if unimodal is not None and unimodal not in get_args(Unimodal):
-        yield f"Unknown unimodal: {unknown_name(unimodal, get_args(Unimodal))} None means no uni-modal outputs."
-    if not 0 <= dropout < 1:
-        yield f"dropout must be at least 0 and less than 1, found {dropout!r}. Write dropout=0.0 for none."
 
 
 def _head_maker(classes: int | None, head: HeadMaker | None) -> HeadMaker:

@@ -57,9 +57,7 @@ class Column:
             return Cell(self._written(measured.mean), aside, value=measured.mean, deviation=measured.deviation)
         has_interval = measured.low is not None and measured.high is not None
         aside = f"[{self._written(measured.low, '+')}, {self._written(measured.high, '+')}]" if has_interval else ""
-        return Cell(
-            self._written(measured.mean, "+"), aside, value=measured.mean, low=measured.low, high=measured.high
-        )
+        return Cell(self._written(measured.mean, "+"), aside, value=measured.mean, low=measured.low, high=measured.high)
 
     def _written(self, value: float | None, sign: str = "-") -> str:
         text = f"{(value or 0.0) * self.scale:{sign}.{self.decimals}f}"
@@ -130,9 +128,7 @@ def build(title: str, columns: Sequence[Column], lines: Sequence[Line], notes: S
         if any(each is not None for each in measured):
             filled.append((column, _mark_best(column, lines, [column.cell(each) for each in measured])))
     cells = tuple(zip(*(cells for _, cells in filled), strict=True)) if filled else tuple(() for _ in lines)
-    return Table(
-        title, tuple(column for column, _ in filled), tuple(line.label for line in lines), cells, tuple(notes)
-    )
+    return Table(title, tuple(column for column, _ in filled), tuple(line.label for line in lines), cells, tuple(notes))
 
 
 def _mark_best(column: Column, lines: Sequence[Line], cells: list[Cell]) -> list[Cell]:

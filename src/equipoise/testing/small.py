@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ def names(count: int) -> list[str]:
     return ["audio", "video", "text", "depth", "touch", "radar", "lidar", "pulse"][:count]
 
 
+@final
 class SmallModel(nn.Module):
     """Separate encoders, a head each, and a fused head on all features: small, smooth, in double precision.
 

@@ -48,7 +48,7 @@ def macro_f1(predicted: Tensor, label: Tensor, classes: int) -> float:
     told = predicted.bincount(minlength=classes)
     hits = label[predicted == label].bincount(minlength=classes)
     present = support > 0
-    return (2 * hits[present] / (support + told)[present]).double().mean().item()
+    return (2 * hits[present].double() / (support + told)[present]).mean().item()
 
 
 def calibration_error(probabilities: Tensor, label: Tensor) -> float:

@@ -1,0 +1,202 @@
+"""What there is, by name: methods with their parameters, and data sets; and how words on a command line set them."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final, get_type_hints
+
+from equipoise import methods, settings
+from equipoise.balancer import Balancer
+from equipoise.data.generated import two_sensors
+from equipoise.data.splits import Splits
+from equipoise.data.watch import watch
+from equipoise.models import LateFusion
+from equipoise.models.ensemble import as_ensemble
+from equipoise.settings import Settings
+
+
+@final
+@dataclass(frozen=True)
+class Method:
+    """A way to train, under the name users type.
+
+    Args:
+        name: Lower-case and plain.
+        make: The balancer's class.
+        finish: What becomes of the model after training.
+        fused: Whether the model has a fused decision worth the name.
+    """
+
+    name: str
+    make: type[Balancer]
+    finish: Callable[[LateFusion], LateFusion] | None = None
+    fused: bool = True
+
+    @property
+    def summary(self) -> str:
+        """One line on it."""
+        if self.finish is as_ensemble:
+            return "Separately trained uni-modal models whose log-probabilities are averaged."
+        return (inspect.getdoc(self.make) or "").splitlines()[0]
+
+    def defaults(self) -> dict[str, Any]:
+        """Its parameters that a command line can set, with their defaults."""
+        hints = get_type_hints(self.make.__init__)
+        found = inspect.signature(self.make.__init__).parameters
+        return {name: each.default for name, each in found.items() if name != "self" and _simple(hints[name])}
+
+    def convert(self, name: str, text: str) -> Any:
+        """A parameter's value from the text of ``name=value``."""
+        return settings.convert(f"{self.name}.{name}", text, get_type_hints(self.make.__init__)[name])
+
+
+def _simple(kind: Any) -> bool:
+    """Whether a word can express a value of this type."""
+    text = str(kind)
+    return not any(part in text for part in ("Mapping", "Trajectory", "ShapleyResponses", "dict"))
+
+
+def all_methods() -> dict[str, Method]:
+    """Every method by name: each balancer of the package, and the ensemble of uni-modal models."""
+    found = {}
+    for thing in vars(methods).values():
+        if inspect.isclass(thing) and issubclass(thing, Balancer):
+            name = thing.__name__.lower()
+            found[name] = Method(name, thing, fused=thing.needs_fused)
+    found["ensemble"] = Method("ensemble", methods.Unimodal, finish=as_ensemble)
+    return dict(sorted(found.items()))
+
+
+@final
+@dataclass(frozen=True)
+class DataSet:
+    """A data set by name.
+
+    Args:
+        name: What users type.
+        load: Gives its splits; takes the number of a fold, or None.
+        folds: How many folds it can be cut into.
+        summary: One line on it.
+    """
+
+    name: str
+    load: Callable[[int | None], Splits]
+    folds: int
+    summary: str
+
+
+def all_data() -> dict[str, DataSet]:
+    """Every data set by name."""
+    return {
+        "watch": DataSet("watch", watch, 10, "Seven shoulder exercises of ten people, accelerometer and gyroscope."),
+        "generated": DataSet(
+            "generated",
+            lambda fold: two_sensors(seed=fold or 0),
+            10,
+            "An easy and a hard sensor, made up.",
+        ),
+    }
+
+
+def look_up(kind: str, name: str, known: Mapping[str, Any]) -> Any:
+    """An entry by name; an unknown one is answered with the nearest."""
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+    raise ValueError(f"unknown {kind} {name!r}; {hint}")
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """One line of a comparison: a method with its parameters, under a label.
+
+    Args:
+        label: What tables call it.
+        method: How it trains.
+        params: Every parameter of the method.
+        settings: How the model is built and trained.
+    """
+
+    label: str
+    method: Method
+    params: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
+
+    def balancer(self) -> Balancer:
+        """A fresh balancer."""
+        return self.method.make(**self.params)
+
+    def changed(self, params: Mapping[str, Any], run: Mapping[str, Any], label: str | None = None) -> Entry:
+        """The same with some parameters and settings replaced."""
+        return Entry(label or self.label, self.method, {**self.params, **params}, self.settings.changed(run))
+
+
+def entries(names: Iterable[str], words: Iterable[str] = ()) -> list[Entry]:
+    """Lines of a comparison from method names and ``key=value`` words, or one message with all that is wrong.
+
+    Args:
+        names: Methods by name; "all" for every one.
+        words: Settings (``epochs=30``), a parameter that one chosen method has (``penalty=10``), or one of a named
+            method (``mimo.penalty=10``).
+    """
+    known, problems = all_methods(), []
+    chosen: list[Method] = []
+    for wanted in [one for name in names for one in (known if name == "all" else [name])]:
+        try:
+            chosen.append(look_up("method", wanted, known))
+        except ValueError as found:
+            problems.append(str(found))
+    run: dict[str, Any] = {}
+    params: dict[str, dict[str, Any]] = {method.name: {} for method in chosen}
+    for word in words:
+        try:
+            _read_word(word, chosen, run, params)
+        except ValueError as found:
+            problems.append(str(found))
+    base = Settings()
+    try:
+        base = Settings(**run)
+    except ValueError as found:
+        problems.append(str(found))
+    made = [Entry(method.name, method, {**method.defaults(), **params[method.name]}, base) for method in chosen]
+    for entry in made:
+        try:
+            entry.balancer()
+        except ValueError as found:
+            problems.append(str(found))
+    if not made and not problems:
+        problems.append(f"no method was named; choose from {', '.join(known)}, or all")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return made
+
+
+def _read_word(word: str, chosen: list[Method], run: dict[str, Any], params: dict[str, dict[str, Any]]) -> None:
+    key, sign, text = word.partition("=")
+    if not sign or not key:
+        raise ValueError(f"{word!r} should read name=value, such as epochs=30 or mimo.penalty=10")
+    owner, dot, name = key.partition(".")
+    if dot:
+        method = next((one for one in chosen if one.name == owner), None)
+        if method is None:
+            raise ValueError(f"{key}: {owner!r} is not among the chosen methods {[one.name for one in chosen]}")
+        look_up(f"parameter of {owner}", name, method.defaults())
+        params[owner][name] = method.convert(name, text)
+        return
+    if key in settings.names():
+        run[key] = settings.parse(key, text)
+        return
+    owners = [method for method in chosen if key in method.defaults()]
+    if len(owners) == 1:
+        params[owners[0].name][key] = owners[0].convert(key, text)
+    elif owners:
+        examples = " or ".join(f"{method.name}.{key}={text}" for method in owners)
+        raise ValueError(f"{key} is a parameter of several methods; type {examples}")
+    else:
+        known = [*settings.names(), *(f"{one.name}.{name}" for one in chosen for name in one.defaults())]
+        look_up("setting", key, dict.fromkeys(known))

@@ -1,0 +1,64 @@
+"""Gradient conflict: whether the fused loss and a modality's own loss pull its encoder in opposite directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from equipoise.data.splits import Part
+from equipoise.measure.outputs import check_model
+from equipoise.models.evaluation import evaluating
+from equipoise.models.late_fusion import LateFusion
+
+
+def conflict(model: LateFusion, part: Part, batch: int = 512, seed: int = 0) -> dict[str, Any]:
+    """Give the cosine between ∇f_mm and ∇f_k at each encoder k, and the share of encoders where it is negative.
+
+    f_mm is the mean cross-entropy of the fused output and f_k that of modality k on one batch. The model is read in
+    evaluation mode, so that no running statistics move; no `.grad` is touched. An encoder that a loss does not move,
+    being frozen or without a gradient, has cosine 0: no conflict.
+
+    Args:
+        model: A model with the view "head" or "split", whose uni-modal losses reach the encoders.
+        part: The samples to draw the batch from.
+        batch: How many samples are drawn, without replacement.
+        seed: Of the draw.
+
+    Returns:
+        ``{"cosine": {modality: …}, "conflicting": share of encoders}``.
+
+    Raises:
+        TypeError: If the model is no `LateFusion`.
+        ValueError: If the model's uni-modal losses do not reach its encoders.
+    """
+    check_model(model)
+    if model.unimodal not in ("head", "split"):
+        raise ValueError(
+            f"conflict expected a model with unimodal='head' or 'split', whose uni-modal losses reach the encoders; "
+            f"found unimodal={model.unimodal!r}. Build it with LateFusion(…, unimodal='head')."
+        )
+    rows = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))[:batch]
+    chosen = part.take(rows.to(part.label.device)).to(model.committee.device)
+    with evaluating(model), torch.enable_grad():
+        losses = {name: F.cross_entropy(logits, chosen.label) for name, logits in model(chosen.inputs).items()}
+        cosine = {
+            name: _cosine(losses["fused"], losses[name], list(model.encoders[name].parameters()))
+            for name in model.encoders
+        }
+    return {"cosine": cosine, "conflicting": sum(value < 0 for value in cosine.values()) / len(cosine)}
+
+
+def _cosine(fused: Tensor, own: Tensor, parameters: list[Tensor]) -> float:
+    moving = [parameter for parameter in parameters if parameter.requires_grad]
+    if not moving:
+        return 0.0
+    first, second = _gradient(fused, moving), _gradient(own, moving)
+    return F.cosine_similarity(first, second, dim=0, eps=torch.finfo(first.dtype).tiny).item()
+
+
+def _gradient(loss: Tensor, parameters: list[Tensor]) -> Tensor:
+    found = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+    return torch.cat([gradient.double().flatten() for gradient in found])

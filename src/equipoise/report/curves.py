@@ -1,0 +1,99 @@
+"""What happened over the epochs, averaged over the runs of a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from equipoise.report.aggregate import Line
+from equipoise.report.results import Results, dig, number
+
+
+@final
+@dataclass(frozen=True)
+class Curve:
+    """A number over epochs.
+
+    Args:
+        epochs: When.
+        mean: Mean over the runs that reached the epoch.
+        low: The lowest of them.
+        high: The highest of them.
+    """
+
+    epochs: tuple[int, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def thinned(self, most: int) -> Curve:
+        """At most so many epochs, evenly spread, the first and the last among them."""
+        count = len(self.epochs)
+        if count <= most:
+            return self
+        kept = sorted({round(step * (count - 1) / (most - 1)) for step in range(most)})
+        return Curve(*(tuple(part[at] for at in kept) for part in (self.epochs, self.mean, self.low, self.high)))
+
+
+def over_epochs(results: Results, line: Line, *path: str) -> Curve | None:
+    """The number at a path of keys of every epoch; None where no run has it."""
+    found: dict[int, list[float]] = {}
+    for row in line.rows:
+        for epoch in results.curves.get(str(row.get("config")), []):
+            value = number(epoch, *path)
+            if value is not None:
+                found.setdefault(int(epoch["epoch"]), []).append(value)
+    if not found:
+        return None
+    epochs = sorted(found)
+    values = [found[epoch] for epoch in epochs]
+    return Curve(
+        tuple(epochs),
+        tuple(sum(each) / len(each) for each in values),
+        tuple(min(each) for each in values),
+        tuple(max(each) for each in values),
+    )
+
+
+def accuracy_curves(results: Results, line: Line) -> dict[str, Curve]:
+    """Validation accuracy of the fused prediction and of each modality."""
+    return _curves(results, line, [(name,) for name in _keys(results, line, "validation")], "validation")
+
+
+def balancing_curves(results: Results, line: Line) -> dict[tuple[str, str], Curve]:
+    """The balancing table c[objective, block] over epochs, under (objective, blocks).
+
+    Blocks on which an objective has the same coefficient all along are put together.
+    """
+    together: dict[tuple[str, Curve], list[str]] = {}
+    for objective in _keys(results, line, "table"):
+        blocks = _keys(results, line, "table", objective)
+        for block in blocks:
+            curve = over_epochs(results, line, "table", objective, block)
+            if curve is not None:
+                together.setdefault((objective, curve), []).append(block)
+    named = {}
+    for (objective, curve), blocks in together.items():
+        everywhere = len(blocks) > 1 and len(blocks) == len(_keys(results, line, "table", objective))
+        named[objective, "every block" if everywhere else ", ".join(blocks)] = curve
+    return named
+
+
+def changes(curve: Curve) -> bool:
+    """Whether a number moved at all, between epochs or between runs."""
+    return max(curve.high) - min(curve.low) > 1e-6 * max(abs(max(curve.high)), abs(min(curve.low)))
+
+
+def _keys(results: Results, line: Line, *path: str) -> list[str]:
+    found: dict[str, None] = {}
+    for row in line.rows:
+        for epoch in results.curves.get(str(row.get("config")), [])[:1]:
+            inner = dig(epoch, *path)
+            found |= dict.fromkeys(inner if isinstance(inner, dict) else {})
+    return list(found)
+
+
+def _curves(results: Results, line: Line, paths: Sequence[tuple[str, ...]], *root: str) -> dict[str, Curve]:
+    found = {path[-1]: over_epochs(results, line, *root, *path) for path in paths}
+    return {name: curve for name, curve in found.items() if curve is not None}

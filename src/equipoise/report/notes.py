@@ -1,0 +1,109 @@
+"""What has to be said below a table so that its numbers can be trusted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from equipoise.report.aggregate import PROTOCOLS, Line, varying
+from equipoise.report.paired import Difference
+from equipoise.report.results import dig
+
+
+def notes_below(lines: Sequence[Line], differences: Sequence[Difference]) -> list[str]:
+    """One sentence each on decision, protocol, selection, runs, split, marks and intervals."""
+    return [
+        each
+        for each in (
+            _decisions(lines),
+            _protocols(lines),
+            _selection(lines),
+            _runs(lines),
+            _splits(lines),
+            _marks(lines),
+            _intervals(differences),
+            _mixtures(lines),
+        )
+        if each
+    ]
+
+
+def _decisions(lines: Sequence[Line]) -> str:
+    headline = "Headline: fused, the model's own fused prediction."
+    pool = " committee pools the fused and uni-modal heads and is another decision."
+    return headline + (pool if any(line.committee for line in lines) else "")
+
+
+def _protocols(lines: Sequence[Line]) -> str:
+    users: dict[str, list[str]] = {}
+    for line in lines:
+        if line.protocol:
+            users.setdefault(line.protocol, []).append(line.label)
+    if len(users) == 1:
+        protocol = next(iter(users))
+        return f"Each modality alone is measured by {protocol} ({PROTOCOLS[protocol]})."
+    listed = "; ".join(f"{name} ({PROTOCOLS[name]}): {', '.join(labels)}" for name, labels in sorted(users.items()))
+    return f"Each modality alone is measured by {listed}. Protocols do not compare with one another." if users else ""
+
+
+def _selection(lines: Sequence[Line]) -> str:
+    rules = Counter(str(dig(row, "selected", "by") or "unknown") for line in lines for row in line.rows)
+    if len(rules) == 1:
+        text = f"Epoch selected by: {next(iter(rules))}."
+    else:
+        text = "Epoch selected by: " + ", ".join(f"{rule} ({count} runs)" for rule, count in rules.most_common()) + "."
+    warning = " SELECTED ON THE TEST SET: these numbers are too good." if any("test" in rule for rule in rules) else ""
+    return text + warning
+
+
+def _runs(lines: Sequence[Line]) -> str:
+    rows = [row for line in lines for row in line.rows]
+    seeds = {row.get("seed") for row in rows}
+    folds = {row.get("fold") for row in rows} - {None}
+    each = _plural(len(seeds), "seed")
+    if folds:
+        each = f"{_plural(len(folds), 'fold')} × {each}"
+    most = max(len(line.rows) for line in lines)
+    fewer = [f"{line.label} ({len(line.rows)})" for line in lines if len(line.rows) < most]
+    return f"{_plural(len(rows), 'run')} ({each})." + (f" Fewer runs: {', '.join(fewer)}." if fewer else "")
+
+
+def _splits(lines: Sequence[Line]) -> str:
+    found = sorted({str(row["split"]) for line in lines for row in line.rows if row.get("split")})
+    if not found:
+        return "Split: no fingerprint recorded."
+    shown = ", ".join(each[: len("sha256:") + 12] for each in found[:3])
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"{'Splits' if len(found) > 1 else 'Split'}: {shown}{more}."
+
+
+def _marks(lines: Sequence[Line]) -> str:
+    among = " among lines of one protocol" if len({line.protocol for line in lines if line.protocol}) > 1 else ""
+    deviation = "± is the standard deviation over runs. " if any(len(line.rows) > 1 for line in lines) else ""
+    return f"{deviation}Bold: best of its column{among}. Underlined: fastest of the three best by fused."
+
+
+def _intervals(differences: Sequence[Difference]) -> str:
+    if not differences:
+        return ""
+    texts = []
+    for over in dict.fromkeys(each.over for each in differences):
+        pairs = sorted({each.pairs for each in differences if each.over == over})
+        count = f"{pairs[0]}" if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
+        if pairs == [1]:
+            texts.append("from one pair, so without an interval")
+        elif over == "folds":
+            texts.append(f"with 95 % intervals (Student's t) over {count} folds, seeds of a fold averaged")
+        else:
+            texts.append(f"with 95 % intervals (Student's t) over {count} seeds of one split")
+    baselines = ", ".join(dict.fromkeys(each.baseline for each in differences))
+    return f"Paired differences to {baselines}: fused accuracy, {'; '.join(texts)}."
+
+
+def _mixtures(lines: Sequence[Line]) -> str:
+    mixed = [f"{line.label} ({', '.join(names)})" for line in lines if (names := varying(line.rows))]
+    return f"Settings differ between the runs of: {'; '.join(mixed)}." if mixed else ""
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
