@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -23,6 +23,8 @@ class Questions(PerModality):
     "weighted" (from their own weighted sum, times a factor), "gram" (from a mixture that their gradients decide)."""
     unimodal: ClassVar[View | None] = "head"
     """Which uni-modal outputs the method wants a model to offer."""
+    search: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Values worth trying for each parameter, for tuning that gives every method the same number of trials."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Metrics per modality that `end_epoch` must be given."""
     needs_fused: ClassVar[bool] = True

@@ -14,8 +14,8 @@ from equipoise.measure.outputs import features_of_part
 from equipoise.measure.scoring import accuracy
 from equipoise.models.late_fusion import LateFusion
 
-PENALTY = 1e-4  # on the squared weights of standardised features: enough for a unique answer on separable ones
-_STEPS = 500
+PENALTY = 1e-3  # on the squared weights of standardised features: small, and enough for one answer on separable ones
+_STEPS = 500  # more than enough: some hundred bring the gradient to 1e-6
 
 
 class Probe(NamedTuple):
@@ -56,7 +56,7 @@ def fit_probe(features: Tensor, label: Tensor, classes: int) -> Probe:
     weight = features.new_zeros(classes, features.shape[1], requires_grad=True)
     bias = features.new_zeros(classes, requires_grad=True)
     solver = torch.optim.LBFGS(
-        [weight, bias], max_iter=_STEPS, tolerance_grad=1e-6, tolerance_change=1e-9, line_search_fn="strong_wolfe"
+        [weight, bias], max_iter=_STEPS, tolerance_grad=1e-6, tolerance_change=1e-12, line_search_fn="strong_wolfe"
     )
 
     def loss() -> Tensor:

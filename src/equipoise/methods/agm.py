@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ class AGM(Balancer):
     """
 
     unimodal = "split"
+    search: ClassVar = {"strength": (0.3, 1.0, 2.5)}
     modulates = True
     advances = True
     mean_score: Tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import ClassVar, final
 
 import torch
 
@@ -37,6 +37,7 @@ class DGL(Balancer):
 
     route = "weighted"
     unimodal = "split"
+    search: ClassVar = {"weight": (1.0, 2.0, 4.0)}
 
     def __init__(self, weight: float = 4.0) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import ClassVar, final
 
 import torch
 
@@ -31,6 +31,7 @@ class EW(Balancer):
     """
 
     unimodal = "head"
+    search: ClassVar = {"weight": (0.3, 1.0, 3.0, 10.0)}
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()

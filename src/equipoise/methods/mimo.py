@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -67,6 +67,7 @@ class MIMO(Balancer):
     """
 
     unimodal = "head"
+    search: ClassVar = {"penalty": (1.0, 10.0, 100.0), "smoothing": (0.01, 0.1, 1.0)}
     optimum: Tensor
     step: Tensor
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class MLB(Balancer):
 
     route = "weighted"
     unimodal = "head"
+    search: ClassVar = {"strength": (0.4, 0.8, 1.6)}
     modulates = True
     logarithmic_scores = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class MMPareto(Balancer):
 
     route = "gram"
     unimodal = "head"
+    search: ClassVar = {"boost": (1.0, 1.5, 2.0)}
     refines = True
 
     def __init__(self, boost: float = 1.5, rescale: Literal["tensor", "encoder"] = "tensor") -> None:

@@ -44,6 +44,7 @@ class MSES(Balancer):
 
     route = "fused"
     unimodal = "detached"
+    search: ClassVar = {"patience": (5, 10, 20)}
     modulates = True
     restores = True
     needs = ("loss",)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class MSLR(Balancer):
 
     route = "fused"
     unimodal = "detached"
+    search: ClassVar = {"memory": (3, 5)}
     modulates = True
     needs = ("accuracy",)
     history: Tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -68,6 +68,7 @@ class OGM(Balancer):
 
     route = "fused"
     unimodal = "split"
+    search: ClassVar = {"strength": (0.1, 0.4, 0.8, 1.5)}
     modulates = True
     logarithmic_scores = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ class OGMGE(Balancer):
 
     route = "fused"
     unimodal = "split"
+    search: ClassVar = {"strength": (0.1, 0.4, 0.8, 1.5)}
     modulates = True
     refines = True
     logarithmic_scores = True

@@ -91,7 +91,7 @@ class CNN1d(nn.Module):
         width: Channels after the first convolution; the next two have twice and four times as many.
     """
 
-    def __init__(self, channels: int, features: int = 64, width: int = 32) -> None:
+    def __init__(self, channels: int, features: int = 64, width: int = 16) -> None:
         super().__init__()
         self.features = features
         self._channels = channels

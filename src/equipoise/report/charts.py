@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import final
@@ -14,6 +14,9 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 12, 28, 40
 ROW = 24
 LETTER = 6.4  # width of a letter at the size charts use, on the wide side
 LONGEST_LABEL = 20
+FEW = 8
+
+Scale = Callable[[float], float]
 
 
 @final
@@ -81,6 +84,9 @@ def line_chart(identity: str, title: str, description: str, x: Axis, y: Axis, se
         elif each.points:
             path = f'<path class="line {each.style}" d="M{_path(each.points, across, up)}">'
             parts.append(f"{path}<title>{escape(each.name)}</title></path>")
+            # Few points are measurements one by one: show where they are.
+            for at, value in each.points if len(each.points) <= FEW else ():
+                parts.append(f'<circle class="dot {each.style}" cx="{across(at):.1f}" cy="{up(value):.1f}" r="2"/>')
     return _svg(identity, title, description, HEIGHT, parts)
 
 
@@ -154,15 +160,16 @@ def _svg(identity: str, title: str, description: str, height: float, parts: Sequ
         f'<svg role="img" viewBox="0 0 {WIDTH} {height:g}" aria-labelledby="{identity}-t" '
         f'aria-describedby="{identity}-d"><title id="{identity}-t">{escape(title)}</title>'
         f'<desc id="{identity}-d">{escape(description)}</desc>'
-        f'<text class="title" x="0" y="14" aria-hidden="true">{escape(_shortened(title, 46))}</text>{"".join(parts)}</svg>'
+        f'<text class="title" x="0" y="14" aria-hidden="true">{escape(_shortened(title, 46))}</text>'
+        f"{''.join(parts)}</svg>"
     )
 
 
-def _scale(of: Axis, start: float, end: float):  # noqa: ANN202
+def _scale(of: Axis, start: float, end: float) -> Scale:
     return lambda value: start + (value - of.low) / (of.high - of.low) * (end - start)
 
 
-def _x_axis(x: Axis, across, bottom: float, lowest: float, grid_from: float | None = None) -> str:  # noqa: ANN001
+def _x_axis(x: Axis, across: Scale, bottom: float, lowest: float, grid_from: float | None = None) -> str:
     marks, ticks = [], x.ticks(6)
     for tick in ticks:
         at = across(tick)
@@ -173,7 +180,7 @@ def _x_axis(x: Axis, across, bottom: float, lowest: float, grid_from: float | No
     return f'<path class="rule" d="M{across(x.low):.1f} {bottom}H{across(x.high):.1f}"/>' + "".join(marks) + name
 
 
-def _y_axis(y: Axis, up) -> str:  # noqa: ANN001
+def _y_axis(y: Axis, up: Scale) -> str:
     marks, ticks = [], y.ticks(5)
     for tick in ticks:
         at = up(tick)
@@ -184,7 +191,7 @@ def _y_axis(y: Axis, up) -> str:  # noqa: ANN001
     return "".join(marks) + f'<text class="axis middle" x="10" y="{middle:.1f}" {turned}>{escape(y.title)}</text>'
 
 
-def _path(points: Sequence[tuple[float, float]], across, up) -> str:  # noqa: ANN001
+def _path(points: Sequence[tuple[float, float]], across: Scale, up: Scale) -> str:
     return "L".join(f"{across(at):.1f} {up(value):.1f}" for at, value in points)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -33,7 +32,8 @@ class Curve:
         if count <= most:
             return self
         kept = sorted({round(step * (count - 1) / (most - 1)) for step in range(most)})
-        return Curve(*(tuple(part[at] for at in kept) for part in (self.epochs, self.mean, self.low, self.high)))
+        mean, low, high = (tuple(part[at] for at in kept) for part in (self.mean, self.low, self.high))
+        return Curve(tuple(self.epochs[at] for at in kept), mean, low, high)
 
 
 def over_epochs(results: Results, line: Line, *path: str) -> Curve | None:
@@ -58,7 +58,8 @@ def over_epochs(results: Results, line: Line, *path: str) -> Curve | None:
 
 def accuracy_curves(results: Results, line: Line) -> dict[str, Curve]:
     """Validation accuracy of the fused prediction and of each modality."""
-    return _curves(results, line, [(name,) for name in _keys(results, line, "validation")], "validation")
+    found = {name: over_epochs(results, line, "validation", name) for name in _keys(results, line, "validation")}
+    return {name: curve for name, curve in found.items() if curve is not None}
 
 
 def balancing_curves(results: Results, line: Line) -> dict[tuple[str, str], Curve]:
@@ -88,12 +89,7 @@ def changes(curve: Curve) -> bool:
 def _keys(results: Results, line: Line, *path: str) -> list[str]:
     found: dict[str, None] = {}
     for row in line.rows:
-        for epoch in results.curves.get(str(row.get("config")), [])[:1]:
+        for epoch in results.curves.get(str(row.get("config")), []):
             inner = dig(epoch, *path)
             found |= dict.fromkeys(inner if isinstance(inner, dict) else {})
     return list(found)
-
-
-def _curves(results: Results, line: Line, paths: Sequence[tuple[str, ...]], *root: str) -> dict[str, Curve]:
-    found = {path[-1]: over_epochs(results, line, *root, *path) for path in paths}
-    return {name: curve for name, curve in found.items() if curve is not None}

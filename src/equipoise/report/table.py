@@ -28,7 +28,8 @@ class Column:
         scale: Raw numbers are shown times this: 100 for percent.
         decimals: Digits after the point.
         better: Which end of it is best, and printed bold; None where neither is.
-        by_protocol: The numbers depend on how uni-modal accuracy is measured, so that lines measured differently do not compete.
+        by_protocol: The numbers depend on how uni-modal accuracy is measured, so that only lines of one protocol
+            compete.
     """
 
     key: str

@@ -48,8 +48,9 @@ def main_table(rows: Sequence[Row], data: str, baseline: str = BASELINE, extra_n
             else []
         ),
         Column("disparity", "disparity", lambda line: line.disparity, "points", better="lower", by_protocol=True),
-        Column("faults.fused", "faults, fused", lambda line: line.faults, better="higher"),
-        Column("faults.committee", "faults, committee", _at("test", "faults", "mean", "committee"), better="higher"),
+        Column("faults.fused", "faults", lambda line: line.faults, "fused, %", better="higher"),
+        Column("faults.committee", "faults", _at("test", "faults", "mean", "committee"), "committee, %",
+               better="higher"),
         Column("step", "step", lambda line: line.step, "ms", scale=1000.0, decimals=2),
     ]  # fmt: skip
     notes = [*notes_below(lines, list(differences.values())), *extra_notes]
@@ -61,7 +62,7 @@ def missing_table(rows: Sequence[Row]) -> Table:
     """What is left when a sensor is missing, by each way to go on without it."""
     lines = aggregate(rows)
     columns = [
-        Column(f"{name}.{answer}", f"no {name}: {answer}", _without(name, answer), better="higher")
+        Column(f"{name}.{answer}", f"no {name}", _without(name, answer), f"{answer}, %", better="higher")
         for name in modalities(rows)
         for answer in dict.fromkeys(key for row in rows for key in dig(row, "test", "faults", name, "missing") or {})
     ]
@@ -71,7 +72,7 @@ def missing_table(rows: Sequence[Row]) -> Table:
 def protocol_table(rows: Sequence[Row]) -> Table:
     """Uni-modal accuracy by every protocol that was measured."""
     columns = [
-        Column(f"{protocol}.{name}", f"{protocol}: {name}", _at("test", protocol, name), better="higher")
+        Column(f"{protocol}.{name}", name, _at("test", protocol, name), f"{protocol}, %", better="higher")
         for protocol in PROTOCOLS
         for name in modalities(rows)
     ]
@@ -81,15 +82,7 @@ def protocol_table(rows: Sequence[Row]) -> Table:
 def measure_table(rows: Sequence[Row]) -> Table:
     """The other measures of both decisions, and what a run costs."""
     columns = [
-        *(
-            Column(f"{decision}_{key}", f"{decision} {title}", _at("test", f"{decision}_{key}"), **how)
-            for decision in ("fused", "committee")
-            for key, title, how in (
-                ("f1", "macro F1", {"better": "higher"}),
-                ("ece", "calibration error", {"better": "lower"}),
-                ("loss", "loss", {"unit": "nats", "scale": 1.0, "decimals": 3, "better": "lower"}),
-            )
-        ),
+        *(column for decision in ("fused", "committee") for column in _qualities(decision)),
         Column("beats", "fused beats best modality", _beats_best_modality, "% of runs", decimals=0),
         Column("worst.fused", "worst fault, fused", _at("test", "faults", "worst", "fused"), better="higher"),
         Column("worst.committee", "worst fault, committee", _at("test", "faults", "worst", "committee"),
@@ -117,6 +110,16 @@ def fault_table(rows: Sequence[Row], decision: str) -> Table:
 
 
 # -- what columns show --
+
+
+def _qualities(decision: str) -> list[Column]:
+    """F1, calibration error and loss of one decision."""
+    f1, ece, loss = (f"{decision}_{key}" for key in ("f1", "ece", "loss"))
+    return [
+        Column(f1, f"{decision} macro F1", _at("test", f1), better="higher"),
+        Column(ece, f"{decision} calibration error", _at("test", ece), better="lower"),
+        Column(loss, f"{decision} loss", _at("test", loss), "nats", scale=1.0, decimals=3, better="lower"),
+    ]
 
 
 def _at(*path: str) -> Callable[[Line], Spread | None]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _LABEL_WIDTH = 28
-_PADDING = 2
+_GAP = 2  # between columns: one space, and the place of a rule that is not drawn
 
 
 def terminal(table: Table, console: Console | None = None) -> None:
@@ -33,17 +33,25 @@ def terminal(table: Table, console: Console | None = None) -> None:
     console.print(_text(table.title, "bold"))
     for columns in _blocks(table, console.width):
         console.print(_block(table, columns))
+        console.print()
     for note in table.notes:
         console.print(_text(note, "dim"))
 
 
 def _blocks(table: Table, width: int) -> list[list[int]]:
-    """Columns by number, packed into as few blocks as the width allows."""
-    label = min(_LABEL_WIDTH, max(len(label) for label in ("method", *table.labels))) + _PADDING
+    """Columns by number, in as few blocks as the width allows, and then in blocks as narrow as these can be."""
+    fewest = _packed(table, width)
+    while len(narrower := _packed(table, width - 1)) == len(fewest) > 1 and width > 1:
+        fewest, width = narrower, width - 1
+    return fewest
+
+
+def _packed(table: Table, width: int) -> list[list[int]]:
+    label = min(_LABEL_WIDTH, max(len(label) for label in ("method", *table.labels))) + _GAP
     blocks: list[list[int]] = [[]]
     used = label
     for at, column in enumerate(table.columns):
-        needed = max(len(text) for text in _texts(table, at, column)) + _PADDING
+        needed = max(len(text) for text in _texts(table, at, column)) + _GAP
         if blocks[-1] and used + needed > width:
             blocks.append([])
             used = label
@@ -62,7 +70,7 @@ def _block(table: Table, columns: Sequence[int]) -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
 
-    block = RichTable(box=box.SIMPLE_HEAD, padding=(0, _PADDING, 0, 0), pad_edge=False, show_edge=False)
+    block = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     block.add_column(_text("method"), max_width=_LABEL_WIDTH, overflow="fold")
     asides = {at: max(len(cells[at].aside) for cells in table.cells) for at in columns}
     for at in columns:
@@ -71,7 +79,6 @@ def _block(table: Table, columns: Sequence[int]) -> RichTable:
         block.add_column(heading, justify="left" if column.kind == "words" else "right", no_wrap=True)
     for label, cells in zip(table.labels, table.cells, strict=True):
         block.add_row(_text(label), *(_cell(cells[at], asides[at]) for at in columns))
-    block.add_section()
     return block
 
 

@@ -77,7 +77,7 @@ def as_dict(table: Table) -> dict[str, Any]:
         "title": table.title,
         "columns": [{"key": each.key, "title": each.title, "unit": each.unit} for each in table.columns],
         "lines": [
-            {"label": label} | {column.key: _json_cell(column, cell) for column, cell in zip(table.columns, cells, strict=True)}
+            {"label": label, **{each.key: _json_cell(each, cells[at]) for at, each in enumerate(table.columns)}}
             for label, cells in zip(table.labels, table.cells, strict=True)
         ],
         "notes": list(table.notes),

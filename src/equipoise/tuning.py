@@ -1,0 +1,86 @@
+"""Equal tuning: every method gets the same number of trials, and they are judged on validation data only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from equipoise.catalogue import Entry
+from equipoise.data.splits import Splits
+from equipoise.store import Store
+from equipoise.study import Event, Job, run_study
+
+RATES = (1.0, 0.3, 3.0)
+"""Learning rates that every method may try, as multiples of the one in the settings."""
+
+
+def trials(entry: Entry, count: int) -> list[Entry]:
+    """The settings a method tries: its own first, then others of its grid in an order drawn once for all.
+
+    The grid is the method's `search` space times three learning rates. A method with a smaller grid tries all of it.
+    """
+    names = list(entry.method.make.search)
+    space = [entry.method.make.search[name] for name in names]
+    grid = [
+        entry.changed(dict(zip(names, values, strict=True)), {"lr": entry.settings.lr * rate})
+        for rate, *values in itertools.product(RATES, *space)
+    ]
+    order = torch.randperm(len(grid), generator=torch.Generator().manual_seed(0)).tolist()
+    different = {_key(trial): trial for trial in [entry, *(grid[place] for place in order)]}
+    return list(different.values())[:count]
+
+
+def tune(
+    entries: Sequence[Entry],
+    jobs: Sequence[Job],
+    splits: dict[int | None, Splits],
+    store: Store,
+    count: int,
+    *,
+    workers: int | None = None,
+    on_event: Event | None = None,
+) -> list[Job]:
+    """The same jobs with each method's best trial of its fold in place of its entry.
+
+    Args:
+        entries: The lines of the comparison.
+        jobs: Every run of it.
+        splits: The data of each fold.
+        store: Where the trials are kept, apart from the results.
+        count: Trials per method and fold.
+        workers: Runs side by side.
+        on_event: Told of everything that happens.
+    """
+    folds = list(splits)
+    marks = {job.fold: job for job in jobs}
+    planned = {
+        (entry.label, fold): [
+            Job(trial, marks[fold].data, fold, 0, marks[fold].split, marks[fold].threads)
+            for trial in trials(entry, count)
+        ]
+        for entry in entries
+        for fold in folds
+    }
+    every = [job for some in planned.values() for job in some]
+    rows = run_study(every, splits, store, workers=workers, on_event=on_event, quick=True)
+    by_config = {row["config"]: row for row in rows}
+    best = {
+        key: max(some, key=lambda job: headline(by_config[job.config]["validation"])).entry
+        for key, some in planned.items()
+    }
+    return [Job(best[job.entry.label, job.fold], job.data, job.fold, job.seed, job.split, job.threads) for job in jobs]
+
+
+def headline(validation: dict[str, Any]) -> float:
+    """What a trial is judged by: the fused accuracy, or the mean of the modalities where none is fused."""
+    if validation.get("fused") is not None:
+        return validation["fused"]
+    alone = next(validation[view] for view in ("head", "detached", "split") if validation.get(view))
+    return sum(alone.values()) / len(alone)
+
+
+def _key(entry: Entry) -> str:
+    return repr((sorted(entry.params.items()), sorted(entry.settings.as_dict().items(), key=lambda item: item[0])))

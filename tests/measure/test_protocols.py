@@ -1,0 +1,151 @@
+import itertools
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from equipoise.data import Part
+from equipoise.measure import beats_best_single, decisions, disparity, probe_accuracy, unimodal_accuracy
+from equipoise.measure.probe import PENALTY, fit_probe
+from equipoise.measure.protocols import shapley_values, subset_accuracy
+from equipoise.models import LateFusion
+from measure.constructed import names, random_model, random_part, reader, told
+
+LABEL = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2])
+
+
+@pytest.mark.parametrize("view", ["head", "detached", "split"])
+def test_only_one_modality_is_right_under_every_protocol(view: str) -> None:
+    part = Part({"audio": told((LABEL + 1) % 3), "video": told(LABEL)}, LABEL)
+    found = unimodal_accuracy(reader({"audio": 1.0, "video": 2.0}, unimodal=view), part, train=part)
+    assert list(found) == [*dict.fromkeys([view, "split"]), "probe", "zeroed", "shapley"]
+    for protocol in {view, "split", "zeroed"}:
+        assert found[protocol] == {"audio": 0.0, "video": 1.0}
+    # A probe reads the class off a modality that always tells the wrong one: protocols do differ.
+    assert found["probe"] == {"audio": 1.0, "video": 1.0}
+    # v(∅) = ½, v(audio) = 0, v(video) = v(both) = 1
+    assert found["shapley"] == pytest.approx({"audio": -0.25, "video": 0.75})
+
+
+def test_protocols_of_a_model_without_views() -> None:
+    part = random_part(2)
+    additive = unimodal_accuracy(random_model(2, unimodal=None, fusion="concat"), part)
+    assert list(additive) == ["split", "zeroed", "shapley"]
+    assert list(unimodal_accuracy(random_model(2, unimodal=None, fusion="gated"), part)) == ["zeroed", "shapley"]
+
+
+def test_split_beside_heads_is_the_share_of_the_fused_head() -> None:
+    part = Part({"audio": told(LABEL), "video": told(LABEL)}, LABEL)
+    found = unimodal_accuracy(reader({"audio": 1.0, "video": -1.0}), part)  # the fused head reads video upside down
+    assert found["head"] == {"audio": 1.0, "video": 1.0}
+    assert found["split"] == {"audio": 1.0, "video": 0.0}
+
+
+def test_zeroed_sets_inputs_to_zero_not_features() -> None:
+    # The encoder of video turns a silent input into a loud vote for class 0, which drowns what audio says.
+    model = reader({"audio": 1.0, "video": 1.0})
+    shouting = nn.Linear(3, 3)
+    with torch.no_grad():
+        shouting.weight.zero_()
+        shouting.bias.copy_(torch.tensor([100.0, 0.0, 0.0]))
+    loud = LateFusion({"audio": nn.Identity(), "video": shouting}, 3, fusion="sum", features={"audio": 3, "video": 3})
+    loud.load_state_dict({**model.state_dict(), **loud.encoders.state_dict(prefix="encoders.")})
+    part = Part({"audio": told(LABEL), "video": told(LABEL)}, LABEL)
+    assert unimodal_accuracy(model, part)["zeroed"]["audio"] == 1.0
+    assert unimodal_accuracy(loud, part)["zeroed"]["audio"] == 0.5
+
+
+@pytest.mark.parametrize("fusion", ["concat", "film", "gated"])
+def test_subsets_are_what_the_model_says_to_zeroed_inputs(fusion: str) -> None:
+    model, part = random_model(3, fusion=fusion, seed=4), random_part(3)
+    features = model.eval().features(part.inputs)
+    values = subset_accuracy(model, part, features, batch=11)
+    assert values[frozenset()] == part.label.bincount().max() / 40
+    assert len(values) == 8
+    for subset in values:
+        if subset:
+            inputs = {name: x if name in subset else torch.zeros_like(x) for name, x in part.inputs.items()}
+            hits = (model.predict(inputs).argmax(1) == part.label).double().mean().item()
+            assert values[subset] == pytest.approx(hits, abs=1e-12)
+
+
+def test_shapley_by_hand() -> None:
+    two = {frozenset(): 0.5, frozenset("a"): 0.6, frozenset("b"): 0.5, frozenset("ab"): 0.9}
+    assert shapley_values(two) == pytest.approx({"a": (0.1 + 0.4) / 2, "b": (0.0 + 0.3) / 2})
+    # Gloves: a left one and two right ones; only a pair has a value. Left gets 2/3, each right one 1/6.
+    subsets = [frozenset(each) for size in range(4) for each in itertools.combinations("lrs", size)]
+    gloves = {subset: float("l" in subset and len(subset) > 1) for subset in subsets}
+    assert shapley_values(gloves) == pytest.approx({"l": 2 / 3, "r": 1 / 6, "s": 1 / 6})
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_shapley_values_add_up_to_what_fusing_gains(count: int) -> None:
+    model, part = random_model(count, seed=count), random_part(count)
+    found = unimodal_accuracy(model, part)["shapley"]
+    fused = (decisions(model, part).fused.argmax(1) == part.label).double().mean().item()
+    empty = part.label.bincount().max().item() / len(part)
+    assert list(found) == names(count)
+    assert sum(found.values()) == pytest.approx(fused - empty, abs=1e-12)
+
+
+def test_a_modality_that_is_not_read_earns_nothing() -> None:
+    part = Part({"audio": told(LABEL), "video": told(LABEL)}, LABEL)
+    model = reader({"audio": 1.0, "video": 0.0})  # without a vote the first class wins, the most frequent one
+    assert unimodal_accuracy(model, part)["shapley"] == pytest.approx({"audio": 0.5, "video": 0.0})
+
+
+def test_probe_reads_separable_features_and_not_noise() -> None:
+    noise = torch.Generator().manual_seed(0)
+    label = torch.randint(3, (300,), generator=noise)
+    inputs = {"audio": told(label, size=3.0) + 7, "video": torch.randn(300, 3, generator=noise)}
+    train, test = Part(inputs, label).take(torch.arange(200)), Part(inputs, label).take(torch.arange(200, 300))
+    found = probe_accuracy(reader({"audio": 0.0, "video": 0.0}), train, test)
+    assert found["audio"] == 1.0
+    assert found["video"] < 0.5
+
+
+def test_probe_learns_from_the_training_part_alone() -> None:
+    train = Part({"audio": told(LABEL)}, LABEL)
+    misnamed = Part(train.inputs, (LABEL + 1) % 3)
+    assert probe_accuracy(reader({"audio": 1.0}), train, misnamed) == {"audio": 0.0}
+
+
+def test_probe_is_at_the_optimum_and_always_the_same() -> None:
+    part = random_part(1, samples=80)
+    features = part.inputs["audio"] * 30 + 5
+    probe = fit_probe(features, part.label, classes=4)
+    weight, bias = probe.weight.clone().requires_grad_(), probe.bias.clone().requires_grad_()
+    standard = (features.double() - features.double().mean(0)) / features.double().std(0, correction=0)
+    loss = F.cross_entropy(F.linear(standard, weight, bias), part.label) + PENALTY / 2 * weight.square().sum()
+    # A class that nobody belongs to has no optimal bias: the further down the better.
+    slope = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, [weight, bias])])
+    assert slope.abs().max() < 1e-5
+    again = fit_probe(features, part.label, classes=4)
+    assert all(torch.equal(one, other) for one, other in zip(probe, again, strict=True))
+
+
+def test_probe_does_not_mind_scale_nor_features_that_stand_still() -> None:
+    part = random_part(1, samples=80)
+    plain = part.inputs["audio"].double()
+    scaled = torch.cat([plain * torch.tensor([1e-4, 1.0, 1e4]) + 3, torch.full((80, 1), 2.0)], dim=1)
+    probes = fit_probe(plain, part.label, 3), fit_probe(scaled, part.label, 3)
+    torch.testing.assert_close(probes[0].logits(plain), probes[1].logits(scaled), rtol=1e-4, atol=1e-4)
+    assert probes[1].logits(scaled + torch.tensor([0, 0, 0, 9.0])).isfinite().all()
+
+
+def test_disparity_and_the_best_single() -> None:
+    accuracies = {"a": 0.5, "b": 0.75, "c": 0.25}
+    assert disparity(accuracies) == 0.5
+    assert disparity({"a": 0.5}) == 0.0
+    assert beats_best_single(0.8, accuracies)
+    assert not beats_best_single(0.75, accuracies)  # no better than the best is not better
+
+
+def test_the_order_of_modalities_does_not_matter() -> None:
+    part = random_part(3)
+    order = random.Random(0).sample(names(3), 3)
+    shuffled = Part({name: part.inputs[name] for name in order}, part.label)
+    model = random_model(3, seed=2)
+    assert unimodal_accuracy(model, shuffled, train=part) == unimodal_accuracy(model, part, train=part)
