@@ -30,12 +30,9 @@ slow: $(READY)  ## the tests that start processes or compilers
 docs: $(READY)  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-demo: $(READY)  ## joint training and balanced training, one after the other
-	@echo "Two generated sensors, one model. Look at 'video alone': that is the sensor which joint training neglects."
-	@echo; echo "Joint training (examples/plain.py):"
-	@$(BIN)/python examples/plain.py
-	@echo; echo "The same with MIMO, three lines changed (examples/balanced.py):"
-	@$(BIN)/python examples/balanced.py
+demo: $(READY)  ## seven methods on the sensors of a smartwatch: live progress, the table, and a page
+	$(BIN)/equipoise compare --data watch --methods unimodal,ensemble,msl,ew,ogmge,mmpareto,mimo --seeds 3 \
+		--out runs/watch epochs=20
 
 clean:  ## remove what was built, and the environment
 	rm -rf .venv site build dist .pytest_cache .ruff_cache

@@ -88,13 +88,17 @@ class DataSet:
     summary: str
 
 
+def _generated(fold: int | None) -> Splits:
+    return two_sensors(seed=fold or 0)
+
+
 def all_data() -> dict[str, DataSet]:
     """Every data set by name."""
     return {
         "watch": DataSet("watch", watch, 10, "Seven shoulder exercises of ten people, accelerometer and gyroscope."),
         "generated": DataSet(
             "generated",
-            lambda fold: two_sensors(seed=fold or 0),
+            _generated,
             10,
             "An easy and a hard sensor, made up.",
         ),
@@ -142,11 +146,12 @@ def entries(names: Iterable[str], words: Iterable[str] = ()) -> list[Entry]:
     Args:
         names: Methods by name; "all" for every one.
         words: Settings (``epochs=30``), a parameter that one chosen method has (``penalty=10``), or one of a named
-            method (``mimo.penalty=10``).
+            method (``mimo.penalty=10``). Where a setting and a parameter share a name, ``run.`` names the setting.
     """
     known, problems = all_methods(), []
     chosen: list[Method] = []
-    for wanted in [one for name in names for one in (known if name == "all" else [name])]:
+    asked = [name.strip() for name in names]
+    for wanted in dict.fromkeys(one for name in asked for one in (known if name == "all" else [name])):
         try:
             chosen.append(look_up("method", wanted, known))
         except ValueError as found:
@@ -181,6 +186,11 @@ def _read_word(word: str, chosen: list[Method], run: dict[str, Any], params: dic
     if not sign or not key:
         raise ValueError(f"{word!r} should read name=value, such as epochs=30 or mimo.penalty=10")
     owner, dot, name = key.partition(".")
+    owners = [method for method in chosen if key in method.defaults()]
+    if owner == "run" or (key in settings.names() and not owners):
+        look_up("setting", name or key, dict.fromkeys(settings.names()))
+        run[name or key] = settings.parse(name or key, text)
+        return
     if dot:
         method = next((one for one in chosen if one.name == owner), None)
         if method is None:
@@ -188,15 +198,12 @@ def _read_word(word: str, chosen: list[Method], run: dict[str, Any], params: dic
         look_up(f"parameter of {owner}", name, method.defaults())
         params[owner][name] = method.convert(name, text)
         return
-    if key in settings.names():
-        run[key] = settings.parse(key, text)
-        return
-    owners = [method for method in chosen if key in method.defaults()]
-    if len(owners) == 1:
+    if len(owners) == 1 and key not in settings.names():
         params[owners[0].name][key] = owners[0].convert(key, text)
     elif owners:
-        examples = " or ".join(f"{method.name}.{key}={text}" for method in owners)
-        raise ValueError(f"{key} is a parameter of several methods; type {examples}")
+        places = [*(["run"] if key in settings.names() else []), *(method.name for method in owners)]
+        examples = " or ".join(f"{place}.{key}={text}" for place in places)
+        raise ValueError(f"{key} stands for several things here; type {examples}")
     else:
         known = [*settings.names(), *(f"{one.name}.{name}" for one in chosen for name in one.defaults())]
         look_up("setting", key, dict.fromkeys(known))

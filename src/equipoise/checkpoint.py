@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
+
+KEPT = 2  # the newest, and the one before it in case the newest is damaged
+MODEL, STATE, SEAL = "model.safetensors", "state.pt", "sha256"
 
 
 def save(folder: Path, epoch: int, model: nn.Module, rest: dict[str, Any]) -> None:
@@ -25,40 +30,53 @@ def save(folder: Path, epoch: int, model: nn.Module, rest: dict[str, Any]) -> No
     final, unfinished = folder / f"epoch-{epoch:05d}", folder / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    save_model(model, str(unfinished / "model.safetensors"))
-    torch.save(rest, unfinished / "state.pt")
+    save_model(model, str(unfinished / MODEL))
+    torch.save(rest, unfinished / STATE)
+    (unfinished / SEAL).write_text(_digest(unfinished), encoding="ascii")
     for file in unfinished.iterdir():
         _flush(file)
     shutil.rmtree(final, ignore_errors=True)
     unfinished.rename(final)
-    for old in checkpoints(folder)[:-1]:
+    for old in checkpoints(folder)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
+    """The checkpoints of a run, oldest first."""
     return sorted(folder.glob("epoch-[0-9]*"))
 
 
 def load(folder: Path, model: nn.Module) -> dict[str, Any] | None:
-    """Put the newest readable checkpoint into a model and give the rest of it; None where there is none.
+    """Put the newest whole checkpoint into a model and give the rest of it; None where there is none.
 
-    A damaged checkpoint is passed over: the run then starts from the one before it, or anew.
+    A damaged checkpoint is passed over, with a word: the run then starts from the one before it, or anew, and comes to
+    the same result.
     """
     from safetensors.torch import load_model
 
     for path in reversed(checkpoints(folder)):
-        try:
-            rest = torch.load(path / "state.pt", weights_only=True)
-            load_model(model, str(path / "model.safetensors"))
-        except (OSError, RuntimeError, ValueError, EOFError, KeyError):
+        if not _whole(path):
+            logging.getLogger("equipoise").warning("the checkpoint %s is damaged and is passed over", path)
             continue
-        except Exception as found:  # safetensors and pickle raise their own kinds for damaged files
-            if type(found).__module__.split(".")[0] not in {"safetensors", "safetensors_rust", "pickle", "_pickle"}:
-                raise
-            continue
+        rest = torch.load(path / STATE, weights_only=True)
+        load_model(model, str(path / MODEL))
         return rest
     return None
+
+
+def _whole(path: Path) -> bool:
+    try:
+        return (path / SEAL).read_bytes() == _digest(path).encode()
+    except OSError:
+        return False
+
+
+def _digest(path: Path) -> str:
+    """A hash over both files: neither format notices a changed number by itself."""
+    digest = hashlib.sha256()
+    for name in (MODEL, STATE):
+        digest.update((path / name).read_bytes())
+    return digest.hexdigest()
 
 
 def _flush(file: Path) -> None:

@@ -14,10 +14,13 @@ from equipoise.settings import Settings
 
 
 def batches(part: Part, size: int, shuffle: torch.Generator) -> Iterator[Part]:
-    """Every sample once, in a new order; a last batch of one is left out, since it has no batch statistics."""
+    """Every sample once, in a new order; a last batch of one is left out, since it has no batch statistics.
+
+    Unless one is all there is, or what was asked for.
+    """
     order = torch.randperm(len(part), generator=shuffle).to(part.label.device)
     for rows in order.split(size):
-        if len(rows) > 1 or len(part) == 1:
+        if len(rows) > 1 or len(part) == 1 or size == 1:
             yield part.take(rows)
 
 
@@ -30,22 +33,36 @@ def pieces(part: Part, count: int) -> Iterator[Part]:
         yield part.take(rows)
 
 
+def device_of(settings: Settings) -> str:
+    """Where a run with these settings takes place; a ValueError where this machine cannot do it."""
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = settings.device if settings.device != "auto" else "cuda" if there else "cpu"
+    if device != "cpu" and int(device.partition(":")[2] or 0) >= there:
+        raise ValueError(f"device={settings.device}: expected a GPU, found {there} on this machine; type device=cpu")
+    if device == "cpu" and settings.precision == "fp16":
+        raise ValueError("precision=fp16: expected a GPU, found device cpu; type precision=bf16 or precision=fp32")
+    return device
+
+
 def make_accelerator(settings: Settings, trackers: Sequence[str], folder: Path | None) -> Any:
     """Precision, device and trackers, as Accelerate does them."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
+    from accelerate.utils import patch_environment
 
-    AcceleratorState._reset_state(
-        reset_partial_state=True
-    )  # a run may follow another of other precision in one process
+    # A run may follow another of other precision in one process.
+    AcceleratorState._reset_state(reset_partial_state=True)
     if settings.deterministic:
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
-    accelerator = Accelerator(
-        mixed_precision={"fp32": "no"}.get(settings.precision, settings.precision),
-        cpu=settings.device == "cpu" or not torch.cuda.is_available(),
-        log_with=list(trackers) or None,
-        project_dir=str(folder) if folder is not None else None,
-    )
+    device = device_of(settings)
+    numbered = {"accelerate_torch_device": device} if ":" in device else {}
+    with patch_environment(**numbered):
+        accelerator = Accelerator(
+            mixed_precision={"fp32": "no"}.get(settings.precision, settings.precision),
+            cpu=device == "cpu",
+            log_with=list(trackers) or None,
+            project_dir=str(folder) if folder is not None else None,
+        )
     if trackers:
         accelerator.init_trackers("equipoise", config={k: str(v) for k, v in settings.as_dict().items()})
     return accelerator

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final, get_args, get_type_hints
@@ -12,6 +14,7 @@ Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "cosine", "step"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Selection = Literal["last", "best"]
+Fusion = Literal["concat", "sum", "gated", "film"]
 
 
 @final
@@ -54,7 +57,7 @@ class Settings:
     select: Selection = "last"
     patience: int | None = None
     features: int = 64
-    fusion: str = "concat"
+    fusion: Fusion = "concat"
     dropout: float = 0.0
     device: str = "auto"
     deterministic: bool = False
@@ -69,17 +72,19 @@ class Settings:
     def _rules(self) -> Iterable[tuple[str, str, bool]]:
         for name, least in (("epochs", 0), ("batch", 1), ("accumulate", 1), ("features", 1)):
             yield name, f"a whole number of at least {least}", getattr(self, name) >= least
-        yield "lr", "above zero", self.lr > 0
+        yield "lr", "above zero and finite", 0 < self.lr < math.inf
         yield "momentum", "at least 0 and below 1", 0 <= self.momentum < 1
-        yield "weight_decay", "zero or more", self.weight_decay >= 0
+        yield "weight_decay", "zero or more, and finite", 0 <= self.weight_decay < math.inf
         yield "dropout", "at least 0 and below 1", 0 <= self.dropout < 1
         yield "clip", "above zero, or none", self.clip is None or self.clip > 0
         yield "patience", "at least one epoch, or none", self.patience is None or self.patience >= 1
+        yield "device", "auto, cpu, cuda or cuda:1", re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None
         for name, kind in (
             ("optimizer", Optimizer),
             ("schedule", Schedule),
             ("precision", Precision),
             ("select", Selection),
+            ("fusion", Fusion),
         ):
             choices = get_args(kind)
             yield name, f"one of {', '.join(choices)}", getattr(self, name) in choices

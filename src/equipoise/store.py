@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
-from collections.abc import Generator
+import shlex
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
 SCHEMA = 1
+PATIENCE = 1.0  # seconds: the runs of a study that was killed hold the folder until they too are gone
 
 
 @final
@@ -36,52 +40,88 @@ class Store:
         """Every complete row. A last line without an end was cut off by a kill, and is not a row."""
         if not self.file.exists():
             return []
-        *lines, _ = self.file.read_text(encoding="utf-8").split("\n")
-        rows = []
+        *lines, _ = self.file.read_bytes().split(b"\n")
+        rows, damaged = [], []
         for number, line in enumerate(lines, start=1):
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                msg = (
-                    f"{self.file}: line {number} is damaged; expected one JSON object. Nothing was changed. Move the "
-                    "file away, or delete that line, and type the same command again"
-                )
-                raise ValueError(msg) from None
+            row = _row(line)
+            if row is None:
+                damaged.append(number)
+            else:
+                rows.append(row)
+        if damaged:
+            delete = "".join(f"{number}d;" for number in damaged)
+            msg = (
+                f"{self.file}: expected one row a line, found damage in line {', '.join(map(str, damaged))}. Nothing "
+                f"was changed. To do those runs again, type: sed -i '{delete}' {shlex.quote(str(self.file))}"
+            )
+            raise ValueError(msg)
         return rows
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row: first the remains of a torn one are cut off, then one write, then a flush to the disk."""
-        line = (json.dumps(row, allow_nan=True) + "\n").encode()
-        descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o644)
+        line = (json.dumps(row, allow_nan=False) + "\n").encode()
         try:
-            end = _end_of_last_row(descriptor)
-            os.ftruncate(descriptor, end)
-            os.lseek(descriptor, end, os.SEEK_SET)
-            written = os.write(descriptor, line)
-            if written != len(line):
-                os.ftruncate(descriptor, end)
-                raise OSError(28, "the disk is full")
-            os.fsync(descriptor)
+            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                _add(descriptor, line)
+            finally:
+                os.close(descriptor)
         except OSError as found:
-            msg = f"cannot write to {self.file}: {found.strerror}; finished runs are safe, make room and type it again"
-            raise ValueError(msg) from None
-        finally:
-            os.close(descriptor)
+            raise ValueError(cannot_write(self.file, found)) from None
 
     @contextmanager
     def locked(self) -> Generator[None, None, None]:
         """Keep a second study out of this folder."""
         with (self.folder / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not _try_for(PATIENCE, lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)):
                 msg = f"another study is running in {self.folder}; wait for it, or choose another folder with --out"
-                raise ValueError(msg) from None
+                raise ValueError(msg)
             yield
 
     def run_folder(self, config: str) -> Path:
         """Where a run keeps its curves and checkpoints."""
         return self.folder / "runs" / config.removeprefix("sha256:")[:12]
+
+
+def cannot_write(path: Path, found: OSError) -> str:
+    """What to say when a disk is full or a folder read-only."""
+    reason = found.strerror or str(found)
+    return f"cannot write to {path}: {reason}; finished runs are safe. Make room, and type the same command again"
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line as a row; None where it is none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and "config" in row else None
+
+
+def _add(descriptor: int, line: bytes) -> None:
+    end = _end_of_last_row(descriptor)
+    os.ftruncate(descriptor, end)
+    os.lseek(descriptor, end, os.SEEK_SET)
+    try:
+        if os.write(descriptor, line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, end)
+        raise
+
+
+def _try_for(seconds: float, attempt: Callable[[], object]) -> bool:
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            attempt()
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
 
 
 def _end_of_last_row(descriptor: int) -> int:

@@ -16,8 +16,8 @@ def two_classes(*confidences: float) -> torch.Tensor:
 def test_calibration_error_by_hand() -> None:
     # Bins of width 1/15: 0.55 and 0.60 share (0.53, 0.60], 0.70 and 0.71 share (0.67, 0.73], 0.95 and 0.97 (0.93, 1].
     probabilities = two_classes(0.55, 0.60, 0.70, 0.71, 0.95, 0.97)
-    label = torch.tensor([0, 0, 0, 1, 0, 1])
-    first, second, third = 2 - 0.55 - 0.60, 1 - 0.70 - 0.71, 1 - 0.95 - 0.97
+    label = torch.tensor([0, 1, 0, 1, 0, 1])
+    first, second, third = 1 - 0.55 - 0.60, 1 - 0.70 - 0.71, 1 - 0.95 - 0.97
     expected = (abs(first) + abs(second) + abs(third)) / 6
     assert calibration_error(probabilities, label) == pytest.approx(expected, abs=1e-12)
 

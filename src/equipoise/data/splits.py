@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -84,11 +85,44 @@ class Splits:
         digest = hashlib.sha256()
         for name, part in self.parts.items():
             digest.update(name.encode())
-            for key in sorted(part.inputs):
-                digest.update(key.encode())
-                digest.update(np.ascontiguousarray(part.inputs[key].cpu().numpy()).tobytes())
-            digest.update(part.label.cpu().numpy().tobytes())
+            columns = {**part.inputs, " label": part.label, " group": part.group}  # no modality starts with a space
+            for key, array in sorted(columns.items()):
+                if array is not None:
+                    digest.update(f"{key} {array.dtype} {tuple(array.shape)}".encode())
+                    digest.update(np.ascontiguousarray(array.cpu().numpy()).tobytes())
         return f"sha256:{digest.hexdigest()}"
+
+    def check(self) -> Splits:
+        """These splits, if a model can learn from them; otherwise one message with everything that is wrong."""
+        problems = [problem for name, part in self.parts.items() for problem in self._problems_of(name, part)]
+        if len(self.classes) < 2:
+            problems.append(f"expected two classes or more, found {list(self.classes)}")
+        missing = sorted(set(range(len(self.classes))) - set(self.train.label.tolist()))
+        if missing and len(self.train):
+            absent = ", ".join(self.classes[number] for number in missing)
+            problems.append(f"train: expected samples of every class, found none of {absent}")
+        people = {name: set(part.group.tolist()) for name, part in self.parts.items() if part.group is not None}
+        for one, other in itertools.combinations(people, 2):
+            if shared := sorted(people[one] & people[other]):
+                problems.append(f"{one} and {other}: expected no group in both, found {shared}; cut them by group")
+        if problems:
+            raise ValueError(f"data {self.name!r} cannot be trained on:\n" + "\n".join(f"  {each}" for each in problems))
+        return self
+
+    def _problems_of(self, name: str, part: Part) -> Iterable[str]:
+        if len(part) == 0:
+            yield f"{name}: expected at least one sample, found none"
+            return
+        outside = sorted(set(part.label.tolist()) - set(range(len(self.classes))))
+        if outside:
+            yield f"{name}: expected labels from 0 to {len(self.classes) - 1}, found {outside[:5]}"
+        if set(part.inputs) != set(self.modalities):
+            yield f"{name}: expected the modalities {list(self.modalities)}, found {list(part.inputs)}"
+        for key, array in part.inputs.items():
+            if len(array) != len(part):
+                yield f"{name}, {key}: expected {len(part)} samples, one per label, found {len(array)}"
+            elif bad := int((~array.isfinite()).flatten(1).any(dim=1).sum()):
+                yield f"{name}, {key}: expected finite numbers, found NaN or infinity in {bad} of {len(part)} samples"
 
     def standardised(self) -> Splits:
         """Every channel shifted and scaled to mean 0 and deviation 1 on the training part."""

@@ -38,17 +38,17 @@ def answer(lines: Sequence[Line], differences: Sequence[Difference], baseline: s
     )
     parts = []
     if better:
-        parts.append(f"clearly better: {_names(better)} (most: {_said(better[0])})")
+        parts.append(f"clearly better than joint training: {_names(better)} (most: {_said(better[0])})")
     elif same or worse:
-        parts.append("none is clearly better")
+        parts.append("none is clearly better than joint training")
     if same:
         covers = "" if better else f" (largest: {_said(same[0])}, which covers zero)"
         parts.append(f"no clear difference: {_names(same)}{covers}")
     if worse:
         parts.append(f"clearly worse: {_names(worse)}")
     if unknown:
-        parts.append(f"too few runs to say, a single pair each: {_names(unknown)} (largest: {_said(unknown[0])})")
-    return f"In {measure}, against joint training: {'; '.join(parts)}."
+        parts.append(f"too few runs to compare with joint training: {_names(unknown)} (largest: {_said(unknown[0])})")
+    return f"In {measure}, {'; '.join(parts)}."
 
 
 def caution(differences: Sequence[Difference]) -> str:

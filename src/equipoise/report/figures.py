@@ -99,22 +99,23 @@ def noise_curves(identity: str, lines: Sequence[Line], styles: dict[str, str]) -
     every = [point for points in found.values() for each in points.values() for point in each]
     x = axis("noise, in standard deviations of the signal", [level for level, _ in every], include=[0.0])
     y = axis("test accuracy (%)", [value for _, value in every])
+    levels = sorted({level for level, _ in every})
+    head = ["method", "sensor", "decision", *(f"noise {level:g}" for level in levels)]
     charts, table_rows = [], []
     for at, ((name, decision), points) in enumerate(found.items()):
         title = f"noise on {name}: {decision}"
         worst = ", ".join(f"{label} {each[-1][1]:.1f} %" for label, each in points.items())
         series = [Series(label, styles[label], each) for label, each in points.items()]
         charts.append(line_chart(f"{identity}-{at}", title, f"At the highest level: {worst}.", x, y, series))
-        table_rows += [
-            (label, name, decision, "  ".join(f"{level:g}: {value:.1f}" for level, value in each))
-            for label, each in points.items()
-        ]
+        for label, each in points.items():
+            at_level = {level: f"{value:.1f}" for level, value in each}
+            table_rows.append([label, name, decision, *(at_level.get(level, MISSING) for level in levels)])
     labels = [line.label for line in lines if any(line.label in points for points in found.values())]
     return figure(
         "Test accuracy while one sensor is noisy, mean over runs. Noise 0 is the clean test set.",
         charts,
         [(styles[label], label) for label in labels],
-        data_table("Test accuracy in percent by noise level", ["method", "sensor", "decision", "by level"], table_rows),
+        data_table("Test accuracy in percent by noise level", head, table_rows),
         pairs=True,
     )  # fmt: skip
 

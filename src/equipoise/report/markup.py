@@ -48,9 +48,15 @@ def html_table(table: Table, *, sortable: bool = False) -> str:
 
 def data_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A plain table: the text alternative of a figure, or a list of settings."""
-    top = "".join(f'<th scope="col">{escape(each)}</th>' for each in head)
+    rows = [list(row) for row in rows]
+    # A column of words is read from the left, one of numbers from the right.
+    words = [any(row[at][:1].isalpha() for row in rows) for at in range(len(head))]
+    styles = [' class="words"' if each else "" for each in words]
+    top = "".join(f'<th scope="col"{style}>{escape(each)}</th>' for style, each in zip(styles, head, strict=True))
     body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(each)}</td>" for each in rest)}</tr>'
+        f'<tr><th scope="row">{escape(first)}</th>'
+        + "".join(f"<td{style}>{escape(each)}</td>" for style, each in zip(styles[1:], rest, strict=True))
+        + "</tr>"
         for first, *rest in rows
     )
     return _scrolling(caption, top, body)
@@ -67,10 +73,9 @@ def figure(
         return ""
     keys = "".join(f"<li>{swatch(style)}{escape(name)}</li>" for style, name in legend)
     legend_list = f'<ul class="legend">{keys}</ul>' if keys else ""
-    return (
-        f"<figure><figcaption>{escape(caption)}</figcaption>{legend_list}"
-        f'<div class="charts{" pairs" if pairs else ""}">{"".join(charts)}</div>{folded("The same as a table", data)}</figure>'
-    )
+    side_by_side = f'<div class="charts{" pairs" if pairs else ""}">{"".join(charts)}</div>'
+    as_table = folded("The same as a table", data)
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{legend_list}{side_by_side}{as_table}</figure>"
 
 
 def swatch(style: str) -> str:
@@ -93,7 +98,9 @@ def _scrolling(caption: str, head: str, body: str, *, sortable: bool = False) ->
 
 def _heading(column: Column) -> str:
     unit = f' <span class="unit">({escape(column.unit)})</span>' if column.unit else ""
-    return f'<span class="name">{escape(column.title)}</span>{unit}'
+    # A short title is not worth two lines.
+    title = column.title.replace(" ", "\N{NO-BREAK SPACE}") if len(column.title) <= 12 else column.title
+    return f'<span class="name">{escape(title)}</span>{unit}'
 
 
 def _words(column: Column) -> str:

@@ -26,8 +26,11 @@ def terminal(table: Table, console: Console | None = None) -> None:
         table: What to print.
         console: Where; None is the standard output.
     """
-    from rich.console import Console
-
+    try:
+        from rich.console import Console
+    except ImportError as error:
+        msg = "a table in the terminal needs rich, which is not installed. Type: pip install rich"
+        raise ImportError(msg) from error
     console = console or Console()
     # Text objects throughout: a label may hold square brackets, which rich would take for its own mark-up.
     console.print(_text(table.title, "bold"))

@@ -1,0 +1,66 @@
+"""What only a GPU can show: numbers are the same there, wherever the data lies."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import equipoise
+from equipoise.data import Splits
+from equipoise.measure import conflict, faulty_parts, measure_run, peak_memory, step_seconds, training_statistics
+from measure.constructed import random_model, random_splits, series_model, series_part
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: measuring on one was not tried")
+
+
+def close(one: object, other: object) -> bool:
+    """Whether two results agree, but for a sample or two that rounding tips over."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(close(value, other[key]) for key, value in one.items())
+    return one == pytest.approx(other, abs=0.06) if type(one) is float else one == other
+
+
+def on_gpu(splits: Splits) -> Splits:
+    train, validation, test = (part.to("cuda") for part in (splits.train, splits.validation, splits.test))
+    return replace(splits, train=train, validation=validation, test=test)
+
+
+@pytest.mark.parametrize("kind", ["vectors", "series"])
+def test_measuring_gives_the_same_there(kind: str) -> None:
+    if kind == "vectors":
+        make, splits = lambda: random_model(2), random_splits(2)
+    else:
+        splits = Splits("series", series_part(seed=1), series_part(seed=2), series_part(), ("a", "b", "c"))
+        make = series_model
+    expected = measure_run(make(), splits, seed=0)
+    assert close(measure_run(make().cuda(), splits, seed=0), expected)
+    assert close(measure_run(make().cuda(), on_gpu(splits), seed=0), expected)
+
+
+def test_faulty_inputs_are_the_same_there() -> None:
+    part, moved = series_part(), series_part().to("cuda")
+    here = faulty_parts(part, "imu", training_statistics(part))
+    there = faulty_parts(moved, "imu", training_statistics(moved))
+    for (fault, level, expected), (_, _, found) in zip(here, there, strict=True):
+        if level != "absent":
+            array: Tensor = found.inputs["imu"]
+            assert array.is_cuda
+            torch.testing.assert_close(array.cpu(), expected.inputs["imu"], msg=f"{fault} {level}")
+
+
+@pytest.mark.parametrize("method", [equipoise.EW, equipoise.OGMGE, equipoise.MMPareto])
+def test_steps_are_timed_there(method: type[equipoise.Balancer]) -> None:
+    model = series_model(method.unimodal, dropout=0.3).cuda()
+    mover = torch.optim.Adam(model.parameters())
+    chance = torch.cuda.get_rng_state()
+    found = step_seconds(model, method().attach(model, optimizer=mover), mover, series_part(), batch=16, steps=3)
+    assert 0 < found["forward"] < found["total"]
+    assert found["balance"] >= 0
+    assert torch.equal(torch.cuda.get_rng_state(), chance)
+    assert 0 < peak_memory("cuda") < 1000
+
+
+def test_conflict_is_found_there() -> None:
+    here, there = conflict(series_model(), series_part()), conflict(series_model().cuda(), series_part())
+    assert there["cosine"] == pytest.approx(here["cosine"], abs=0.02)

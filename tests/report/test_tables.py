@@ -1,0 +1,202 @@
+"""One table, five ways to write it, the same numbers in all."""
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from equipoise.report import Table, as_csv, as_json, as_latex, as_markdown, read, tables, terminal
+from equipoise.report.markup import html_table
+from report.example import make_row, write_study
+
+
+@pytest.fixture(params=[0, 4], ids=["seeds", "folds"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
+    (table,) = tables(read(write_study(tmp_path, folds=request.param, epochs=1)))
+    return table
+
+
+def printed(table: Table, width: int) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    terminal(table, console)
+    return console.export_text()
+
+
+def as_written(table: Table) -> list[list[str]]:
+    """Every line of the table: its label, then its cells."""
+    return [[label, *(cell.text for cell in cells)] for label, cells in zip(table.labels, table.cells, strict=True)]
+
+
+# -- the same numbers --
+
+
+def test_the_terminal_shows_the_table(table: Table) -> None:
+    lines = [re.split(r" {2,}", line.strip()) for line in printed(table, 200).splitlines()]
+    for expected in as_written(table):
+        assert expected in lines
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_narrow_terminal_folds_columns_and_cuts_no_number(table: Table, width: int) -> None:
+    text = printed(table, width)
+    assert max(map(len, text.splitlines())) <= width
+    for label, *cells in as_written(table):
+        blocks = [line for line in text.splitlines() if line.startswith(label + "  ")]
+        assert [cell for line in blocks for cell in re.split(r" {2,}", line.strip())[1:]] == cells
+
+
+def test_a_very_narrow_terminal_folds_labels_too(table: Table) -> None:
+    text = printed(table, 26)
+    assert all(cell.text in re.sub(r" +", " ", text) for cells in table.cells for cell in cells)
+
+
+def test_markdown_shows_the_table(table: Table) -> None:
+    text = as_markdown(table).replace("**", "").replace("<u>", "").replace("</u>", "").replace("\\", "")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("|")
+    ]
+    assert rows[0] == ["method", *(column.heading for column in table.columns)]
+    assert rows[2:] == as_written(table)
+
+
+def test_latex_shows_the_table(table: Table) -> None:
+    text = as_latex(table)
+    body = text[text.index("\\midrule") : text.index("\\bottomrule")].splitlines()[1:]
+    body = [re.sub(r"\\textbf\{(.*?)\}|\\underline\{(.*?)\}", r"\1\2", line) for line in body]
+    body = [line.replace("{\\tiny $", " ").replace("$}", "").replace("$", "").replace("\\pm", "±") for line in body]
+    rows = [[cell.replace("--", "–").strip() for cell in line.removesuffix("\\\\").split("&")] for line in body]
+    assert rows == as_written(table)
+
+
+def test_csv_and_json_hold_every_digit(table: Table) -> None:
+    rows = list(csv.DictReader(io.StringIO(as_csv(table))))
+    lines = json.loads(as_json(table))["lines"]
+    assert [row["label"] for row in rows] == [line["label"] for line in lines] == list(table.labels)
+    for row, line, cells in zip(rows, lines, table.cells, strict=True):
+        for column, cell in zip(table.columns, cells, strict=True):
+            key = column.key
+            if column.kind == "words":
+                assert row[key] == (line[key] or "")
+            elif cell.value is None:
+                assert (row[key], line[key]) == ("", None)
+            else:
+                assert float(row[key]) == line[key]["mean"] == cell.value
+                more = {"_std": ("std", cell.deviation)} if column.kind == "mean" else {"_low": ("low", cell.low)}
+                for ending, (name, value) in more.items():
+                    assert float(row[key + ending]) == line[key][name] == value
+
+
+class Rows(HTMLParser):
+    """The texts of the cells of a table, line by line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.rows:
+            self.rows[-1][-1] += data
+
+
+def test_html_shows_the_table(table: Table) -> None:
+    parser = Rows()
+    text = html_table(table)
+    parser.feed(text[text.index("<thead") : text.index("</table>")])
+    rows = [[" ".join(cell.replace("−", "-").split()) for cell in row] for row in parser.rows]
+    assert rows[1:] == as_written(table)
+
+
+# -- what is in it --
+
+
+def test_best_is_bold_and_the_fastest_of_the_best_three_underlined(tmp_path: Path) -> None:
+    (table,) = tables(read(write_study(tmp_path, ["msl", "ew", "mmpareto", "mimo"], seeds=1, epochs=1)))
+    best = {key: [label for label in table.labels if table.at(label, key).best] for key in ("fused", "step")}
+    values = {label: table.at(label, "fused").value or 0 for label in table.labels}
+    assert best == {"fused": [max(values, key=values.__getitem__)], "step": []}
+    top = sorted(values, key=lambda label: -values[label])[:3]
+    fastest = min(top, key=lambda label: table.at(label, "step").value or 0)
+    assert [label for label in table.labels if table.at(label, "step").fastest] == [fastest]
+    assert f"\\underline{{{table.at(fastest, 'step').main}}}" in as_latex(table)
+
+
+def test_only_lines_of_one_protocol_compete(tmp_path: Path) -> None:
+    (table,) = tables(read(write_study(tmp_path, ["msl", "ogmge", "ew", "mimo"], epochs=1)))
+    best = [label for label in table.labels if table.at(label, "alone.gyroscope").best]
+    assert best == ["mimo"]
+    assert [table.at(label, "protocol").main for label in ("msl", "ogmge", "ew")] == ["detached", "split", "head"]
+
+
+def test_a_protocol_that_all_share_is_in_the_heading(tmp_path: Path) -> None:
+    (table,) = tables(read(write_study(tmp_path, ["ew", "mimo"], epochs=1)))
+    assert "gyroscope (head, %)" in [column.heading for column in table.columns]
+    assert "protocol" not in [column.key for column in table.columns]
+
+
+def test_the_notes_say_how_it_was_measured(table: Table) -> None:
+    notes = "\n".join(table.notes)
+    assert "Headline: fused" in notes
+    assert "Each modality alone is measured by detached" in notes
+    assert "Epoch selected by: last." in notes
+    assert "sha256:" in notes
+    assert ("96 runs (4 folds × 3 seeds)." in notes) != ("24 runs (3 seeds)." in notes)
+    assert ("over 4 folds, seeds of a fold averaged." in notes) != ("over 3 seeds of one split." in notes)
+    assert all(len(note.splitlines()) == 1 for note in table.notes)
+
+
+def test_selection_on_the_test_set_is_said_aloud(tmp_path: Path) -> None:
+    row = make_row("msl") | {"selected": {"epoch": 3, "by": "test"}}
+    (tmp_path / "results.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    (table,) = tables(read(tmp_path))
+    assert any("SELECTED ON THE TEST SET" in note for note in table.notes)
+
+
+def test_a_nearly_empty_row_shows_dashes(tmp_path: Path) -> None:
+    rows = [{"schema": 1, "method": "msl", "test": {"fused": 0.5}}, {"schema": 1, "method": "ew", "test": None}]
+    (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (table,) = tables(read(tmp_path))
+    assert as_written(table) == [["msl", "50.0"], ["ew", "–"]]
+    assert "Split: no fingerprint recorded." in table.notes
+
+
+def test_no_number_at_all_still_prints(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text('{"schema": 1, "method": "msl"}', encoding="utf-8")
+    (table,) = tables(read(tmp_path))
+    assert "msl" in printed(table, 60)
+    assert as_latex(table).count("tabular") == 2
+
+
+def test_data_sets_have_a_table_each(tmp_path: Path) -> None:
+    write_study(tmp_path, ["msl"], epochs=1, data="watch")
+    write_study(tmp_path, ["msl"], epochs=1, data="avmnist")
+    assert [table.title.split(":")[0] for table in tables(read(tmp_path))] == ["avmnist", "watch"]
+
+
+# -- hostile labels --
+
+HOSTILE = r"a|b [bold]c[/bold] <script>alert(1)</script> \input{x} 50% $x_1^2$ ~#&{}"
+
+
+def test_labels_are_only_text(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text(json.dumps(make_row("msl") | {"label": HOSTILE}), encoding="utf-8")
+    (table,) = tables(read(tmp_path))
+    assert "a|b [bold]c[/bold]" in printed(table, 200)
+    markdown = as_markdown(table)
+    assert "<script" not in markdown
+    assert r"a\|b \[bold\]" in markdown
+    latex = as_latex(table)
+    assert r"\textbackslash{}input\{x\} 50\% \$x\_1\textasciicircum{}2\$ \textasciitilde{}\#\&\{\}" in latex
+    assert next(csv.DictReader(io.StringIO(as_csv(table))))["label"] == HOSTILE
+    assert json.loads(as_json(table))["lines"][0]["label"] == HOSTILE
+    assert "<script" not in html_table(table)
