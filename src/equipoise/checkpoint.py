@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 import shutil
@@ -25,13 +26,19 @@ def save(folder: Path, epoch: int, model: nn.Module, rest: dict[str, Any]) -> No
         model: Whose weights to keep.
         rest: Optimiser, schedule, balancer, random state, curves.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_model
 
     final, unfinished = folder / f"epoch-{epoch:05d}", folder / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    save_model(model, str(unfinished / MODEL))
-    torch.save(rest, unfinished / STATE)
+    try:
+        save_model(model, str(unfinished / MODEL))
+    except SafetensorError as found:  # how it says that the disk is full
+        raise OSError(str(found)) from None
+    buffer = io.BytesIO()  # first to memory: torch's own writer does not say what is wrong with a disk
+    torch.save(rest, buffer)
+    (unfinished / STATE).write_bytes(buffer.getbuffer())
     (unfinished / SEAL).write_text(_digest(unfinished), encoding="ascii")
     for file in unfinished.iterdir():
         _flush(file)

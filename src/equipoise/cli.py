@@ -9,11 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:
+    sys.exit("equipoise: the command needs packages that are not installed; type: pip install 'equipoise[train]'")
 
 from equipoise import __version__
 from equipoise.catalogue import DataSet, Entry, all_data, all_methods, entries, look_up
 
+COMMAND = "command.txt"
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 Data = Annotated[str, typer.Option("--data", help="A data set by name; see `equipoise datasets`.")]
@@ -117,13 +121,16 @@ def diagnose(
     found = judge(joint, alone)
     if as_json:
         print(
-            json.dumps({"answer": found.answer, "advice": found.advice, "gaps": [gap._asdict() for gap in found.gaps]})
+            json.dumps({"answer": found.answer, "advice": found.advice, "gaps": [gap.as_dict() for gap in found.gaps]})
         )
         return
     print(f"An imbalance worth treating? {found.answer.upper()}: {found.advice}.")
     print("Accuracy of a fresh linear layer on each encoder's features (protocol: probe), mean over runs:")
+    runs = len(joint)
     for gap in found.gaps:
-        interval = f"95 % interval {100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
+        interval = (
+            f"95 % interval {100 * gap.low:+.1f} to {100 * gap.high:+.1f}" if runs > 1 else "one run, no interval"
+        )
         print(
             f"  {gap.modality}: {100 * gap.alone:.1f} % trained alone, {100 * gap.joint:.1f} % in joint training; "
             f"{100 * gap.difference:+.1f} points lost ({interval})"
@@ -170,13 +177,14 @@ def main() -> None:
         again = shlex.join(["equipoise", *sys.argv[1:]])
         print(f"\nStopped. Finished runs are kept. To go on, type:\n  {again}", file=sys.stderr)
         sys.exit(130)
-    except (ValueError, ModuleNotFoundError) as found:
+    except (ValueError, OSError, ModuleNotFoundError) as found:
         print(f"equipoise: {found}", file=sys.stderr)
         sys.exit(2)
-    except RuntimeError as found:
-        print(f"equipoise: some runs failed; the others are kept.\n{found}", file=sys.stderr)
-        sys.exit(1)
     except Exception as found:
+        if type(found).__name__ == "FailedRuns":  # by name: its module is not loaded for what needs no study
+            kept = "the others are kept: `equipoise report` shows them"
+            print(f"equipoise: some runs failed; {kept}.\n{found}", file=sys.stderr)
+            sys.exit(1)
         if hasattr(found, "format_message"):  # how the parser of the command line says what is wrong with it
             print(f"equipoise: {found.format_message()}", file=sys.stderr)  # ty: ignore[call-non-callable]
             sys.exit(2)
@@ -205,8 +213,10 @@ def _study(
     from equipoise.study import plan, run_study
 
     store = Store(out)
+    _keep_command(out)
     numbers = list(range(seeds)) if isinstance(seeds, int) else seeds
-    jobs, splits = plan(chosen, source, numbers, list(range(source.folds)) if folds else [None])
+    cuts = list(range(source.folds)) if folds else [None]
+    jobs, splits = plan(chosen, source, numbers, cuts, measure="quick" if quick else "all")
     if tune:
         total = len(splits) * sum(len(tuning.trials(entry, tune)) for entry in chosen)
         with Progress(total, "tuning on validation data", quiet=quiet) as progress:
@@ -215,7 +225,7 @@ def _study(
             )
     done = {row["config"] for row in store.rows()}
     with Progress(sum(job.config not in done for job in jobs), "runs", quiet=quiet) as progress:
-        return run_study(jobs, splits, store, workers=workers, on_event=progress.event, quick=quick)
+        return run_study(jobs, splits, store, workers=workers, on_event=progress.event)
 
 
 def _controls(chosen: list[Entry], source: DataSet) -> list[Entry]:
@@ -238,10 +248,16 @@ def _show(out: Path, rows: list[dict[str, Any]], *, as_json: bool) -> None:
 def _print_tables(folder: Path) -> None:
     from equipoise import report as reports
 
-    page = reports.page(folder, command=shlex.join(["equipoise", *sys.argv[1:]]))
+    made_by = folder / COMMAND
+    page = reports.page(folder, command=made_by.read_text(encoding="utf-8").strip() if made_by.is_file() else None)
     for table in reports.tables(reports.read(folder)):
         reports.terminal(table)
     print(f"The page: {page}")
+
+
+def _keep_command(folder: Path) -> None:
+    """For the page, also when it is written again: how the results were made."""
+    (folder / COMMAND).write_text(shlex.join(["equipoise", *sys.argv[1:]]) + "\n", encoding="utf-8")
 
 
 def _refuse_together(*checks: Callable[[], object]) -> None:

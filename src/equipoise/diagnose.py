@@ -35,6 +35,13 @@ class Gap(NamedTuple):
         """Points lost."""
         return self.alone - self.joint
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, which has no infinity: an end that a single run cannot tell is None."""
+        finite = {
+            name: value if math.isfinite(value) else None for name, value in (("low", self.low), ("high", self.high))
+        }
+        return {**self._asdict(), "difference": self.difference, **finite}
+
 
 class Diagnosis(NamedTuple):
     """The answer, and what it rests on.

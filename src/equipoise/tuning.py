@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,20 +59,20 @@ def tune(
     marks = {job.fold: job for job in jobs}
     planned = {
         (entry.label, fold): [
-            Job(trial, marks[fold].data, fold, 0, marks[fold].split, marks[fold].threads)
-            for trial in trials(entry, count)
+            replace(marks[fold], entry=trial, seed=0, measure="validation") for trial in trials(entry, count)
         ]
         for entry in entries
         for fold in folds
     }
     every = [job for some in planned.values() for job in some]
-    rows = run_study(every, splits, store, workers=workers, on_event=on_event, quick=True)
+    blind = {fold: replace(parts, test=parts.validation) for fold, parts in splits.items()}
+    rows = run_study(every, blind, store, workers=workers, on_event=on_event)
     by_config = {row["config"]: row for row in rows}
     best = {
         key: max(some, key=lambda job: headline(by_config[job.config]["validation"])).entry
         for key, some in planned.items()
     }
-    return [Job(best[job.entry.label, job.fold], job.data, job.fold, job.seed, job.split, job.threads) for job in jobs]
+    return [replace(job, entry=best[job.entry.label, job.fold]) for job in jobs]
 
 
 def headline(validation: dict[str, Any]) -> float:

@@ -9,12 +9,9 @@ from equipoise.report import page
 from report.chromium import Chromium, find
 from report.example import write_study
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        find() is None, reason="NO BROWSER: the page was not opened. To test it, type: apt-get install -y chromium"
-    ),
-]
+pytestmark = pytest.mark.slow
+if find() is None:
+    pytest.skip("NO BROWSER: the page was not opened. Type: apt-get install -y chromium", allow_module_level=True)
 FUSED = "table[data-sortable] thead th:nth-child(2)"
 COLUMN = (
     "[...document.querySelectorAll('table[data-sortable]')[0].tBodies[0].rows].map(row => row.cells[{}].textContent)"
@@ -30,7 +27,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_study(tmp_path_factory.mktemp("study"), folds=4, epochs=10)
-    write_study(folder, ["<script>console.error('label')</script>"], folds=4, epochs=10)
+    write_study(folder, ["<script>console.error('label')</script>", "mwmwmwmwmwmwmwmwmwmw"], folds=4, epochs=10)
     return page(folder, command="equipoise compare --data watch")
 
 

@@ -65,6 +65,12 @@ def test_every_measure_of_a_line() -> None:
     assert (line.faults, line.step) == (Spread(0.4, None, 1), Spread(0.004, None, 1))
 
 
+def test_the_protocol_a_row_names_is_its_own() -> None:
+    test = {"view": "split", "head": {"a": 0.6}, "split": {"a": 0.5}}
+    (line,) = aggregate([row("ogmge", 0.7, test=test)])
+    assert line.alone == {"a": Spread(0.5, None, 1)}
+
+
 @pytest.mark.parametrize("value", [None, "0.5", True, math.nan, math.inf, {}])
 def test_what_is_no_number_is_missing(value: Any) -> None:
     (line,) = aggregate([row("msl", value)])

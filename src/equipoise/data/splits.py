@@ -106,7 +106,9 @@ class Splits:
             if shared := sorted(people[one] & people[other]):
                 problems.append(f"{one} and {other}: expected no group in both, found {shared}; cut them by group")
         if problems:
-            raise ValueError(f"data {self.name!r} cannot be trained on:\n" + "\n".join(f"  {each}" for each in problems))
+            raise ValueError(
+                f"data {self.name!r} cannot be trained on:\n" + "\n".join(f"  {each}" for each in problems)
+            )
         return self
 
     def _problems_of(self, name: str, part: Part) -> Iterable[str]:
@@ -121,7 +123,9 @@ class Splits:
         for key, array in part.inputs.items():
             if len(array) != len(part):
                 yield f"{name}, {key}: expected {len(part)} samples, one per label, found {len(array)}"
-            elif bad := int((~array.isfinite()).flatten(1).any(dim=1).sum()):
+            elif tuple(array.shape[1:]) != self.shapes.get(key, tuple(array.shape[1:])):
+                yield f"{name}, {key}: expected samples of shape {self.shapes[key]}, found {tuple(array.shape[1:])}"
+            elif bad := int((~array.isfinite()).reshape(len(array), -1).any(dim=1).sum()):
                 yield f"{name}, {key}: expected finite numbers, found NaN or infinity in {bad} of {len(part)} samples"
 
     def standardised(self) -> Splits:

@@ -65,7 +65,9 @@ class Line:
     @property
     def protocol(self) -> str | None:
         """How this method's uni-modal accuracy was measured: the one protocol that belongs to the method."""
-        return next((name for name in OWN_PROTOCOLS if any(dig(row, "test", name) for row in self.rows)), None)
+        said = next((view for row in self.rows if (view := dig(row, "test", "view")) in OWN_PROTOCOLS), None)
+        measured = (name for name in OWN_PROTOCOLS if any(dig(row, "test", name) for row in self.rows))
+        return said or next(measured, None)
 
     @property
     def fused(self) -> Spread | None:

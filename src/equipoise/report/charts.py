@@ -12,7 +12,7 @@ from typing import final
 WIDTH, HEIGHT = 340, 220
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 28, 40
 ROW = 24
-LETTER = 6.4  # width of a letter at the size charts use, on the wide side
+LETTER, WIDE_LETTER = 7.0, 11.0  # at the size charts use, in the widest of the usual fonts
 LONGEST_LABEL = 20
 FEW = 8
 
@@ -134,7 +134,7 @@ class Bar:
 def bar_chart(identity: str, title: str, description: str, x: Axis, bars: Sequence[Bar]) -> str:
     """Stacked horizontal bars, one per row."""
     left = _label_width([bar.label for bar in bars])
-    room = 10 + LETTER * max(len(bar.end) for bar in bars)
+    room = 10 + max(_width(bar.end) for bar in bars)
     bottom = TOP + ROW * len(bars)
     across = _scale(x, left, WIDTH - room)
     parts = [_x_axis(x, across, bottom, bottom + BOTTOM, grid_from=TOP)]
@@ -202,7 +202,11 @@ def _tick(value: float, ticks: Sequence[float]) -> str:
 
 
 def _label_width(labels: Sequence[str]) -> float:
-    return 8 + LETTER * max(min(len(label), LONGEST_LABEL) for label in labels)
+    return 8 + max(_width(_shortened(label, LONGEST_LABEL)) for label in labels)
+
+
+def _width(text: str) -> float:
+    return sum(WIDE_LETTER if letter in "mwMW@%…" or ord(letter) > 0x2E80 else LETTER for letter in text)
 
 
 def _row_label(label: str, left: float, middle: float) -> str:

@@ -57,8 +57,9 @@ def over_epochs(results: Results, line: Line, *path: str) -> Curve | None:
 
 
 def accuracy_curves(results: Results, line: Line) -> dict[str, Curve]:
-    """Validation accuracy of the fused prediction and of each modality."""
-    found = {name: over_epochs(results, line, "validation", name) for name in _keys(results, line, "validation")}
+    """Validation accuracy of the fused prediction, where the line has one, and of each modality."""
+    names = [name for name in _keys(results, line, "validation") if line.fused or name != "fused"]
+    found = {name: over_epochs(results, line, "validation", name) for name in names}
     return {name: curve for name, curve in found.items() if curve is not None}
 
 

@@ -162,7 +162,7 @@ def difference_plots(identity: str, differences: dict[str, list[Difference]]) ->
     return figure(
         f"Difference to {baselines} on the same folds and seeds, with 95 % intervals. "
         "Coloured where the interval does not cover zero. Each chart has its own scale.",
-        charts, (), data,
+        charts, (), data, pairs=True,
     )  # fmt: skip
 
 

@@ -114,7 +114,7 @@ def _cell(column: Column, cell: Cell, aside_width: int) -> str:
     main = f"<strong>{main}</strong>" if cell.best else main
     main = f"<u>{main}</u>" if cell.fastest else main
     # Figure spaces are as wide as digits: numbers stand below one another, however wide their deviations are.
-    aside = escape(cell.aside.rjust(aside_width, FIGURE_SPACE).replace("-", "−"))
+    aside = escape(cell.aside_in(aside_width, FIGURE_SPACE).replace("-", "−"))
     number = "" if cell.value is None else f' data-value="{cell.value!r}"'
     spoken = ' aria-label="missing"' if cell.main == MISSING else ""
     beside = f' <span class="aside">{aside}</span>' if aside_width else ""

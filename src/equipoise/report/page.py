@@ -20,6 +20,8 @@ from equipoise.report.paired import BASELINE, paired
 from equipoise.report.results import Results, Row, read
 from equipoise.report.tables import fault_table, main_table, measure_table, missing_table, protocol_table
 
+# Hundreds of charts help nobody, and would not fit a page one can send.
+MOST_DRAWN = 40
 MEASURES = {
     "fused accuracy": ("test", "fused"),
     "fused accuracy under faults": ("test", "faults", "mean", "fused"),
@@ -66,7 +68,8 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
     """Everything about one data set, the answer first."""
     lines = aggregate(rows)
     differences = {title: paired(rows, baseline, path) for title, path in MEASURES.items()}
-    styles = _line_styles(lines, baseline)
+    drawn = [line for at, line in enumerate(lines) if at < MOST_DRAWN or line.label == baseline]
+    styles = _line_styles(drawn, baseline)
     said = [answer(lines, differences["fused accuracy"], baseline, "fused accuracy")]
     if differences["fused accuracy under faults"]:
         under_faults = "fused accuracy under sensor faults"
@@ -79,6 +82,9 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
             f'<h2 id="{identity}">{escape(question(data, baseline))}</h2>',
             *(paragraph(each) for each in said),
             paragraph(careful, "quiet") if careful else "",
+            paragraph(f"Charts show the {MOST_DRAWN} methods best by fused; the tables show all.", "quiet")
+            if len(drawn) < len(lines)
+            else "",
             "</section>",
             section(f"{identity}-table", "The table", html_table(main_table(rows, data, baseline), sortable=True)),
             section(
@@ -89,27 +95,27 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
             section(
                 f"{identity}-epochs",
                 "Accuracy over epochs",
-                figures.accuracy_over_epochs(f"{identity}-epoch", results, lines),
+                figures.accuracy_over_epochs(f"{identity}-epoch", results, drawn),
             ),
             section(
                 f"{identity}-balance",
                 "What the balancers did",
-                figures.balancing_over_epochs(f"{identity}-balancing", results, lines),
+                figures.balancing_over_epochs(f"{identity}-balancing", results, drawn),
             ),
             section(
                 f"{identity}-faults",
                 "Sensor faults",
-                figures.noise_curves(f"{identity}-noise", lines, styles),
+                figures.noise_curves(f"{identity}-noise", drawn, styles),
                 missing and paragraph(
                     "A missing sensor, answered side by side: its input set to zero or to the training mean (fused "
                     "prediction), or left out of the committee. Modality dropout, where it was run, is a line of its "
                     "own.", "quiet"
                 ),
                 missing,
-                folded("Every fault, fused", html_table(fault_table(rows, "fused"))),
-                folded("Every fault, committee", html_table(fault_table(rows, "committee"))),
+                folded("Every fault, fused", html_table(fault_table(drawn, "fused"))),
+                folded("Every fault, committee", html_table(fault_table(drawn, "committee"))),
             ),
-            section(f"{identity}-time", "Training time", figures.time_per_step(f"{identity}-step", lines)),
+            section(f"{identity}-time", "Training time", figures.time_per_step(f"{identity}-step", drawn)),
             section(
                 f"{identity}-more",
                 "In detail",

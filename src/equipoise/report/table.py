@@ -95,6 +95,12 @@ class Cell:
         """Everything written in it."""
         return f"{self.main} {self.aside}" if self.aside else self.main
 
+    def aside_in(self, width: int, space: str = " ") -> str:
+        """What is written after the number, filled up so that it stands below its like in a column of this width."""
+        if self.aside.startswith("± "):
+            return "± " + self.aside[2:].rjust(width - 2, space)
+        return self.aside.rjust(width, space)
+
 
 @final
 @dataclass(frozen=True)

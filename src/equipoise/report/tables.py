@@ -94,8 +94,9 @@ def measure_table(rows: Sequence[Row]) -> Table:
     return build("More measures", columns, aggregate(rows))
 
 
-def fault_table(rows: Sequence[Row], decision: str) -> Table:
+def fault_table(lines: Sequence[Line], decision: str) -> Table:
     """Accuracy of one decision under every fault at every level."""
+    rows = [row for line in lines for row in line.rows]
     paths = dict.fromkeys(
         path
         for row in rows
@@ -106,7 +107,7 @@ def fault_table(rows: Sequence[Row], decision: str) -> Table:
         Column(".".join(path), " ".join(path), _at("test", "faults", *path, decision), better="higher")
         for path in paths
     ]
-    return build(f"Accuracy under every fault, {decision}", columns, aggregate(rows))
+    return build(f"Accuracy under every fault, {decision}", columns, lines)
 
 
 # -- what columns show --

@@ -89,7 +89,7 @@ def _cell(cell: Cell, aside_width: int) -> Text:
     """A cell whose numbers stand below one another, however wide their deviations are."""
     style = " ".join(name for name, wanted in (("bold", cell.best), ("underline", cell.fastest)) if wanted)
     text = _text(cell.main, style)
-    return text.append(f" {cell.aside:>{aside_width}}", style="dim") if aside_width else text
+    return text.append(f" {cell.aside_in(aside_width)}", style="dim") if aside_width else text
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -1,0 +1,159 @@
+"""One run of a study: all that decides what comes out, and the row that does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+
+import equipoise
+from equipoise.catalogue import DataSet, Entry
+from equipoise.data.splits import Splits
+from equipoise.machinery import device_of, make_optimizer
+from equipoise.measure import measure_run, peak_memory, step_seconds
+from equipoise.models import LateFusion
+from equipoise.store import SCHEMA
+from equipoise.train import Trained, train
+
+Measure = Literal["all", "quick", "validation"]
+
+
+@final
+@dataclass(frozen=True)
+class Job:
+    """One run: an entry on one fold with one seed.
+
+    Args:
+        entry: Method, parameters and settings.
+        data: The data set.
+        fold: Which fold; None is the data set's own cut.
+        seed: Of everything random.
+        split: Fingerprint of the parts.
+        threads: That the run may use.
+        measure: "all"; "quick", without sensor faults and the costlier protocols; or "validation", for trials that
+            must not see the test part.
+    """
+
+    entry: Entry
+    data: DataSet
+    fold: int | None
+    seed: int
+    split: str
+    threads: int = 1
+    measure: Measure = "all"
+
+    def facts(self) -> dict[str, Any]:
+        """All that decides what comes out."""
+        return {
+            "schema": SCHEMA,
+            "data": self.data.name,
+            "split": self.split,
+            "fold": self.fold,
+            "method": self.entry.method.name,
+            "label": self.entry.label,
+            "params": self.entry.params,
+            "run": self.entry.settings.as_dict(),
+            "seed": self.seed,
+            "threads": self.threads,
+            "measure": self.measure,
+            "device": device_of(self.entry.settings),
+            "version": equipoise.__version__,
+        }
+
+    @property
+    def config(self) -> str:
+        """A hash of the facts: another parameter, another version, another row."""
+        text = json.dumps(self.facts(), sort_keys=True)
+        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def run_job(
+    job: Job,
+    splits: Splits,
+    folder: Path,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    checkpoint_seconds: float = 10.0,
+) -> dict[str, Any]:
+    """Train, measure, and give the row of one run."""
+    torch.set_num_threads(job.threads)
+    entry, balancer = job.entry, job.entry.balancer()
+    trained = train(
+        splits,
+        balancer,
+        entry.settings,
+        seed=job.seed,
+        folder=folder,
+        on_epoch=on_epoch,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    timing = step_seconds(
+        trained.model,
+        balancer,
+        make_optimizer(trained.model, entry.settings),
+        splits.train,
+        batch=min(entry.settings.batch, len(splits.train)),
+        steps=10,
+    )
+    model = entry.method.finish(trained.model) if entry.method.finish is not None else trained.model
+    measured = _measured(job, model, splits)
+    _write_curves(folder, trained)
+    row = {
+        **job.facts(),
+        "config": job.config,
+        "status": "done",
+        "selected": {"epoch": trained.epoch, "by": entry.settings.select},
+        **measured,
+        "seconds": {**timing, "step": timing["total"], "total": trained.seconds},
+        "memory": peak_memory(torch.device(trained.device)),
+        "versions": _versions(),
+        "device": trained.device,
+    }
+    return _finite(row)
+
+
+def _measured(job: Job, model: LateFusion, splits: Splits) -> dict[str, Any]:
+    if job.measure == "validation":
+        splits = replace(splits, test=splits.validation)
+    whole = job.measure == "all"
+    measured = measure_run(model, splits, seed=job.seed, with_faults=whole, with_protocols=whole)
+    if job.measure == "validation":
+        del measured["test"]
+    if not job.entry.method.fused:
+        measured = {part: _without_fused(numbers) for part, numbers in measured.items()}
+    return measured
+
+
+def _without_fused(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Uni-modal training leaves the fused head as it was drawn: what it says is no result."""
+    mute = ("fused", "committee", "beats", "faults", "zeroed", "shapley", "split")
+    return {name: None if name.startswith(mute) else value for name, value in numbers.items()}
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "equipoise": equipoise.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+
+
+def _write_curves(folder: Path, trained: Trained) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / "curves.tmp"
+    unfinished.write_text("".join(json.dumps(record) + "\n" for record in trained.curves), encoding="utf-8")
+    unfinished.replace(folder / "curves.jsonl")
