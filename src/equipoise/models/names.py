@@ -9,6 +9,8 @@ from torch import nn
 _TAKEN = {
     "fused": "it is the key of the joint output",
     "heads": "it is the name of the heads in a balancing table",
+    "mean": "it is a summary over sensor faults",
+    "worst": "it is a summary over sensor faults",
     "label": "it is the column of the answers in a data file",
     "split": "it is the column of the train, validation and test marks in a data file",
     "group": "it is the column of the persons, speakers or videos in a data file",
