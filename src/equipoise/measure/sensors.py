@@ -20,7 +20,6 @@ from equipoise.models.names import raise_all
 NOISE_LEVELS = (0.5, 1.0, 2.0, 4.0)
 DELAYS = (0.1, 0.25, 0.5)
 BURST_SHARES = (0.25, 0.5)
-_SUMMARIES = ("mean", "worst")
 
 Answers = dict[str, float | None]
 """The accuracy of each decision, "fused" and "committee"; None where the model has no committee."""
@@ -129,8 +128,6 @@ def _summaries(found: dict[str, Any]) -> dict[str, Answers]:
 
 def _problems(model: LateFusion, part: Part, training: Training) -> Iterator[str]:
     for name in getattr(model, "encoders", ()):
-        if name in _SUMMARIES:
-            yield f"faults gives its summaries under {name!r}, so no modality may have this name. Choose another."
         if name not in part.inputs or name not in training.mean:
             yield (
                 f"faults expected floating-point inputs of {name!r} in the part and in its training statistics; found "
