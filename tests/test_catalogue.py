@@ -9,7 +9,22 @@ from equipoise.catalogue import all_data, all_methods, entries, look_up
 from equipoise.data import Splits
 from equipoise.settings import Settings
 
-NAMES = "agm dgl ensemble ew mgda mimo mlb mmpareto mses msl mslr ogm ogmge unimodal".split()
+NAMES = [
+    "agm",
+    "dgl",
+    "ensemble",
+    "ew",
+    "mgda",
+    "mimo",
+    "mlb",
+    "mmpareto",
+    "mses",
+    "msl",
+    "mslr",
+    "ogm",
+    "ogmge",
+    "unimodal",
+]
 
 
 def test_every_method_has_its_plain_name() -> None:
@@ -57,7 +72,7 @@ def test_words_set_settings_and_parameters() -> None:
     assert msl.settings == mimo.settings == Settings(epochs=3, optimizer="adam")
     assert (mimo.params["penalty"], mimo.params["smoothing"]) == (5.0, 1.0)
     assert msl.params == {}
-    assert entries(["mses"], ["rollback=yes"])[0].balancer().rollback is True  # ty: ignore[unresolved-attribute]
+    assert entries(["mses"], ["rollback=yes"])[0].balancer().rollback is True
 
 
 def test_the_last_of_two_equal_words_counts() -> None:
@@ -121,5 +136,5 @@ def test_all_mistakes_are_answered_together() -> None:
 
 def test_looking_up() -> None:
     assert look_up("data set", "watch", all_data()).name == "watch"
-    with pytest.raises(ValueError, match="unknown data set 'wach'; did you mean 'watch'?"):
+    with pytest.raises(ValueError, match=r"unknown data set .wach.; did you mean .watch.\?"):
         look_up("data set", "wach", all_data())

@@ -12,12 +12,14 @@ from typing import Annotated, Any
 try:
     import typer
 except ModuleNotFoundError:
-    sys.exit("equipoise: the command needs packages that are not installed; type: pip install 'equipoise[train]'")
+    msg = "the command needs packages that are not installed; type: pip install 'equipoise[train]'"
+    raise ModuleNotFoundError(msg) from None
 
 from equipoise import __version__
 from equipoise.catalogue import DataSet, Entry, all_data, all_methods, entries, look_up
 
 COMMAND = "command.txt"
+INTERRUPTED = 130  # as shells have it
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 Data = Annotated[str, typer.Option("--data", help="A data set by name; see `equipoise datasets`.")]
@@ -92,12 +94,12 @@ def report(
         "json": reports.as_json,
     }
     wanted = "json" if as_json else form
+    _refuse_together(lambda: look_up("format", wanted, {"terminal": None, **writers}), lambda: reports.read(folder))
     if wanted == "terminal":
         _print_tables(folder)
         return
-    writer = look_up("format", wanted, {**writers, "terminal": None})
     table, *_ = reports.tables(reports.read(folder))
-    print(writer(table))
+    print(writers[wanted](table))
 
 
 @app.command(epilog="Example: equipoise diagnose --data watch --seeds 3 epochs=20")
@@ -170,13 +172,14 @@ def version() -> None:
 def main() -> None:
     """Run the command; bad input ends with exit code 2 and one message, Ctrl-C with how to go on."""
     try:
-        app(standalone_mode=False)
-    except typer.Exit as done:
-        sys.exit(done.exit_code)
+        code = app(standalone_mode=False)  # None, or an exit code where a command did not come to its end
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt  # the parser made a code of it
+        sys.exit(code or 0)
     except (typer.Abort, KeyboardInterrupt):
         again = shlex.join(["equipoise", *sys.argv[1:]])
         print(f"\nStopped. Finished runs are kept. To go on, type:\n  {again}", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except (ValueError, OSError, ModuleNotFoundError) as found:
         print(f"equipoise: {found}", file=sys.stderr)
         sys.exit(2)
@@ -213,10 +216,10 @@ def _study(
     from equipoise.study import plan, run_study
 
     store = Store(out)
-    _keep_command(out)
     numbers = list(range(seeds)) if isinstance(seeds, int) else seeds
     cuts = list(range(source.folds)) if folds else [None]
     jobs, splits = plan(chosen, source, numbers, cuts, measure="quick" if quick else "all")
+    _keep_command(out)
     if tune:
         total = len(splits) * sum(len(tuning.trials(entry, tune)) for entry in chosen)
         with Progress(total, "tuning on validation data", quiet=quiet) as progress:

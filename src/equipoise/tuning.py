@@ -65,8 +65,7 @@ def tune(
         for fold in folds
     }
     every = [job for some in planned.values() for job in some]
-    blind = {fold: replace(parts, test=parts.validation) for fold, parts in splits.items()}
-    rows = run_study(every, blind, store, workers=workers, on_event=on_event)
+    rows = run_study(every, splits, store, workers=workers, on_event=on_event)
     by_config = {row["config"]: row for row in rows}
     best = {
         key: max(some, key=lambda job: headline(by_config[job.config]["validation"])).entry

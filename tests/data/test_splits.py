@@ -1,7 +1,6 @@
 """Parts that share no group, statistics of the training part alone, and a fingerprint."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -17,9 +16,9 @@ def part(label: list[int], group: list[int] | None = None, **inputs: torch.Tenso
     return Part(arrays, torch.tensor(label), None if group is None else torch.tensor(group))
 
 
-def splits(**parts: Any) -> Splits:
-    fine = {"train": part([0, 1, 0]), "validation": part([1, 0]), "test": part([0, 1])}
-    return Splits("made", **{**fine, **parts}, classes=("no", "yes"))
+def splits(**parts: Part) -> Splits:
+    fine = {"train": part([0, 1, 0]), "validation": part([1, 0]), "test": part([0, 1])} | parts
+    return Splits("made", fine["train"], fine["validation"], fine["test"], ("no", "yes"))
 
 
 def test_groups_go_where_they_are_sent() -> None:

@@ -26,7 +26,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, folder: Path | None) -> None:
 
 def test_a_missing_package_is_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, None)
-    with pytest.raises(ModuleNotFoundError, match="comes with the package seglearn.*type: pip install seglearn"):
+    with pytest.raises(ModuleNotFoundError, match=r"comes with the package seglearn.*type: pip install seglearn"):
         _verified_file()
 
 
@@ -41,7 +41,7 @@ def test_another_file_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     original = _verified_file().read_bytes()
     (tmp_path / "data" / "watch_dataset.npy").write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
     pretend(monkeypatch, tmp_path)
-    with pytest.raises(ValueError, match="expected sha256 eb122f.*, found .*; type: pip install --force-reinstall"):
+    with pytest.raises(ValueError, match=r"expected sha256 eb122f.*, found .*; type: pip install --force-reinstall"):
         _verified_file()
 
 
