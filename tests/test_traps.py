@@ -94,10 +94,13 @@ def test_reentrant_checkpointing_is_fine_where_losses_are_weighed(method: str) -
 # -- entangled encoders --
 
 
-class Attending(SmallModel):
+class Attending(nn.Module):
     """Some encoders see what others found: ``looks`` maps a modality to the one it looks at."""
 
-    looks: dict[str, str]
+    def __init__(self, looks: dict[str, str], modalities: list[str], seed: int) -> None:
+        super().__init__()
+        small = SmallModel(modalities, seed=seed)
+        self.encoders, self.heads, self.fused, self.looks = small.encoders, small.heads, small.fused, looks
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         own = {name: encoder(inputs[name]) for name, encoder in self.encoders.items()}
@@ -108,16 +111,12 @@ class Attending(SmallModel):
         return outputs | {name: self.heads[name](h) for name, h in features.items()}
 
 
-def one_looks(count: int, seed: int) -> SmallModel:
-    model = Attending(names(count), seed=seed)
-    model.looks = {"video": "audio"}
-    return model
+def one_looks(count: int, seed: int) -> nn.Module:
+    return Attending({"video": "audio"}, names(count), seed)
 
 
-def all_look(count: int, seed: int) -> SmallModel:
-    model = Attending(names(count), seed=seed)
-    model.looks = dict(zip(names(count), names(count)[1:] + names(count)[:1], strict=True))
-    return model
+def all_look(count: int, seed: int) -> nn.Module:
+    return Attending(dict(zip(names(count), names(count)[1:] + names(count)[:1], strict=True)), names(count), seed)
 
 
 def two_share(count: int, seed: int) -> SmallModel:
@@ -126,7 +125,7 @@ def two_share(count: int, seed: int) -> SmallModel:
     return model
 
 
-ENTANGLED: dict[str, Callable[[int, int], SmallModel]] = {
+ENTANGLED: dict[str, Callable[[int, int], nn.Module]] = {
     "separate": lambda count, seed: SmallModel(names(count), seed=seed),
     "one looks at another": one_looks,
     "all look at another": all_look,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from equipoise.catalogue import Entry
 from equipoise.data.splits import Splits
 from equipoise.store import Store
-from equipoise.study import Event, Job, run_study
+from equipoise.study import Event, FailedRuns, Job, run_study
 
 RATES = (1.0, 0.3, 3.0)
 """Learning rates that every method may try, as multiples of the one in the settings."""
@@ -65,12 +66,15 @@ def tune(
         for fold in folds
     }
     every = [job for some in planned.values() for job in some]
-    rows = run_study(every, splits, store, workers=workers, on_event=on_event)
-    by_config = {row["config"]: row for row in rows}
-    best = {
-        key: max(some, key=lambda job: headline(by_config[job.config]["validation"])).entry
-        for key, some in planned.items()
-    }
+    try:
+        run_study(every, splits, store, workers=workers, on_event=on_event)
+    except FailedRuns:
+        # A trial that diverges has lost, no more: only a method that fails at every setting stops the comparison.
+        judged = {row["config"] for row in store.rows()}
+        if not all(any(job.config in judged for job in some) for some in planned.values()):
+            raise
+    scores = {row["config"]: headline(row["validation"]) for row in store.rows()}
+    best = {key: max(some, key=lambda job: scores.get(job.config, -math.inf)).entry for key, some in planned.items()}
     return [replace(job, entry=best[job.entry.label, job.fold]) for job in jobs]
 
 

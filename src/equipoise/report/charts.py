@@ -55,6 +55,8 @@ class Axis:
     def ticks(self, about: int) -> list[float]:
         """Round numbers inside the axis, about so many."""
         span = self.high - self.low
+        if span <= 0:
+            return [self.low]  # a single epoch
         step = 10 ** math.floor(math.log10(span / about))
         step = next(step * factor for factor in (1, 2, 5, 10, 20) if span / (step * factor) <= about)
         first = math.ceil(self.low / step - 1e-9)
@@ -166,7 +168,7 @@ def _svg(identity: str, title: str, description: str, height: float, parts: Sequ
 
 
 def _scale(of: Axis, start: float, end: float) -> Scale:
-    return lambda value: start + (value - of.low) / (of.high - of.low) * (end - start)
+    return lambda value: start + (value - of.low) / (of.high - of.low or 1.0) * (end - start)
 
 
 def _x_axis(x: Axis, across: Scale, bottom: float, lowest: float, grid_from: float | None = None) -> str:
