@@ -111,11 +111,14 @@ class Attending(nn.Module):
         return outputs | {name: self.heads[name](h) for name, h in features.items()}
 
 
-def one_looks(count: int, seed: int) -> nn.Module:
+Entangled = SmallModel | Attending
+
+
+def one_looks(count: int, seed: int) -> Attending:
     return Attending({"video": "audio"}, names(count), seed)
 
 
-def all_look(count: int, seed: int) -> nn.Module:
+def all_look(count: int, seed: int) -> Attending:
     return Attending(dict(zip(names(count), names(count)[1:] + names(count)[:1], strict=True)), names(count), seed)
 
 
@@ -125,7 +128,7 @@ def two_share(count: int, seed: int) -> SmallModel:
     return model
 
 
-ENTANGLED: dict[str, Callable[[int, int], nn.Module]] = {
+ENTANGLED: dict[str, Callable[[int, int], Entangled]] = {
     "separate": lambda count, seed: SmallModel(names(count), seed=seed),
     "one looks at another": one_looks,
     "all look at another": all_look,
@@ -136,7 +139,7 @@ CASES = pytest.mark.parametrize(
 )
 
 
-def blocks_of(model: SmallModel) -> list[tuple[list[str], list[Tensor]]]:
+def blocks_of(model: Entangled) -> list[tuple[list[str], list[Tensor]]]:
     """Encoders that share tensors come together."""
     blocks: list[tuple[list[str], list[Tensor]]] = []
     for name, encoder in model.encoders.items():
@@ -151,7 +154,7 @@ def blocks_of(model: SmallModel) -> list[tuple[list[str], list[Tensor]]]:
     return blocks
 
 
-def all_gradients(model: SmallModel, data: Data, tensors: list[Tensor]) -> dict[str, list[Tensor]]:
+def all_gradients(model: Entangled, data: Data, tensors: list[Tensor]) -> dict[str, list[Tensor]]:
     """One pass per objective; an objective that does not reach these tensors is left out."""
     found = {}
     for name, loss in losses_of(model, data).items():
@@ -196,7 +199,7 @@ def mixed_by_hand(parts: dict[str, list[Tensor]], method: str) -> list[Tensor]:
     return mixed
 
 
-def check_heads(model: SmallModel, data: Data) -> None:
+def check_heads(model: Entangled, data: Data) -> None:
     """Here the fused head learns from the fused loss, and the others from their own."""
     losses = losses_of(model, data)
     for objective, loss in losses.items():

@@ -124,12 +124,14 @@ class Entry:
         method: How it trains.
         params: Every parameter of the method.
         settings: How the model is built and trained.
+        fixed: Parameters that tuning leaves alone, because the label promises them.
     """
 
     label: str
     method: Method
     params: dict[str, Any] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
+    fixed: tuple[str, ...] = ()
 
     def balancer(self) -> Balancer:
         """A fresh balancer."""
@@ -137,7 +139,8 @@ class Entry:
 
     def changed(self, params: Mapping[str, Any], run: Mapping[str, Any], label: str | None = None) -> Entry:
         """The same with some parameters and settings replaced."""
-        return Entry(label or self.label, self.method, {**self.params, **params}, self.settings.changed(run))
+        changed = {**self.params, **params}
+        return Entry(label or self.label, self.method, changed, self.settings.changed(run), self.fixed)
 
 
 def entries(names: Iterable[str], words: Iterable[str] = ()) -> list[Entry]:

@@ -236,7 +236,7 @@ def _controls(chosen: list[Entry], source: DataSet) -> list[Entry]:
     known, base = all_methods(), chosen[0].settings
     penalty = next((entry.params["penalty"] for entry in chosen if entry.method.name == "mimo"), 10.0)
     weight = penalty / len(source.load(None).modalities)
-    ew = Entry("ew at λ/K", known["ew"], {"weight": weight}, base)
+    ew = Entry("ew at λ/K", known["ew"], {"weight": weight}, base, fixed=("weight",))
     dropout = Entry("msl + dropout", known["msl"], {}, base.changed({"dropout": 0.3}))
     return [ew, dropout]
 

@@ -24,7 +24,7 @@ def trials(entry: Entry, count: int) -> list[Entry]:
 
     The grid is the method's `search` space times three learning rates. A method with a smaller grid tries all of it.
     """
-    names = list(entry.method.make.search)
+    names = [name for name in entry.method.make.search if name not in entry.fixed]
     space = [entry.method.make.search[name] for name in names]
     grid = [
         entry.changed(dict(zip(names, values, strict=True)), {"lr": entry.settings.lr * rate})
