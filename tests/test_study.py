@@ -19,7 +19,7 @@ import torch
 import study_program
 from equipoise import Balancer
 from equipoise import store as stores
-from equipoise.catalogue import DataSet, all_data, entries
+from equipoise.catalogue import DataSet, all_data, all_methods, entries
 from equipoise.data.generated import two_sensors
 from equipoise.diagnose import diagnose
 from equipoise.job import Measure, _finite, run_job
@@ -424,3 +424,13 @@ def test_a_small_grid_is_tried_whole() -> None:
 def test_a_trial_row_of_a_method_without_fused_decision_has_a_headline() -> None:
     assert headline({"fused": 0.5, "head": {"a": 0.1}}) == 0.5
     assert headline({"fused": None, "head": {"a": 0.2, "b": 0.4}}) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("name", all_methods())
+def test_every_method_of_the_catalogue_runs_from_start_to_row(name: str, tmp_path: Path) -> None:
+    (entry,) = entries([name], ["epochs=2", "batch=20", "device=cpu"])
+    jobs, splits = plan([entry], all_data()["generated"], [0], [None], measure="quick")
+    row = run_job(jobs[0], splits[None], tmp_path)
+    assert row["status"] == "done"
+    assert row["seconds"]["step"] > 0
+    assert (row["test"]["fused"] is None) == (name == "unimodal")

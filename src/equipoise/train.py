@@ -225,18 +225,27 @@ def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> LateF
 
 
 def losses_of(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Tensor, dict[str, Tensor]]:
-    """The balanced loss of a batch, and the losses of its samples by objective.
+    """The balanced loss of a batch, and the losses of its samples by objective."""
+    compared, beside, seen = step_losses(model, balancer, part)
+    return balancer(compared, extra=beside), seen
+
+
+Losses = dict[str, Tensor]
+
+
+def step_losses(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Losses, Losses | None, Losses]:
+    """What a balancer is given for a batch, what learns beside it, and the losses of the model's own outputs.
 
     A method that compares shares of the fused output gets those; the heads that are measured then learn beside it.
     """
-    if balancer.unimodal == "split" and model.fusion.additive:
+    if balancer.unimodal == "split" and model.unimodal == "detached" and model.fusion.additive:
         outputs, shares = model.with_shares(part.inputs)
         seen = _cross_entropies(outputs, part.label)
         compared = {"fused": seen["fused"], **_cross_entropies(shares, part.label)}
         beside = torch.stack([loss.mean() for name, loss in seen.items() if name != "fused"]).sum()
-        return balancer(compared, extra={"heads beside": beside}), seen
+        return compared, {"heads beside": beside}, seen
     seen = _cross_entropies(model(part.inputs), part.label)
-    return balancer(seen), seen
+    return seen, None, seen
 
 
 def evaluate(model: LateFusion, part: Part, batch: int = 1024) -> dict[str, dict[str, float]]:

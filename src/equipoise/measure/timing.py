@@ -10,8 +10,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from equipoise.attachment import unwrap_optimizer
@@ -19,6 +17,7 @@ from equipoise.balancer import Balancer
 from equipoise.data.splits import Part
 from equipoise.measure.outputs import check_model
 from equipoise.models.late_fusion import LateFusion
+from equipoise.train import step_losses
 
 WARM_UP = 3
 MEBIBYTE = 2**20
@@ -88,10 +87,10 @@ def _step(model: LateFusion, balancer: Balancer, optimizer: Optimizer, part: Par
     device = part.label.device
     plain = None
     if balancer.route != "loss":
-        _, plain = _timed(device, _losses(model, part)["fused"].mean().backward)
+        _, plain = _timed(device, step_losses(model, balancer, part)[2]["fused"].mean().backward)
         optimizer.zero_grad()
-    losses, forward = _timed(device, lambda: _losses(model, part))
-    loss, call = _timed(device, lambda: balancer(losses))
+    (losses, beside, _), forward = _timed(device, lambda: step_losses(model, balancer, part))
+    loss, call = _timed(device, lambda: balancer(losses, extra=beside))
     _, whole = _timed(device, loss.backward)
     _, update = _timed(device, lambda: (optimizer.step(), optimizer.zero_grad()))
     backward = whole if plain is None else min(plain, whole)
@@ -102,10 +101,6 @@ def _step(model: LateFusion, balancer: Balancer, optimizer: Optimizer, part: Par
         "update": update,
         "total": forward + call + whole + update,
     }
-
-
-def _losses(model: LateFusion, part: Part) -> dict[str, Tensor]:
-    return {name: F.cross_entropy(z, part.label, reduction="none") for name, z in model(part.inputs).items()}
 
 
 def _timed(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
