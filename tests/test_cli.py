@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -343,17 +344,30 @@ def test_an_interrupted_command_says_how_to_go_on(
     ]
 
 
+@pytest.fixture
+def heard_signals() -> Generator[None, None, None]:
+    """Let a child hear Ctrl-C: a suite that was started in the background ignores it, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
-def test_ctrl_c_ends_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_ends_at_once_and_says_how_to_go_on(tmp_path: Path, heard_signals: None) -> None:  # noqa: ARG001
     words = ["compare", *QUICK, "--methods", "msl,mimo", "--seeds", "500", "--out", str(tmp_path / "a b"), "--quick"]
     process = subprocess.Popen(
         [sys.executable, "-m", "equipoise.cli", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stderr is not None
-    assert process.stderr.readline().startswith("1/1000 ")
-    began = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and all its runs
-    _, err = process.communicate(timeout=10)
+    try:
+        assert process.stderr.readline().startswith("1/1000 ")
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and all its runs
+        _, err = process.communicate(timeout=10)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     assert time.monotonic() - began < 2
     assert process.returncode == 130
     assert "Traceback" not in err
