@@ -51,8 +51,9 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train every method on the same data and print the table; the page is written beside it."""
-    _refuse_together(lambda: entries(methods.split(","), words or ()), lambda: look_up("data set", data, all_data()))
-    chosen, source = entries(methods.split(","), words or ()), look_up("data set", data, all_data())
+    chosen, source = _answers(
+        lambda: entries(methods.split(","), words or ()), lambda: look_up("data set", data, all_data())
+    )
     if controls:
         chosen += _controls(chosen, source)
     rows = _study(chosen, source, seeds, folds=folds, out=out, workers=workers, quiet=as_json, tune=tune, quick=quick)
@@ -72,8 +73,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train one model and say what it can do."""
-    _refuse_together(lambda: entries([method], words or ()), lambda: look_up("data set", data, all_data()))
-    chosen, source = entries([method], words or ()), look_up("data set", data, all_data())
+    chosen, source = _answers(lambda: entries([method], words or ()), lambda: look_up("data set", data, all_data()))
     rows = _study(chosen, source, [seed], folds=False, out=out, workers=1, quiet=as_json)
     _show(out, rows, as_json=as_json)
 
@@ -94,12 +94,14 @@ def report(
         "json": reports.as_json,
     }
     wanted = "json" if as_json else form
-    _refuse_together(lambda: look_up("format", wanted, {"terminal": None, **writers}), lambda: reports.read(folder))
+    writer, results = _answers(
+        lambda: look_up("format", wanted, {"terminal": None, **writers}), lambda: reports.read(folder)
+    )
     if wanted == "terminal":
         _print_tables(folder)
         return
-    table, *_ = reports.tables(reports.read(folder))
-    print(writers[wanted](table))
+    table, *_ = reports.tables(results)
+    print(writer(table))
 
 
 @app.command(epilog="Example: equipoise diagnose --data watch --seeds 3 epochs=20")
@@ -116,8 +118,9 @@ def diagnose(
     """Is there an imbalance worth treating? Joint training against uni-modal training, measured alike."""
     from equipoise.diagnose import diagnose as judge
 
-    _refuse_together(lambda: entries(["msl", "unimodal"], words or ()), lambda: look_up("data set", data, all_data()))
-    chosen, source = entries(["msl", "unimodal"], words or ()), look_up("data set", data, all_data())
+    chosen, source = _answers(
+        lambda: entries(["msl", "unimodal"], words or ()), lambda: look_up("data set", data, all_data())
+    )
     rows = _study(chosen, source, seeds, folds=folds, out=out, workers=workers, quiet=as_json)
     joint, alone = ([row for row in rows if row["method"] == name] for name in ("msl", "unimodal"))
     found = judge(joint, alone)
@@ -263,16 +266,17 @@ def _keep_command(folder: Path) -> None:
     (folder / COMMAND).write_text(shlex.join(["equipoise", *sys.argv[1:]]) + "\n", encoding="utf-8")
 
 
-def _refuse_together(*checks: Callable[[], object]) -> None:
-    """Report the problems of several inputs in one message."""
-    problems = []
-    for check in checks:
+def _answers(*questions: Callable[[], Any]) -> list[Any]:
+    """What several inputs mean, or one message with the problems of all of them."""
+    answers, problems = [], []
+    for question in questions:
         try:
-            check()
+            answers.append(question())
         except ValueError as found:
             problems.append(str(found))
     if problems:
         raise ValueError("\n".join(problems))
+    return answers
 
 
 if __name__ == "__main__":

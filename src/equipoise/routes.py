@@ -32,6 +32,12 @@ class Weights(NamedTuple):
     heads: Tensor | None = None
     value: Tensor | None = None
 
+    @staticmethod
+    def joint(seen: Seen, encoders: Tensor | None = None) -> Weights:
+        """Joint training: encoders learn from the fused loss, times a factor each; heads from every loss at one."""
+        losses = torch.cat([torch.ones_like(seen.fused)[None], torch.zeros_like(seen.unimodal)])
+        return Weights(losses, encoders=encoders, heads=torch.ones_like(losses), value=seen.fused)
+
     def table(self, modalities: int) -> Tensor:
         """The coefficients c[objective, block] these weights stand for."""
         factors = self.encoders if self.encoders is not None else self.losses.new_ones(modalities)

@@ -86,11 +86,10 @@ class AGM(Balancer):
         ahead_now = (mean_of_others(seen.scores) - seen.scores).exp()
         ahead_usually = (mean_of_others(usual) - usual).exp()
         exponent = self.strength * (ahead_usually - ahead_now).clamp(max=self.cap)
-        losses = torch.cat([torch.ones_like(seen.fused)[None], torch.zeros_like(seen.unimodal)])
         factors = self.gated(exponent.clamp(max=_LARGEST).exp())
         for model in self._responses:
             model.factors.copy_(torch.stack([factors[self.modalities.index(name)] for name in model.modalities]))
-        return Weights(losses, encoders=factors, heads=torch.ones_like(losses), value=seen.fused)
+        return Weights.joint(seen, factors)
 
     def advance(self, seen: Seen, finite: Tensor) -> None:
         """ŝ becomes the mean over all steps that were taken, this one included."""

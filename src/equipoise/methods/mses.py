@@ -77,9 +77,7 @@ class MSES(Balancer):
 
     def weigh(self, seen: Seen) -> Weights:
         """One while a modality runs, zero once it has stopped."""
-        losses = torch.cat([torch.ones_like(seen.fused)[None], torch.zeros_like(seen.unimodal)])
-        running = self.running.to(seen.fused.dtype)
-        return Weights(losses, encoders=running, heads=torch.ones_like(losses), value=seen.fused)
+        return Weights.joint(seen, self.running.to(seen.fused.dtype))
 
     def learn(self, metrics: dict[str, Tensor]) -> None:
         """Smooth the losses, keep the best, stop whoever has waited too long."""

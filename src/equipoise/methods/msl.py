@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import final
 
-import torch
-
 from equipoise.balancer import Balancer
 from equipoise.observe import Seen
 from equipoise.routes import Weights
@@ -37,5 +35,4 @@ class MSL(Balancer):
 
     def weigh(self, seen: Seen) -> Weights:
         """The fused loss at one; on heads, every loss at one."""
-        losses = torch.cat([torch.ones_like(seen.fused)[None], torch.zeros_like(seen.unimodal)])
-        return Weights(losses, heads=torch.ones_like(losses), value=seen.fused)
+        return Weights.joint(seen)

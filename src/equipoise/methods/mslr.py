@@ -67,9 +67,7 @@ class MSLR(Balancer):
 
     def weigh(self, seen: Seen) -> Weights:
         """The rate of each modality, on the fused gradient."""
-        losses = torch.cat([torch.ones_like(seen.fused)[None], torch.zeros_like(seen.unimodal)])
-        rate = self.rate.to(seen.fused.dtype)
-        return Weights(losses, encoders=rate, heads=torch.ones_like(losses), value=seen.fused)
+        return Weights.joint(seen, self.rate.to(seen.fused.dtype))
 
     def learn(self, metrics: dict[str, Tensor]) -> None:
         """Compare this epoch with the ones before it, then remember it."""

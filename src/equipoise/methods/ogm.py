@@ -29,8 +29,7 @@ def ogm_weights(seen: Seen, strength: float) -> Weights:
     """c_m = 1 − tanh(α · ρ_m) where ρ_m > 1, else 1, on the gradient of the fused loss."""
     ahead = ratios(seen.scores)
     factors = torch.where(ahead > 1, 1 - torch.tanh(strength * ahead), torch.ones_like(ahead))
-    losses = torch.cat([torch.ones_like(seen.fused)[None], torch.zeros_like(seen.unimodal)])
-    return Weights(losses, encoders=factors, heads=torch.ones_like(losses), value=seen.fused)
+    return Weights.joint(seen, factors)
 
 
 def is_kernel(tensor: Tensor) -> bool:
