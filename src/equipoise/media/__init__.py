@@ -1,0 +1,1 @@
+"""Sound, images and video: files in, arrays out; spectrograms on any device."""

@@ -1,0 +1,67 @@
+"""Images in, bytes out."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equipoise.media.container import LARGEST_PICTURE
+from equipoise.media.unreadable import Unreadable, reading
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# Those whose decoders do nothing but decode: for PostScript, Pillow would start an interpreter.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "WEBP")
+MODES = {1: "L", 3: "RGB"}
+
+
+def read_image(path: str | Path, size: int | tuple[int, int] | None = None, channels: int = 3) -> np.ndarray:
+    """Read an image.
+
+    Args:
+        path: png, jpg, bmp, gif (its first picture), ppm or webp; turned as its camera says.
+        size: Of each side, or height and width, after resizing (bilinear with antialiasing; the aspect ratio is not
+            kept); None leaves it as it is.
+        channels: 3 for red, green, blue; 1 for grey. Of pixels of 16 bits the upper 8 are kept.
+
+    Returns:
+        uint8 [channels, height, width].
+
+    Raises:
+        Unreadable: If it is broken, cut short, of another format, or larger than 8192 × 8192.
+    """
+    if channels not in MODES:
+        msg = f"expected 1 or 3 channels, found {channels}"
+        raise ValueError(msg)
+    with reading(path) as path, warnings.catch_warnings():
+        from PIL import Image, ImageOps, UnidentifiedImageError
+
+        warnings.simplefilter("ignore")  # what Pillow thinks of metadata and sizes: both are dealt with here
+        try:
+            image = Image.open(path, formats=FORMATS)
+        except UnidentifiedImageError:
+            raise Unreadable(f"{path}: not an image in one of the formats {', '.join(FORMATS)}") from None
+        with image:
+            if image.width * image.height > LARGEST_PICTURE:
+                raise Unreadable(f"{path}: {image.width} × {image.height}, larger than 8192 × 8192")
+            picture = _of_bytes(path, ImageOps.exif_transpose(image)).convert(MODES[channels])
+            if size is not None:
+                high, wide = (size, size) if isinstance(size, int) else size
+                picture = picture.resize((wide, high), Image.Resampling.BILINEAR)
+            pixels = np.array(picture)
+    return np.ascontiguousarray(np.moveaxis(pixels, -1, 0)) if channels == 3 else pixels[None]
+
+
+def _of_bytes(path: Path, image: Image) -> Image:
+    """An image of 16 bits per pixel with the upper 8; others as they are."""
+    from PIL import Image
+
+    if image.mode == "F":
+        raise Unreadable(f"{path}: its pixels are real numbers, which only .npy keeps")
+    if image.mode.startswith("I"):
+        return Image.fromarray((np.asarray(image).clip(0, 2**16 - 1) >> 8).astype(np.uint8))
+    return image

@@ -1,0 +1,106 @@
+"""Encoders by name, for a command line and for presets."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from torch import nn
+
+from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, encoder_for
+from equipoise.models.lenet import LeNet
+from equipoise.models.names import raise_all, unknown_name
+from equipoise.models.resnet import ResNet18
+from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
+
+Shape = tuple[int, ...]
+
+
+def _lenet(shape: Shape, _: int) -> nn.Module:
+    return LeNet(shape[0], int(math.log2(min(shape[1:]))))  # as many halvings as the picture allows: 28 → 4, 112 → 6
+
+
+def _first_step(shape: Shape, features: int) -> nn.Module:
+    return FirstStepTransformer(shape[0], features)
+
+
+def _attention(start: Literal["lstm", "linear"]) -> Callable[[Shape, int], nn.Module]:
+    return lambda shape, features: AttentionPooled(shape[0], features, start=start)
+
+
+def _words(shape: Shape, features: int) -> nn.Module:
+    """Word numbers, of which 16 bits hold so many."""
+    if len(shape) != 1:
+        raise ValueError("expected word numbers, one per step")
+    return Tokens(2**15, AttentionPooled(300, features))
+
+
+KINDS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "auto": encoder_for,
+    "mlp": lambda shape, features: MLP(shape[0], features),
+    "cnn1d": lambda shape, features: CNN1d(shape[0], features),
+    "cnn2d": lambda shape, features: CNN2d(shape[0], features),
+    "frames": lambda shape, features: Frames(CNN2d(shape[0], features)),
+    "resnet18": lambda shape, _: ResNet18(shape[0]),
+    "lenet": _lenet,
+    "first-step": _first_step,
+    "lstm-attention": _attention("lstm"),
+    "attention": _attention("linear"),
+    "words": _words,
+    "pooled-map": lambda shape, features: PooledMap(shape[0], features),
+}
+"""What `encoder=NAME` can say: each makes an encoder from the shape of one input and the number of features."""
+
+
+def build_encoders(words: str, shapes: Mapping[str, Shape], features: int) -> dict[str, nn.Module]:
+    """One encoder per modality.
+
+    Args:
+        words: "auto", a kind, or a dotted path to a class or function, for all modalities; or "NAME:KIND,NAME:KIND" for
+            some, the others chosen by shape. What a dotted path names is called with `shape` and `features`, as far as
+            it has parameters of these names.
+        shapes: Of one input of each modality.
+        features: Size of the outputs.
+
+    Raises:
+        ValueError: With all that is wrong.
+    """
+    wanted = dict.fromkeys(shapes, "auto")
+    problems = []
+    named = [word.strip() for word in words.split(",")]
+    for word in named:
+        modality, colon, kind = word.partition(":")
+        if not colon and len(named) > 1:
+            problems.append(f"encoder: {word!r} among several should read MODALITY:KIND")
+        elif not colon:
+            wanted = dict.fromkeys(shapes, word)
+        elif modality not in shapes:
+            problems.append(f"encoder: {unknown_name(modality, shapes)}")
+        else:
+            wanted[modality] = kind
+    encoders = {}
+    for modality, kind in wanted.items():
+        try:
+            encoders[modality] = _make(kind, shapes[modality], features)
+        except (ValueError, IndexError, ImportError, AttributeError, TypeError) as found:
+            problems.append(f"encoder of {modality!r}, {kind!r}, for inputs of shape {shapes[modality]}: {found}")
+    raise_all(problems)
+    return encoders
+
+
+def _make(kind: str, shape: Shape, features: int) -> nn.Module:
+    if kind in KINDS:
+        return KINDS[kind](shape, features)
+    module, dot, name = kind.rpartition(".")
+    if not dot:
+        raise ValueError(f"{unknown_name(kind, KINDS)} Or type a dotted path, such as my.module.Encoder.")
+    maker = getattr(importlib.import_module(module), name)
+    offered: dict[str, Any] = {"shape": shape, "features": features}
+    known = inspect.signature(maker).parameters
+    made = maker(**{key: value for key, value in offered.items() if key in known})
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"expected an nn.Module, found {type(made).__name__}")
+    return made
