@@ -1,8 +1,9 @@
-"""What the loop is made of: batches, optimiser, schedule, and the accelerator."""
+"""What the loop is made of: micro-batches, optimiser, schedule, and the accelerator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,7 @@ from torch import nn
 
 from equipoise.data.splits import Part
 from equipoise.settings import Settings
-
-
-def batches(part: Part, size: int, shuffle: torch.Generator) -> Iterator[Part]:
-    """Every sample once, in a new order; a last batch of one is left out, since it has no batch statistics.
-
-    Unless one is all there is, or what was asked for.
-    """
-    order = torch.randperm(len(part), generator=shuffle).to(part.label.device)
-    for rows in order.split(size):
-        if len(rows) > 1 or len(part) == 1 or size == 1:
-            yield part.take(rows)
+from equipoise.tracking import PROJECT, Trackers
 
 
 def pieces(part: Part, count: int) -> Iterator[Part]:
@@ -44,7 +35,7 @@ def device_of(settings: Settings) -> str:
     return device
 
 
-def make_accelerator(settings: Settings, trackers: Sequence[str], folder: Path | None) -> Any:
+def make_accelerator(settings: Settings, trackers: Trackers, folder: Path | None) -> Any:
     """Precision, device and trackers, as Accelerate does them."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -53,6 +44,7 @@ def make_accelerator(settings: Settings, trackers: Sequence[str], folder: Path |
     # A run may follow another of other precision in one process.
     AcceleratorState._reset_state(reset_partial_state=True)
     if settings.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat itself
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
     device = device_of(settings)
     numbered = {"accelerate_torch_device": device} if ":" in device else {}
@@ -60,11 +52,11 @@ def make_accelerator(settings: Settings, trackers: Sequence[str], folder: Path |
         accelerator = Accelerator(
             mixed_precision={"fp32": "no"}.get(settings.precision, settings.precision),
             cpu=device == "cpu",
-            log_with=list(trackers) or None,
-            project_dir=str(folder) if folder is not None else None,
+            log_with=trackers.make(folder) or None,
         )
-    if trackers:
-        accelerator.init_trackers("equipoise", config={k: str(v) for k, v in settings.as_dict().items()})
+    if trackers.names:
+        facts = {**settings.as_dict(), **trackers.facts}
+        accelerator.init_trackers(PROJECT, config={name: str(value) for name, value in facts.items()})
     return accelerator
 
 

@@ -15,6 +15,7 @@ Schedule = Literal["constant", "cosine", "step"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Selection = Literal["last", "best"]
 Fusion = Literal["concat", "sum", "gated", "film"]
+Feeding = Literal["auto", "resident", "streamed"]
 
 
 @final
@@ -31,15 +32,20 @@ class Settings:
         weight_decay: Of every optimiser.
         schedule: "constant", "cosine" (to zero), or "step" (a tenth after 70 % of the epochs).
         precision: "fp32", "bf16" or "fp16".
-        accumulate: Micro-batches that a batch is cut into.
+        accumulate: Micro-batches that a batch is cut into. Each is balanced by its own losses; in a loop of your own,
+            `Window` balances whole batches.
         compile: Compile the encoders.
         clip: Largest norm of the whole gradient; None for none.
         select: Keep the "last" epoch, or the "best" one by validation accuracy.
         patience: Stop after this many epochs without a better validation accuracy; None for never.
-        features: Size of each encoder's output.
+        encoder: "auto" chooses by the shape of each modality; a name ("resnet18") or a dotted path
+            ("my.module.Encoder") serves all; "audio:lenet,image:cnn2d" names some of them.
+        features: Size of each encoder's output, where the encoder has not one of its own.
         fusion: "concat", "sum", "gated" or "film".
         dropout: Modality dropout, the probability with which a sample's modality is zeroed in the fused path.
         device: "auto", "cpu", "cuda" or "cuda:1".
+        feed: Keep the data on the device ("resident"), read batches ahead from where it lies ("streamed"), or whichever
+            fits ("auto").
         deterministic: Ask for the same bits again on a GPU too, at some cost.
     """
 
@@ -56,10 +62,12 @@ class Settings:
     clip: float | None = None
     select: Selection = "last"
     patience: int | None = None
+    encoder: str = "auto"
     features: int = 64
     fusion: Fusion = "concat"
     dropout: float = 0.0
     device: str = "auto"
+    feed: Feeding = "auto"
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -85,6 +93,7 @@ class Settings:
             ("precision", Precision),
             ("select", Selection),
             ("fusion", Fusion),
+            ("feed", Feeding),
         ):
             choices = get_args(kind)
             yield name, f"one of {', '.join(choices)}", getattr(self, name) in choices

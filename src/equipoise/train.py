@@ -6,23 +6,28 @@ Read it top down: `train` is the story, the rest are its words. The test part is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from equipoise import checkpoint
 from equipoise.balancer import Balancer
-from equipoise.data.splits import Part, Splits
-from equipoise.machinery import batches, make_accelerator, make_optimizer, make_schedule, pieces
-from equipoise.models import LateFusion, encoder_for
-from equipoise.models.evaluation import evaluating
+from equipoise.data.feed import Feed, epoch_rows
+from equipoise.data.splits import Splits
+from equipoise.machinery import make_accelerator, make_optimizer, make_schedule, pieces
+from equipoise.models import LateFusion
 from equipoise.settings import Settings
+from equipoise.step import build_model as build_model
+from equipoise.step import evaluate as evaluate
+from equipoise.step import losses_of as losses_of
+from equipoise.step import step_losses as step_losses
+from equipoise.tracking import Trackers, numbers
 
+WITHIN_EPOCH = 1.0  # seconds an epoch lasts at least before it is kept half done
 Record = dict[str, Any]
 """What one epoch showed: its number, seconds, training losses, validation accuracies, and the balancing table."""
 
@@ -56,7 +61,7 @@ def train(
     folder: Path | None = None,
     on_epoch: Callable[[Record], None] | None = None,
     checkpoint_seconds: float = 10.0,
-    trackers: Sequence[str] = (),
+    trackers: Trackers | None = None,
 ) -> Trained:
     """Train a model on the training part, watching the validation part.
 
@@ -68,7 +73,7 @@ def train(
         folder: Where to keep checkpoints. A run that finds one there goes on from it, to the same bits on a CPU.
         on_epoch: Called after each epoch with what it showed.
         checkpoint_seconds: Least time between two checkpoints.
-        trackers: Names of Accelerate's trackers ("tensorboard", "wandb", "mlflow") to log every epoch to.
+        trackers: Where to log every epoch: `Trackers(("tensorboard",))`.
 
     Example:
         >>> from equipoise import MIMO
@@ -78,15 +83,13 @@ def train(
         ['easy', 'fused', 'hard']
     """
     settings = settings or Settings()
-    run = _Run(splits, balancer, settings, seed, folder, trackers)
+    run = _Run(splits, balancer, settings, seed, folder, trackers or Trackers(), checkpoint_seconds)
     run.resume()
     while run.epoch < settings.epochs and not run.finished():
-        started = time.perf_counter()
-        losses = run.one_epoch()
-        record = run.look(losses, time.perf_counter() - started)
+        record = run.look(run.one_epoch())
         if on_epoch is not None:
             on_epoch(record)
-        if folder is not None and (run.since_checkpoint() >= checkpoint_seconds or run.epoch == settings.epochs):
+        if run.since_checkpoint() >= checkpoint_seconds or run.epoch == settings.epochs:
             run.save()
     return run.result()
 
@@ -102,13 +105,16 @@ class _Run:
         settings: Settings,
         seed: int,
         folder: Path | None,
-        trackers: Sequence[str],
+        trackers: Trackers,
+        checkpoint_seconds: float,
     ) -> None:
         torch.manual_seed(seed)
         self.settings, self.balancer, self.folder = settings, balancer, folder
+        self.checkpoint_seconds = checkpoint_seconds
         self.accelerator = make_accelerator(settings, trackers, folder)
         device = self.accelerator.device
-        self.train, self.validation = splits.train.to(device), splits.validation.to(device)
+        self.train = Feed(splits.train, device, settings.feed, seed)
+        self.validation = Feed(splits.validation, device, settings.feed)
         self.model = build_model(splits, balancer, settings).to(device)
         if settings.compile:
             self.model.compile_encoders()
@@ -117,35 +123,44 @@ class _Run:
         self.schedule = make_schedule(plain, settings)
         balancer.to(device).attach(self.model, optimizer=plain)
         self.shuffle = torch.Generator().manual_seed(seed)
+        self.shuffle_before = self.shuffle.get_state()  # of the epoch under way
         self.curves: list[Record] = []
-        self.epoch, self.seconds, self._saved = 0, 0.0, time.perf_counter()
         self.best: tuple[float, int, dict[str, Tensor]] = (-1.0, 0, {})
+        self.epoch, self.seconds = 0, 0.0
+        self.batch, self.samples, self.sums, self.epoch_seconds = 0, 0, {}, 0.0  # of the epoch under way
+        self._saved, self._save_seconds = time.perf_counter(), 0.0
 
     def one_epoch(self) -> dict[str, float]:
-        """Train on every batch once; the mean loss of each objective."""
+        """Train on every batch once, or on those that were left; the mean loss of each objective."""
         self.model.train()
-        sums: dict[str, Tensor] = {}
-        count = 0
-        for part in batches(self.train, self.settings.batch, self.shuffle):
+        self.shuffle_before = self.shuffle.get_state()
+        rows = epoch_rows(len(self.train), self.settings.batch, self.shuffle)
+        self._clock = time.perf_counter() - self.epoch_seconds
+        for part in self.train.training(rows, self.epoch, self.batch):
             for micro in pieces(part, self.settings.accumulate):
                 with self.accelerator.autocast():
                     loss, seen = losses_of(self.model, self.balancer, micro)
                 self.accelerator.backward(loss * (len(micro) / len(part)))
                 for name, value in seen.items():
-                    sums[name] = sums.get(name, 0) + value.detach().sum()
+                    self.sums[name] = self.sums.get(name, 0) + value.detach().sum()
             if self.settings.clip is not None:
                 self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip)
             self.optimizer.step()
             self.optimizer.zero_grad()
-            count += len(part)
+            self.samples += len(part)
+            self.batch += 1
+            if self.batch < len(rows) and self.since_checkpoint() >= self._patience():
+                self.save()
         if self.schedule is not None:
             self.schedule.step()
-        return {name: float(total) / max(count, 1) for name, total in sums.items()}
+        return {name: float(total) / max(self.samples, 1) for name, total in self.sums.items()}
 
-    def look(self, losses: dict[str, float], seconds: float) -> Record:
+    def look(self, losses: dict[str, float]) -> Record:
         """Evaluate on the validation part, tell the method, and keep the best."""
         self.epoch += 1
+        seconds = time.perf_counter() - self._clock
         self.seconds += seconds
+        self.batch, self.samples, self.sums, self.epoch_seconds = 0, 0, {}, 0.0
         found = evaluate(self.model, self.validation)
         table = self.balancer.table.numbers()
         self.balancer.end_epoch({name: found[name] for name in self.balancer.modalities if name in found})
@@ -158,7 +173,7 @@ class _Run:
             keep = self.settings.select == "best"
             weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()} if keep else {}
             self.best = (score, self.epoch, weights)
-        self.accelerator.log({f"validation/{name}": value for name, value in validation.items()}, step=self.epoch)
+        self.accelerator.log(numbers(record), step=self.epoch)
         return record
 
     def finished(self) -> bool:
@@ -170,24 +185,36 @@ class _Run:
         """Seconds since the state was last written."""
         return time.perf_counter() - self._saved
 
+    def _patience(self) -> float:
+        """Least time between two checkpoints inside an epoch: short ones need none, and writing should cost little."""
+        return max(self.checkpoint_seconds, WITHIN_EPOCH, 30 * self._save_seconds)
+
     def save(self) -> None:
         """Write everything that the rest of the run depends on."""
-        assert self.folder is not None
+        if self.folder is None:
+            self._saved = time.perf_counter()
+            return
+        started = time.perf_counter()
         rest = {
             "epoch": self.epoch,
             "seconds": self.seconds,
+            "batch": self.batch,
+            "samples": self.samples,
+            "sums": self.sums,
+            "epoch_seconds": started - self._clock if self.batch else 0.0,
             "curves": self.curves,
             "best": self.best,
             "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "balancer": self.balancer.state_dict(),
             "scaler": None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
-            "shuffle": self.shuffle.get_state(),
+            "shuffle": self.shuffle_before if self.batch else self.shuffle.get_state(),
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state_all() if self.accelerator.device.type == "cuda" else [],
         }
-        checkpoint.save(self.folder, self.epoch, self.model, rest)
+        checkpoint.save(self.folder, self.epoch, self.model, rest, batch=self.batch)
         self._saved = time.perf_counter()
+        self._save_seconds = self._saved - started
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
@@ -196,6 +223,10 @@ class _Run:
             return
         self.epoch, self.seconds, self.curves = rest["epoch"], rest["seconds"], rest["curves"]
         self.best = tuple(rest["best"])
+        self.batch, self.samples, self.epoch_seconds = rest["batch"], rest["samples"], rest["epoch_seconds"]
+        self.sums = {name: total.to(self.accelerator.device) for name, total in rest["sums"].items()}
+        for record in self.curves:  # a tracker may take this sitting for a run of its own
+            self.accelerator.log(numbers(record), step=record["epoch"])
         self.optimizer.load_state_dict(rest["optimizer"])
         if self.schedule is not None:
             self.schedule.load_state_dict(rest["schedule"])
@@ -215,56 +246,6 @@ class _Run:
             epoch = self.best[1]
         self.accelerator.end_training()
         return Trained(self.model, self.curves, epoch, self.seconds, str(self.accelerator.device))
-
-
-def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> LateFusion:
-    """A late-fusion model for this data, whose uni-modal heads learn with the encoders or beside them."""
-    encoders = {name: encoder_for(shape, settings.features) for name, shape in splits.shapes.items()}
-    view = "head" if balancer.unimodal == "head" else "detached"
-    return LateFusion(encoders, len(splits.classes), fusion=settings.fusion, unimodal=view, dropout=settings.dropout)
-
-
-def losses_of(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Tensor, dict[str, Tensor]]:
-    """The balanced loss of a batch, and the losses of its samples by objective."""
-    compared, beside, seen = step_losses(model, balancer, part)
-    return balancer(compared, extra=beside), seen
-
-
-Losses = dict[str, Tensor]
-
-
-def step_losses(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Losses, Losses | None, Losses]:
-    """What a balancer is given for a batch, what learns beside it, and the losses of the model's own outputs.
-
-    A method that compares shares of the fused output gets those; the heads that are measured then learn beside it.
-    """
-    if balancer.unimodal == "split" and model.unimodal == "detached" and model.fusion.additive:
-        outputs, shares = model.with_shares(part.inputs)
-        seen = _cross_entropies(outputs, part.label)
-        compared = {"fused": seen["fused"], **_cross_entropies(shares, part.label)}
-        beside = torch.stack([loss.mean() for name, loss in seen.items() if name != "fused"]).sum()
-        return compared, {"heads beside": beside}, seen
-    seen = _cross_entropies(model(part.inputs), part.label)
-    return seen, None, seen
-
-
-def evaluate(model: LateFusion, part: Part, batch: int = 1024) -> dict[str, dict[str, float]]:
-    """Loss and accuracy of the fused decision and of every head, counting each sample once."""
-    sums: dict[str, Tensor] = {}
-    with evaluating(model), torch.no_grad():
-        for rows in torch.arange(len(part), device=part.label.device).split(batch):
-            some = part.take(rows)
-            for name, logits in model(some.inputs).items():
-                loss = F.cross_entropy(logits, some.label, reduction="sum")
-                hits = (logits.argmax(dim=1) == some.label).sum()
-                sums[name] = sums.get(name, 0) + torch.stack([loss, hits])
-    return {
-        name: dict(zip(("loss", "accuracy"), (total / len(part)).tolist(), strict=True)) for name, total in sums.items()
-    }
-
-
-def _cross_entropies(outputs: dict[str, Tensor], label: Tensor) -> dict[str, Tensor]:
-    return {name: F.cross_entropy(logits, label, reduction="none") for name, logits in outputs.items()}
 
 
 def _headline(balancer: Balancer, validation: dict[str, float]) -> float:

@@ -104,7 +104,7 @@ def test_good_splits_pass_the_check() -> None:
         ({"test": part([])}, "test: expected at least one sample, found none"),
         ({"train": part([])}, "train: expected at least one sample, found none"),
         ({"train": part([0, 1], a=torch.zeros(3, 2), b=torch.zeros(2, 2))}, "train, a: expected 2 samples.*found 3"),
-        ({"validation": part([0, 1], a=torch.zeros(2, 2))}, r"validation: expected the modalities \['a', 'b'\]"),
+        ({"validation": part([0, 1], a=torch.zeros(2, 2))}, r"validation: expected the arrays \['a', 'b'\]"),
         ({"test": part([0, 1], a=torch.zeros(2, 9))}, r"test, a: expected samples of shape \(2,\), found \(9,\)"),
         ({"test": part([0, 1], a=torch.zeros(2))}, r"test, a: expected samples of shape \(2,\), found \(\)"),
         (

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from equipoise.data.views import View
 
 PARTS = ("train", "validation", "test")
 
@@ -21,27 +23,61 @@ class Part:
     """Some samples: one tensor per modality, their labels, and who they come from.
 
     Args:
-        inputs: Per modality a tensor [N, …].
+        inputs: Per modality a tensor [N, …], or a longer one of which the part has some `rows`.
         label: Classes, [N].
         group: Person, speaker or video of each sample, [N]; None where there are none.
+        rows: Which rows of the inputs are the samples of this part, [N]; None where all are. So parts of one prepared
+            file share its memory map, and only what is taken is read.
+        views: What makes the input of an encoder out of a modality as it is stored; none where that is the input.
     """
 
     inputs: dict[str, Tensor]
     label: Tensor
     group: Tensor | None = None
+    rows: Tensor | None = None
+    views: Mapping[str, View] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.label)
 
     def take(self, rows: Tensor) -> Part:
-        """The samples of these rows."""
+        """The samples of these rows, by number or by a mask."""
         group = None if self.group is None else self.group[rows]
-        return Part({name: array[rows] for name, array in self.inputs.items()}, self.label[rows], group)
+        stored = rows if self.rows is None else self.rows[rows]
+        inputs = {name: array[stored] for name, array in self.inputs.items()}
+        return Part(inputs, self.label[rows], group, views=self.views)
 
     def to(self, device: torch.device | str) -> Part:
         """The same samples on another device."""
-        group = None if self.group is None else self.group.to(device)
-        return Part({name: array.to(device) for name, array in self.inputs.items()}, self.label.to(device), group)
+        own = self.solid()
+        group = None if own.group is None else own.group.to(device)
+        inputs = {name: array.to(device) for name, array in own.inputs.items()}
+        return Part(inputs, own.label.to(device), group, views=own.views)
+
+    def solid(self) -> Part:
+        """The same samples with inputs of their own, read whole."""
+        return self if self.rows is None else self.take(torch.arange(len(self)))
+
+    @property
+    def bytes(self) -> int:
+        """How much memory the samples take, as they are stored."""
+        return sum(len(self) * array[:1].nbytes for array in self.inputs.values())
+
+    def ready(self, random: torch.Generator | None = None) -> Part:
+        """The same samples as encoders read them.
+
+        Args:
+            random: Draws frames, crops and flips for training; None for the fixed view of evaluation.
+        """
+        if not self.views:
+            return self
+        inputs = dict(self.inputs)
+        for name, view in self.views.items():
+            if name in inputs:
+                inputs[name] = view(inputs[name], inputs.get(f"{name}_length"), random)
+                if view.takes_lengths:
+                    inputs.pop(f"{name}_length", None)
+        return Part(inputs, self.label, self.group)
 
 
 @final
@@ -56,6 +92,10 @@ class Splits:
         test: What is read once, at the end.
         classes: Names of the classes, in the order of the labels.
         about: One line on how the parts were drawn.
+        source: Fingerprint of the prepared data the parts were cut from, whose numbers were checked then; "" where the
+            parts hold all there is.
+        protocol: Name of the way the parts were drawn; "" where there is one only.
+        selects_on_test: Whether that is a published way which chooses on what it then reports.
     """
 
     name: str
@@ -64,16 +104,25 @@ class Splits:
     test: Part
     classes: tuple[str, ...]
     about: str = ""
+    source: str = ""
+    protocol: str = ""
+    selects_on_test: bool = False
 
     @property
     def modalities(self) -> tuple[str, ...]:
         """Their names, in order."""
-        return tuple(self.train.inputs)
+        return tuple(self._stored_shapes)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of one sample of each modality."""
-        return {name: tuple(array.shape[1:]) for name, array in self.train.inputs.items()}
+        """The shape of one input of each modality, as its encoder reads it."""
+        views = self.train.views
+        return {name: views[name].shape(one) if name in views else one for name, one in self._stored_shapes.items()}
+
+    @property
+    def _stored_shapes(self) -> dict[str, tuple[int, ...]]:
+        arrays = self.train.inputs
+        return {name: tuple(array.shape[1:]) for name, array in arrays.items() if not is_length(name, arrays)}
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -82,10 +131,11 @@ class Splits:
 
     def fingerprint(self) -> str:
         """A hash of every number in every part: two runs with the same one saw the same data in the same parts."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(self.source.encode())
         for name, part in self.parts.items():
             digest.update(name.encode())
-            columns = {**part.inputs, " label": part.label, " group": part.group}  # no modality starts with a space
+            inputs = {} if self.source else part.inputs  # what was prepared has a fingerprint already
+            columns = {**inputs, " label": part.label, " group": part.group}  # no modality starts with a space
             for key, array in sorted(columns.items()):
                 if array is not None:
                     digest.update(f"{key} {array.dtype} {tuple(array.shape)}".encode())
@@ -103,6 +153,8 @@ class Splits:
             problems.append(f"train: expected samples of every class, found none of {absent}")
         people = {name: set(part.group.tolist()) for name, part in self.parts.items() if part.group is not None}
         for one, other in itertools.combinations(people, 2):
+            if self.selects_on_test and (one, other) == ("validation", "test"):
+                continue
             if shared := sorted(people[one] & people[other]):
                 problems.append(f"{one} and {other}: expected no group in both, found {shared}; cut them by group")
         if problems:
@@ -118,32 +170,62 @@ class Splits:
         outside = sorted(set(part.label.tolist()) - set(range(len(self.classes))))
         if outside:
             yield f"{name}: expected labels from 0 to {len(self.classes) - 1}, found {outside[:5]}"
-        if set(part.inputs) != set(self.modalities):
-            yield f"{name}: expected the modalities {list(self.modalities)}, found {list(part.inputs)}"
+        if set(part.inputs) != set(self.train.inputs):
+            yield f"{name}: expected the arrays {list(self.train.inputs)}, found {list(part.inputs)}"
+        shapes = self._stored_shapes
         for key, array in part.inputs.items():
-            if len(array) != len(part):
+            if len(array) != len(part) and part.rows is None:
                 yield f"{name}, {key}: expected {len(part)} samples, one per label, found {len(array)}"
-            elif tuple(array.shape[1:]) != self.shapes.get(key, tuple(array.shape[1:])):
-                yield f"{name}, {key}: expected samples of shape {self.shapes[key]}, found {tuple(array.shape[1:])}"
+            elif tuple(array.shape[1:]) != shapes.get(key, tuple(array.shape[1:])):
+                yield f"{name}, {key}: expected samples of shape {shapes[key]}, found {tuple(array.shape[1:])}"
+            elif self.source or not array.is_floating_point():
+                continue
             elif bad := int((~array.isfinite()).reshape(len(array), -1).any(dim=1).sum()):
                 yield f"{name}, {key}: expected finite numbers, found NaN or infinity in {bad} of {len(part)} samples"
 
     def standardised(self) -> Splits:
-        """Every channel shifted and scaled to mean 0 and deviation 1 on the training part."""
-        statistics = {name: _statistics(array) for name, array in self.train.inputs.items()}
+        """Every channel shifted and scaled to mean 0 and deviation 1 on the training part.
+
+        Padding behind the end of a ragged series has no say in it, and stays zero.
+        """
+        arrays = self.train.inputs
+        plain = [name for name in self.modalities if name not in self.train.views]
+        statistics = {name: _statistics(arrays[name], arrays.get(f"{name}_length")) for name in plain}
 
         def apply(part: Part) -> Part:
-            inputs = {name: (array - statistics[name][0]) / statistics[name][1] for name, array in part.inputs.items()}
+            inputs = dict(part.inputs)
+            for name, (mean, deviation) in statistics.items():
+                scaled = (part.inputs[name] - mean) / deviation
+                lengths = part.inputs.get(f"{name}_length")
+                inputs[name] = scaled if lengths is None else scaled.where(_real(scaled, lengths), 0)
             return replace(part, inputs=inputs)
 
         return replace(self, train=apply(self.train), validation=apply(self.validation), test=apply(self.test))
 
 
-def _statistics(array: Tensor) -> tuple[Tensor, Tensor]:
+def is_length(name: str, arrays: Mapping[str, object]) -> bool:
+    """Whether a name stands for the lengths of another modality's ragged time."""
+    return name.endswith("_length") and name.removesuffix("_length") in arrays
+
+
+def _statistics(array: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each channel, over samples and everything behind the channel."""
     over = [0, *range(2, array.dim())]
-    mean, deviation = array.mean(dim=over, keepdim=True)[0], array.std(dim=over, keepdim=True)[0]
+    if lengths is None:
+        mean, deviation = array.mean(dim=over, keepdim=True)[0], array.std(dim=over, keepdim=True)[0]
+    else:
+        real = _real(array, lengths).expand_as(array)
+        count = real.sum(dim=over, keepdim=True)[0].clamp(min=1)
+        mean = array.where(real, 0).sum(dim=over, keepdim=True)[0] / count
+        squares = (array - mean).where(real, 0).square().sum(dim=over, keepdim=True)[0]
+        deviation = (squares / (count - 1).clamp(min=1)).sqrt()
     return mean, torch.where(deviation == 0, 1.0, deviation)
+
+
+def _real(array: Tensor, lengths: Tensor) -> Tensor:
+    """Which steps of [N, C, T, …] are no padding, [N, 1, T, 1, …]."""
+    steps = torch.arange(array.shape[2], device=array.device) < lengths.to(array.device).unsqueeze(1)
+    return steps[(slice(None), None, slice(None), *[None] * (array.dim() - 3))]
 
 
 def split_by_group(

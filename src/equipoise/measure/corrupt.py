@@ -14,6 +14,7 @@ from torch import Tensor
 from equipoise.data.splits import Part
 
 BURST = 5.0  # deviations: far outside of what training has shown
+SAMPLE = 1000
 STRETCHES = 20  # a window is cut into so many stretches, and a burst takes whole ones
 
 
@@ -30,9 +31,14 @@ class Training(NamedTuple):
 
 
 def training_statistics(train: Part) -> Training:
-    """Read off the training part what faults are measured by: its mean sample, and the deviation of each channel."""
+    """Read off the training part what faults are measured by: its mean sample, and the deviation of each channel.
+
+    Where inputs are made from what is stored (frames of videos, say), a thousand samples stand for all.
+    """
+    if train.views:
+        train = train.take(torch.linspace(0, len(train) - 1, min(len(train), SAMPLE)).long()).ready()
     mean, deviation = {}, {}
-    for name, array in train.inputs.items():
+    for name, array in train.solid().inputs.items():
         if array.is_floating_point():  # lengths of ragged time are whole numbers
             mean[name] = array.mean(dim=0)
             deviation[name] = array.std(dim=[0, *range(2, array.dim())], correction=0, keepdim=True)[0]

@@ -41,7 +41,7 @@ def conflict(model: LateFusion, part: Part, batch: int = 512, seed: int = 0) -> 
             f"found unimodal={model.unimodal!r}. Build it with LateFusion(…, unimodal='head')."
         )
     rows = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))[:batch]
-    chosen = part.take(rows.to(part.label.device)).to(model.committee.device)
+    chosen = part.take(rows.to(part.label.device)).to(model.committee.device).ready()
     with evaluating(model), torch.enable_grad():
         losses = {name: F.cross_entropy(logits, chosen.label) for name, logits in model(chosen.inputs).items()}
         cosine = {

@@ -54,11 +54,21 @@ def decisions(model: LateFusion, part: Part, batch: int = 512) -> Outputs:
     return decide(model, features_of_part(model, part, batch), part.label)
 
 
-def features_of_part(model: LateFusion, part: Part, batch: int = 512) -> dict[str, Tensor]:
-    """Give the features of each modality at hand, [N, size], in evaluation mode and without gradients."""
+def features_of_part(model: LateFusion, part: Part, batch: int = 512, *, silent: bool = False) -> dict[str, Tensor]:
+    """Give the features of each modality at hand, [N, size], in evaluation mode and without gradients.
+
+    Args:
+        model: Whose encoders read.
+        part: The samples.
+        batch: How many they read at a time.
+        silent: Whether every input is set to zero first. Lengths of ragged time stay.
+    """
     check_model(model)
+    found = []
     with evaluating(model), torch.no_grad():
-        found = [model.features(inputs) for inputs, _ in batches_of(part, model.committee.device, batch)]
+        for inputs, _ in batches_of(part, model.committee.device, batch):
+            heard = {name: torch.zeros_like(each) if name in model.encoders else each for name, each in inputs.items()}
+            found.append(model.features(heard if silent else inputs))
     return {name: torch.cat([features[name] for features in found]) for name in found[0]}
 
 
@@ -82,15 +92,16 @@ def decide(model: LateFusion, features: Mapping[str, Tensor], label: Tensor) -> 
 
 
 def batches_of(part: Part, device: torch.device, batch: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """Give (inputs, labels) of a part in order, on a device."""
+    """Give (inputs, labels) of a part in order, on a device, as encoders read them."""
     if len(part) == 0 or batch < 1:
         raise ValueError(
             f"Measuring expected at least one sample and batch ≥ 1; found {len(part)} samples and batch={batch}. "
             "Pass a part that holds data, e.g. splits.test."
         )
     for start in range(0, len(part), batch):
-        rows = slice(start, start + batch)
-        yield {name: array[rows].to(device) for name, array in part.inputs.items()}, part.label[rows].to(device)
+        rows = torch.arange(start, min(start + batch, len(part)), device=part.label.device)
+        some = part.take(rows).to(device).ready()
+        yield some.inputs, some.label
 
 
 def check_model(model: object) -> None:

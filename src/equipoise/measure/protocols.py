@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import combinations
 
 import torch
@@ -91,7 +90,7 @@ def subset_accuracy(
     """
     label = part.label.to(model.committee.device)
     # An encoder reads its own modality only, so two runs of each serve all 2^K subsets.
-    silent = features_of_part(model, silenced(part, list(model.encoders)), batch)
+    silent = features_of_part(model, part, batch, silent=True)
     values = {frozenset(): label.bincount().max().item() / len(label)}
     with evaluating(model), torch.no_grad():
         for size in range(1, len(model.encoders) + 1):
@@ -120,12 +119,6 @@ def shapley_values(values: Mapping[Subset, float]) -> Accuracies:
         )
         for name in (name for single in values if len(single) == 1 for name in single)  # in the order given
     }
-
-
-def silenced(part: Part, modalities: list[str]) -> Part:
-    """The same samples with the inputs of some modalities set to zero. Lengths of ragged time stay."""
-    zeros = {name: torch.zeros_like(part.inputs[name]) for name in modalities}
-    return replace(part, inputs={**part.inputs, **zeros})
 
 
 def disparity(accuracies: Accuracies) -> float:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import torch
 
 from equipoise.data.splits import Part, Splits
 from equipoise.measure.corrupt import training_statistics
@@ -12,6 +15,8 @@ from equipoise.measure.scoring import scores
 from equipoise.measure.sensors import faults
 from equipoise.models.calibrate import fit_committee
 from equipoise.models.late_fusion import LateFusion
+
+FAULTS_LIMIT = 4 * 2**30
 
 
 def measure_run(
@@ -31,7 +36,8 @@ def measure_run(
         model: A trained model. Its committee is fitted, where it has one; nothing else of it changes.
         splits: The data it was trained on.
         seed: Of the faults' draws.
-        with_faults: Whether sensors are broken, on the test part.
+        with_faults: Whether sensors are broken, on the test part; only where that fits into 4 GiB of memory, as
+            encoders read it, and every sensor gives floating-point numbers.
         with_protocols: Whether protocols beyond the model's own view are measured: split, zeroed, shapley, and on the
             test part probe.
         batch: How many samples the encoders read at a time.
@@ -50,9 +56,17 @@ def measure_run(
         "validation": _measure(model, splits.validation, with_protocols=with_protocols, train=None, batch=batch),
         "test": _measure(model, splits.test, with_protocols=with_protocols, train=splits.train, batch=batch),
     }
-    if with_faults:
-        found["test"]["faults"] = faults(model, splits.test, training_statistics(splits.train), seed, batch)
+    if with_faults and _can_break(splits):
+        test = splits.test.solid().ready()
+        found["test"]["faults"] = faults(model, test, training_statistics(splits.train), seed, batch)
     return found
+
+
+def _can_break(splits: Splits) -> bool:
+    """Whether all sensors give numbers that can be disturbed (the numbers of words cannot), and memory suffices."""
+    one = splits.test.take(torch.arange(1)).ready().inputs
+    size = 4 * len(splits.test) * sum(math.prod(shape) for shape in splits.shapes.values())
+    return size <= FAULTS_LIMIT and all(one[name].is_floating_point() for name in splits.modalities)
 
 
 def _measure(model: LateFusion, part: Part, *, with_protocols: bool, train: Part | None, batch: int) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def step_seconds(
         found = []
         for number in range(WARM_UP + steps):
             rows = torch.arange(number * batch, number * batch + min(batch, len(part))) % len(part)
-            chosen = part.take(rows.to(part.label.device)).to(device)
+            chosen = part.take(rows.to(part.label.device)).to(device).ready()
             found.append(_step(twin, twin_balancer, twin_optimizer, chosen))
     return {name: median(step[name] for step in found[WARM_UP:]) for name in found[0]}
 

@@ -1,0 +1,136 @@
+"""Bringing batches to the device: from memory there, or streamed from the memory map by threads that read ahead.
+
+Threads and not processes: gathering rows runs outside of Python's lock, and a batch need not pass through a pipe.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from equipoise.data.splits import Part
+
+Mode = Literal["auto", "resident", "streamed"]
+READERS = 4
+AHEAD = 2  # batches in hand per reader
+SHARE = 0.5  # of the device's free memory that data may take: the rest is the model's
+
+
+def epoch_rows(count: int, size: int, shuffle: torch.Generator) -> list[Tensor]:
+    """Every sample once, in a new order, in batches.
+
+    A last batch of one is left out, since it has no batch statistics, unless one is all there is or what was asked for.
+    """
+    found = list(torch.randperm(count, generator=shuffle).split(size))
+    if len(found[-1]) == 1 and count > 1 and size > 1:
+        found.pop()
+    return found
+
+
+def share_of_rank(rows: Sequence[Tensor], rank: int, ranks: int) -> list[Tensor]:
+    """What one of several processes takes of each batch: together they take every sample once.
+
+    All have the same number of batches, and none an empty one: a last batch with fewer samples than processes joins the
+    one before it.
+    """
+    if ranks == 1:
+        return list(rows)
+    joined = list(rows)
+    if len(joined) > 1 and len(joined[-1]) < ranks:
+        last = joined.pop()
+        joined[-1] = torch.cat([joined[-1], last])
+    return [each.tensor_split(ranks)[rank] for each in joined]
+
+
+@final
+class Feed:
+    """Gives batches of a part on a device, as encoders read them.
+
+    Args:
+        part: The samples.
+        device: Where batches are wanted.
+        mode: "resident": the part is moved to the device once, as it is stored, and batches are gathered there.
+            "streamed": it stays where it is, usually on disk. "auto": resident where it fits.
+        seed: Of the random views of training: a batch's depend on this, the epoch and its number, and on nothing else.
+    """
+
+    def __init__(self, part: Part, device: torch.device | str, mode: Mode = "auto", seed: int = 0) -> None:
+        self.device, self.seed = torch.device(device), seed
+        self.resident = mode == "resident" or (mode == "auto" and fits(part, self.device))
+        self.part = part.to(self.device) if self.resident else part
+        self._random = torch.Generator(self.device)
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def training(self, rows: Sequence[Tensor], epoch: int, first: int = 0) -> Iterator[Part]:
+        """The batches of these rows in random views.
+
+        Args:
+            rows: Which samples each batch has.
+            epoch: Which epoch it is.
+            first: How many batches of the epoch are done already; they are passed over.
+        """
+        for number, part in enumerate(self._stored(rows[first:]), first):
+            yield part.ready(self._random.manual_seed(_mixed(self.seed, epoch, number)))
+
+    def fixed(self, batch: int) -> Iterator[Part]:
+        """All samples in order, in the fixed view of evaluation."""
+        for part in self._stored(list(torch.arange(len(self.part)).split(batch))):
+            yield part.ready()
+
+    def _stored(self, rows: Sequence[Tensor]) -> Iterator[Part]:
+        if self.resident:
+            place = self.part.label.device
+            return (self.part.take(each.to(place)) for each in rows)
+        return self._streamed(rows)
+
+    def _streamed(self, rows: Sequence[Tensor]) -> Iterator[Part]:
+        pinned = self.device.type == "cuda"
+        waiting: deque[Future[Part]] = deque()
+        with ThreadPoolExecutor(READERS, thread_name_prefix="feed") as readers:
+            try:
+                for number, each in enumerate(rows):
+                    waiting.append(readers.submit(_gathered, self.part, each, pinned))
+                    if number >= READERS * AHEAD:
+                        yield _sent(waiting.popleft().result(), self.device)
+                while waiting:
+                    yield _sent(waiting.popleft().result(), self.device)
+            finally:  # the loop may end early
+                for late in waiting:
+                    late.cancel()
+
+
+def fits(part: Part, device: torch.device) -> bool:
+    """Whether a part may stay on a device: on the CPU what is in memory already, on a GPU what half of it can hold."""
+    if device.type != "cuda":
+        return part.rows is None
+    return part.bytes <= SHARE * torch.cuda.mem_get_info(device)[0]
+
+
+def _gathered(part: Part, rows: Tensor, pinned: bool) -> Part:
+    some = part.take(rows)
+    if not pinned:
+        return some
+    group = None if some.group is None else some.group.pin_memory()
+    inputs = {name: array.pin_memory() for name, array in some.inputs.items()}
+    return Part(inputs, some.label.pin_memory(), group, views=some.views)
+
+
+def _sent(part: Part, device: torch.device) -> Part:
+    group = None if part.group is None else part.group.to(device, non_blocking=True)
+    inputs = {name: array.to(device, non_blocking=True) for name, array in part.inputs.items()}
+    return Part(inputs, part.label.to(device, non_blocking=True), group, views=part.views)
+
+
+def _mixed(*numbers: int) -> int:
+    """One seed from several."""
+    mixed = 0
+    for number in numbers:
+        mixed = (mixed * 1_000_003 + number + 1) % 2**63
+    return mixed

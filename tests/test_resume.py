@@ -1,0 +1,57 @@
+"""An epoch that is killed half-way goes on from there, to the same bits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise import MIMO, checkpoint
+from equipoise import train as loop
+from equipoise.data.feed import Feed
+from equipoise.data.generated import two_sensors
+from equipoise.data.splits import Part
+from equipoise.settings import Settings
+from equipoise.train import train
+
+DATA = two_sensors(samples=300)
+SETTINGS = Settings(epochs=3, batch=16, features=8, dropout=0.2, optimizer="adamw", select="best")
+
+
+class Killed(Exception):  # noqa: N818
+    """The end of a sitting."""
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Let the feed die after so many batches, once."""
+    healthy, left = Feed.training, [after]
+
+    def training(self: Feed, *arguments: object) -> Iterator[Part]:
+        for batch in healthy(self, *arguments):  # ty: ignore[invalid-argument-type]
+            if left[0] == 0:
+                left[0] = -1
+                raise Killed
+            left[0] -= 1
+            yield batch
+
+    monkeypatch.setattr(Feed, "training", training)
+
+
+@pytest.mark.parametrize("after", [1, 5, 11, 12, 17, 30])
+def test_killed_inside_an_epoch(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed = train(DATA, MIMO(), SETTINGS, seed=4)
+    monkeypatch.setattr(loop, "WITHIN_EPOCH", 0.0)
+    monkeypatch.setattr(loop._Run, "_patience", lambda _: 0.0)
+    dying(monkeypatch, after)
+    with pytest.raises(Killed):
+        train(DATA, MIMO(), SETTINGS, seed=4, folder=tmp_path, checkpoint_seconds=0)
+    steps = -(-len(DATA.train) // SETTINGS.batch)
+    epoch, batch = divmod(after, steps)
+    expected = f"epoch-{epoch:05d}" + (f"-batch-{batch:07d}" if batch else "")
+    assert checkpoint.checkpoints(tmp_path)[-1].name == expected
+    torch.manual_seed(99)
+    found = train(DATA, MIMO(), SETTINGS, seed=4, folder=tmp_path)
+    for name, value in undisturbed.model.state_dict().items():
+        assert torch.equal(value, found.model.state_dict()[name]), name
+    told = [{key: record[key] for key in ("epoch", "train", "validation", "table")} for record in undisturbed.curves]
+    assert [{key: record[key] for key in ("epoch", "train", "validation", "table")} for record in found.curves] == told
