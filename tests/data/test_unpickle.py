@@ -2,15 +2,20 @@
 
 import builtins
 import collections
+import contextlib
 import io
 import os
 import pickle
+import struct
 import subprocess
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy._core.multiarray import _reconstruct
+from numpy._core.numeric import _frombuffer  # ty: ignore[import-not-found]
 
 from equipoise.data import load_pickle
 from equipoise.data.unpickle import load_object_array
@@ -133,3 +138,79 @@ def test_an_array_file_is_no_way_round(tmp_path: Path) -> None:
     with pytest.raises(pickle.UnpicklingError, match="refused"):
         load_object_array(tmp_path / "x.npy")
     assert not mark.exists()
+
+
+class Made:
+    """Unpickles as told, and then gets a state."""
+
+    def __init__(self, *told: Any) -> None:
+        self.told = told
+
+    def __reduce__(self) -> Any:
+        return self.told
+
+
+def array(state: tuple[Any, ...], start: tuple[Any, ...] = (np.ndarray, (0,), b"b")) -> Made:
+    return Made(_reconstruct, start, state)
+
+
+PLAIN = (3, "|", None, None, None, -1, -1)
+POINTERS = Made(np.dtype, ("O8", False, True), (*PLAIN, 0))  # says that it holds none
+NUMBERS = Made(np.dtype, ("f8", False, True), (*PLAIN, 63))
+SHARED = Made(np.dtype, ("f8",), (3, ">", None, None, None, -1, -1, 0))
+LONG = Made(np.dtype, ("S5", False, True), (3, "|", None, None, None, 5000, 1, 0))
+F8 = np.dtype("f8")
+MISFITS = {
+    "bytes as pointers": array((1, (1,), POINTERS, False, struct.pack("<Q", 0x4141414141414141))),
+    "numbers as pointers": array((1, (1,), NUMBERS, False, [1.0])),
+    "a type of numpy's own": SHARED,
+    "longer items": LONG,
+    "too few bytes": array((1, (1000,), F8, False, bytes(8))),
+    "a negative length": array((1, (-1,), F8, False, bytes(8))),
+    "objects from bytes": array((1, (1,), np.dtype("O"), False, bytes(8))),
+    "too few objects": array((1, (2,), np.dtype("O"), False, [1])),
+    "objects inside records": array((1, (1,), np.dtype([("a", "O")]), False, [1])),
+    "an array that holds something": array((1, (1,), F8, False, bytes(8)), (np.ndarray, (3,), b"b")),
+    "a buffer's array": Made(_frombuffer, (bytes(8), F8, (1,), "C"), (1, (1,), F8, False, bytes(8))),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_an_array_is_not_made_of_what_is_none(misfit: str, protocol: int) -> None:
+    """With a state of its own a type would let a file choose where in memory an object is said to lie."""
+    with pytest.raises(pickle.UnpicklingError, match="refused"):
+        load_pickle(pickle.dumps(MISFITS[misfit], protocol))
+    assert np.dtype("f8").byteorder == "="
+
+
+@pytest.mark.parametrize(
+    "kind", ["f2", "f4", ">f8", "i1", ">i4", "u8", "?", "c8", "S5", "U3", "V4", "M8[s]", "m8[ms]", "O"]
+)
+def test_arrays_of_every_plain_type_are_read(kind: str) -> None:
+    given = np.zeros((2, 3), kind)
+    for protocol in range(6):
+        for one in (given, np.asfortranarray(given), given[0, 0], given[:0]):
+            content = pickle.dumps(one, protocol)
+            found, expected = np.asarray(load_pickle(content)), np.asarray(pickle.loads(content))
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"]r\xff\xff\xff\x0f.",
+        b"\x80\x05\x96" + (2**33).to_bytes(8, "little") + b"x.",
+        b"\x80\x04\x8e" + (2**33).to_bytes(8, "little") + b"x.",
+    ],
+    ids=["memo", "bytearray", "bytes"],
+)
+def test_claims_of_length_take_no_memory(content: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(Exception):  # whether it is refused is not the question
+            load_pickle(content)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()

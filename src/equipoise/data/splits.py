@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -107,6 +107,16 @@ class Splits:
     source: str = ""
     protocol: str = ""
     selects_on_test: bool = False
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], label: Any, **how: Any) -> Splits:
+        """Cut arrays of your own: one per modality, and a label; by `split`, by `group`, or at random.
+
+        See `equipoise.data.arrays.from_arrays` for every argument.
+        """
+        from equipoise.data.arrays import from_arrays
+
+        return from_arrays(arrays, label, **how)
 
     @property
     def modalities(self) -> tuple[str, ...]:

@@ -1,0 +1,194 @@
+"""What ``--data`` means: a data set by name, a prepared folder, an ``.npz``, or a manifest."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import final
+
+from equipoise.data.generated import two_sensors
+from equipoise.data.manifest import read_manifest, samples_of_manifest
+from equipoise.data.npz import samples_of_npz
+from equipoise.data.samples import Samples
+from equipoise.data.splits import Splits
+from equipoise.data.watch import watch
+from equipoise.errors import BadInput
+
+SUFFIXES = (".npz", ".csv", ".parquet")
+ENDINGS = ", ".join(SUFFIXES)
+PLACE = "EQUIPOISE_DATA"
+"""The variable of the environment that says where prepared data sets lie."""
+
+
+@final
+@dataclass(frozen=True)
+class DataSet:
+    """A data set by name.
+
+    Args:
+        name: What users type.
+        load: Gives its splits; takes the number of a fold, or None.
+        folds: How many folds it can be cut into.
+        summary: One line on it.
+    """
+
+    name: str
+    load: Callable[[int | None], Splits]
+    folds: int
+    summary: str
+
+
+def all_data() -> dict[str, DataSet]:
+    """Every data set that comes with the package, by name."""
+    return {
+        "watch": DataSet("watch", watch, 10, "Seven shoulder exercises of ten people, accelerometer and gyroscope."),
+        "generated": DataSet("generated", _generated, 10, "An easy and a hard sensor, made up."),
+    }
+
+
+def data_set(text: str, split: str | None = None) -> DataSet:
+    """The data set that a text means.
+
+    Args:
+        text: A name, a prepared folder, an ``.npz``, or a ``.csv`` or ``.parquet`` manifest.
+        split: The protocol by which prepared data is cut; None for its first.
+
+    Raises:
+        BadInput: If there is no such data, or it cannot be used.
+    """
+    if text in all_data():
+        _refuse_protocol(text, split)
+        return all_data()[text]
+    if is_file(text):
+        _refuse_protocol(text, split)
+        path = Path(text)
+        if not path.exists():
+            raise BadInput(_nothing_there(path, []))
+        folds = samples_of(path).folds if path.suffix.lower() == ".npz" else read_manifest(path).folds
+        return DataSet(path.name, OwnFile(str(path.resolve())), folds, f"Your own data, from {path}.")
+    return _prepared(_folder_of(text), split)
+
+
+def is_file(text: str) -> bool:
+    """Whether a text means a file of a user's own data, by its ending."""
+    return Path(text).suffix.lower() in SUFFIXES and not Path(text).is_dir()
+
+
+def samples_of(path: str | Path) -> Samples:
+    """The samples of a file of a user's own, read once as long as it does not change.
+
+    Raises:
+        BadInput: If the file as a whole cannot be read.
+    """
+    place = Path(path).resolve()
+    seen = place.stat() if place.is_file() else None
+    return _samples_of(str(place), 0 if seen is None else seen.st_mtime_ns, 0 if seen is None else seen.st_size)
+
+
+@final
+@dataclass(frozen=True)
+class OwnFile:
+    """Loads a file of a user's own. A class and no closure, so that it can be sent to another process.
+
+    Args:
+        path: Of the ``.npz``, ``.csv`` or ``.parquet``.
+    """
+
+    path: str
+
+    def __call__(self, fold: int | None) -> Splits:
+        """Cut its samples."""
+        return _cut(samples_of(self.path), fold)
+
+
+@final
+@dataclass(frozen=True)
+class PreparedFolder:
+    """Loads a prepared folder.
+
+    Args:
+        folder: Where it lies.
+        protocol: By which it is cut.
+    """
+
+    folder: str
+    protocol: str | None
+
+    def __call__(self, fold: int | None) -> Splits:
+        """Map its parts into memory."""
+        from equipoise.data.prepared import Prepared
+
+        return Prepared.open(self.folder).splits(self.protocol, fold)
+
+
+def _generated(fold: int | None) -> Splits:
+    return two_sensors(seed=fold or 0)
+
+
+@lru_cache(maxsize=2)
+def _samples_of(path: str, _changed: int, _size: int) -> Samples:
+    return samples_of_npz(path) if Path(path).suffix.lower() == ".npz" else samples_of_manifest(path)
+
+
+@lru_cache(maxsize=8)
+def _cut(samples: Samples, fold: int | None) -> Splits:
+    return samples.splits(fold)
+
+
+def _prepared(folder: Path, split: str | None) -> DataSet:
+    from equipoise.data.prepared import Prepared
+
+    found = Prepared.open(folder)
+    if split is not None and split not in found.protocols:
+        known = list(found.protocols)
+        raise BadInput(f"unknown split {split!r} of {found.name}; {_meant(split, known)}")
+    return DataSet(found.name, PreparedFolder(str(folder.resolve()), split), found.folds, found.summary)
+
+
+def _folder_of(text: str) -> Path:
+    """Where prepared data lies; an answer with what to type where there is none."""
+    from equipoise.data.originals import ORIGINALS
+
+    path = Path(text)
+    if text not in ORIGINALS:
+        if path.is_dir():
+            return path
+        raise BadInput(_nothing_there(path, [*all_data(), *ORIGINALS]))
+    places = [Path(os.environ[PLACE]) / text] if os.environ.get(PLACE) else []
+    places += [Path("data") / text, path]
+    for place in places:
+        if (place / "prepared.json").is_file():
+            return place
+    looked = ", ".join(str(place) for place in places)
+    raise BadInput(
+        f"data set {text!r} is not prepared: looked in {looked}. Prepare it from its originals, which its publisher "
+        f"gives: equipoise prepare {text} --source DIR --out {places[0]}. Or set {PLACE} to the folder that holds "
+        f"{text}/"
+    )
+
+
+def _nothing_there(path: Path, names: list[str]) -> str:
+    text = str(path)
+    if path.exists():
+        return f"{text}: expected a prepared folder, or a file that ends in {ENDINGS}; found a file of another kind"
+    if path.suffix or os.sep in text:
+        there = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, there, n=1)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        return f"no such file or folder: {text}{hint}"
+    return f"unknown data set {text!r}; {_meant(text, names, f', a prepared folder, or a file that ends in {ENDINGS}')}"
+
+
+def _meant(name: str, known: Iterable[str], or_else: str = "") -> str:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}{or_else}"
+
+
+def _refuse_protocol(text: str, split: str | None) -> None:
+    if split is not None:
+        raise BadInput(f"{text} has one way to be cut only; leave out the split {split!r}")

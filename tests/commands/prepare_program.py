@@ -1,0 +1,14 @@
+"""The command with a made-up data set in its table."""
+
+import typer
+
+from equipoise.commands.prepare import EXAMPLE, prepare
+from equipoise.data.originals import ORIGINALS
+from made_up import MadeUp
+
+ORIGINALS["made-up"] = MadeUp
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command(epilog=EXAMPLE)(prepare)
+
+if __name__ == "__main__":
+    app()
