@@ -19,30 +19,32 @@ MOST_BOXES = 1_000_000
 SAMPLES_TO_SPARE = 1_000_000  # codecs for sound of the nineties count samples where others count bytes
 LARGEST_PAGE = 27 + 255 + 255 * 255  # of ogg
 
-BOXES_OF_BOXES = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf"}
+BOXES_OF_BOXES = {
+    *(b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf"),  # where tables belong
+    *(b"mvex", b"edts", b"dinf", b"udta", b"ilst", b"tref", b"wave"),  # where ffmpeg would look for them as well
+}
 BOXES_THAT_COUNT = {b"stsz", b"stts", b"ctts", b"trun"}
-FIRST_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp"}
 
 
 def check_claims(path: Path) -> None:
-    """Compare what a wav, avi, mp4, webm, flv or ogg states of itself with what there is. Files of other formats pass.
+    """Compare what a wav, aiff, avi, mp4, webm, flv or ogg states of itself with what there is.
 
     Raises:
         Unreadable: If it is cut short, or counts more than it can hold.
     """
     there = path.stat().st_size
     with path.open("rb") as file:
-        start = file.read(16)
-        if start[:4] in {b"RIFF", b"RIFX"}:
+        start = file.read(28)
+        if start[:4] in {b"RIFF", b"RF64", b"FORM"}:
             _check_size(path, _riff_size(start), there)
-        elif start[4:8] in FIRST_BOXES:
-            _check_boxes(path, file, there)
         elif start[:4] == b"\x1a\x45\xdf\xa3":
             _check_size(path, _matroska_size(file), there)
         elif start[:3] == b"FLV":
             _check_size(path, _flash_size(file, there), there)
         elif start[:4] == b"OggS":
             _check_last_page(path, file, there)
+        else:  # mp4 has no first bytes of its own; what is no mp4 has no boxes
+            _check_boxes(path, file, there)
 
 
 def _check_size(path: Path, stated: int, there: int) -> None:
@@ -51,7 +53,12 @@ def _check_size(path: Path, stated: int, there: int) -> None:
 
 
 def _riff_size(start: bytes) -> int:
-    size = struct.unpack("<I" if start[:4] == b"RIFF" else ">I", start[4:8].ljust(4, b"\0"))[0]
+    """The size of a wav, avi or aiff; 0 where it is not stated."""
+    kind, size, _, _, _, large = struct.unpack("<4sI4s4sIQ", start.ljust(28, b"\0"))
+    if kind == b"RF64":
+        return large + 8
+    if kind == b"FORM":
+        size = int.from_bytes(start[4:8], "big")
     return 0 if size >= STREAMED else size + 8
 
 
