@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -9,21 +10,28 @@ import sys
 import time
 from collections.abc import Generator
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import torch
 
-from equipoise import checkpoint, cli
+import equipoise_command
+from equipoise import checkpoint, cli, tracking
 from equipoise.catalogue import DataSet, all_data, entries
 from equipoise.data import Splits
 from equipoise.data.generated import two_sensors
 from equipoise.progress import Progress
+from equipoise.store import Store
 from equipoise.study import plan
+from report.example import write_study
 
 COMMANDS = ["compare", "train", "report", "diagnose", "methods", "datasets", "version"]
 QUICK = ["--data", "generated", "epochs=2", "features=8"]
+
+COMMAND = "import equipoise_command; equipoise_command.main()"  # what the script of that name does
+NO_SUCH_MODALITIES = ["unimodal.modality=esy", "ensemble.modality=nose"]
 
 
 class Ended(NamedTuple):
@@ -143,6 +151,14 @@ def test_report_in_every_format(form: str, sign: str, folder: Path, equipoise: A
         assert json.loads(ended.out) == json.loads(equipoise("report", folder, "--json").out)
 
 
+def test_every_data_set_of_a_folder_is_reported(equipoise: Any, tmp_path: Path) -> None:
+    write_study(tmp_path, ["msl", "mimo"], seeds=1, data="watch")
+    write_study(tmp_path, ["msl", "ew"], seeds=1, data="boats")
+    for form in ("terminal", "markdown", "latex", "csv", "json"):
+        said = equipoise("report", tmp_path, "--format", form).out
+        assert all(word in said for word in ("watch", "boats", "mimo", "ew"))
+
+
 def test_a_page_written_again_still_says_how_the_results_were_made(folder: Path, equipoise: Any) -> None:
     equipoise("report", folder)
     assert "--methods msl,mimo" in (folder / "report.html").read_text()
@@ -154,6 +170,44 @@ def test_train_says_what_a_model_can_do(equipoise: Any, tmp_path: Path) -> None:
     assert "mimo" in ended.out
     (row,) = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert (row["seed"], row["params"]["penalty"], row["run"]["epochs"]) == (3, 2.0, 2)
+
+
+def test_every_run_is_tracked_in_its_own_folder_and_is_the_same_run(equipoise: Any, tmp_path: Path) -> None:
+    words = ["compare", *QUICK, "--methods", "msl,mimo", "--seeds", "1", "--quick", "--out", tmp_path]
+    ended = equipoise(*words, "--track", "tensorboard")
+    assert ended.code == 0
+    events = {path.parent.relative_to(tmp_path / "runs").parts[1:] for path in tmp_path.glob("runs/*/*/*/events.*")}
+    assert events == {("tensorboard", "msl-seed-0"), ("tensorboard", "mimo-seed-0")}
+    before = stored(tmp_path)
+    assert "1/2" not in equipoise(*words).err  # without trackers they are no other runs
+    assert stored(tmp_path) == before
+
+
+def test_a_missing_tracker_is_told_before_anything_runs(
+    equipoise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equipoise.tracking._installed", lambda _: False)
+    for command in ("compare", "train"):
+        ended = equipoise(command, *QUICK, "--track", "wandb,mlflow", "--out", tmp_path)
+        refused(ended, "expected wandb and mlflow to be installed", "type: pip install wandb mlflow")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tracker_that_cannot_be_used_is_told_before_anything_runs(
+    equipoise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tracking._FIRST, "tensorboard", "raise SystemExit('no room for events')")
+    refused(equipoise("train", *QUICK, "--track", "tensorboard", "--out", tmp_path), "no room for events")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tuning_that_goes_on_counts_what_is_left(equipoise: Any, tmp_path: Path) -> None:
+    words = ["compare", *QUICK, "--methods", "ew,msl", "--seeds", "1", "--quick", "--tune", "2", "--out", tmp_path]
+    first = equipoise(*words)
+    assert [line.split()[0] for line in first.err.splitlines()] == ["1/4", "2/4", "3/4", "4/4", "1/2", "2/2"]
+    trials = tmp_path / "tuning" / "results.jsonl"
+    trials.write_bytes(b"".join(trials.read_bytes().splitlines(keepends=True)[:3]))
+    assert [line.split()[0] for line in equipoise(*words).err.splitlines()] == ["1/1"]
 
 
 def test_diagnose_answers_with_its_evidence(equipoise: Any, tmp_path: Path) -> None:
@@ -201,6 +255,13 @@ def test_controls_and_tuning(equipoise: Any, tmp_path: Path) -> None:
         (["compare", "--seeds", "few"], ["--seeds"]),
         (["compare", "--sedes", "3"], ["--sedes"]),
         (["compere"], ["compere"]),
+        (
+            [*["compare", "--data", "generated", "--methods", "unimodal,ensemble"], *NO_SUCH_MODALITIES],
+            ["unimodal.modality: 'esy' is none of 'easy', 'hard'. Did you mean 'easy'?", "ensemble.modality: 'nose'"],
+        ),
+        (["train", "--method", "unimodal", "modality=ear", "device=cuda:99"], ["modality: 'ear'", "expected a GPU"]),
+        (["train", "--track", "tensorbord"], ["'tensorbord' is none of", "Did you mean 'tensorboard'?"]),
+        (["compare", "--track", "tensorboard,,wand", "--data", "wach"], ["'wach'", "Did you mean 'wandb'?"]),
         (["report"], ["folder"]),
         (["report", "nowhere"], ["found no folder 'nowhere'", "type: equipoise compare"]),
         (["report", "nowhere", "--format", "pdf"], ["nowhere", "unknown format 'pdf'"]),
@@ -264,15 +325,27 @@ def test_a_damaged_results_file(equipoise: Any, tmp_path: Path, folder: Path) ->
     assert file.read_bytes() == before
 
 
-def test_a_damaged_checkpoint(equipoise: Any, tmp_path: Path) -> None:
-    words = ["train", *QUICK, "--method", "msl", "--out", tmp_path]
+def test_damaged_checkpoints_are_all_named_and_nothing_is_lost(equipoise: Any, tmp_path: Path) -> None:
+    words = ["compare", *QUICK, "--methods", "msl,mimo,ew", "--seeds", "1", "--quick", "--out", tmp_path]
     equipoise(*words)
     before = stored(tmp_path)
-    (tmp_path / "results.jsonl").unlink()
-    for path in (tmp_path / "runs").rglob(checkpoint.STATE):
+    lines = (tmp_path / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "results.jsonl").write_bytes(lines[0])  # two runs are to go on from their checkpoints
+    damaged = []
+    for line in lines[1:]:
+        folder = Store(tmp_path).run_folder(json.loads(line)["config"])
+        damaged.append(checkpoint.checkpoints(folder)[-1])
+        path = damaged[-1] / checkpoint.STATE
         path.write_bytes(path.read_bytes()[:-100])
+    files = sorted(path for path in (tmp_path / "runs").rglob("*"))
+    ended = equipoise(*words)
+    refused(ended, *(f"{path / checkpoint.STATE}: expected" for path in damaged), "Nothing was changed")
+    assert sorted(path for path in (tmp_path / "runs").rglob("*")) == files
+    assert (tmp_path / "results.jsonl").read_bytes() == lines[0]
+    for command in re.findall("type: (rm .*)", ended.err):
+        subprocess.run(command, shell=True, check=True)
     assert equipoise(*words).code == 0
-    assert stored(tmp_path) == before
+    assert sorted(map(str, stored(tmp_path))) == sorted(map(str, before))
 
 
 def bad_data() -> dict[str, tuple[Splits, list[str]]]:
@@ -302,7 +375,7 @@ def test_data_that_cannot_be_trained_on(
 ) -> None:
     splits, parts = bad_data()[name]
     own = DataSet("own", lambda _: splits, 1, "Made by a user.")
-    monkeypatch.setattr(cli, "all_data", lambda: {**all_data(), "own": own})
+    monkeypatch.setattr("equipoise.data.source.all_data", lambda: {"own": own})
     refused(equipoise(command, "--data", "own", "--out", tmp_path), "cannot be trained on", *parts)
     assert list(tmp_path.iterdir()) == []
 
@@ -312,18 +385,38 @@ def test_a_data_set_whose_package_is_missing(equipoise: Any, tmp_path: Path, mon
         raise ModuleNotFoundError("type: pip install seglearn")
 
     own = DataSet("own", missing, 1, "Not installed.")
-    monkeypatch.setattr(cli, "all_data", lambda: {"own": own})
+    monkeypatch.setattr("equipoise.data.source.all_data", lambda: {"own": own})
     refused(equipoise("train", "--data", "own", "--out", tmp_path), "pip install seglearn")
 
 
-def test_failed_runs_end_with_another_code(equipoise: Any, tmp_path: Path) -> None:
-    ended = equipoise(
-        "compare", *QUICK, "--methods", "msl,unimodal", "unimodal.modality=nose", "--seeds", "1", "--out", tmp_path
-    )
+def test_failed_runs_end_with_another_code(equipoise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlucky(*_: object) -> NoReturn:
+        raise ValueError("no luck")
+
+    monkeypatch.setattr("equipoise.methods.unimodal.Unimodal.weigh", unlucky)
+    ended = equipoise("compare", *QUICK, "--methods", "msl,unimodal", "--seeds", "1", "--out", tmp_path)
     assert ended.code == 1
     assert "some runs failed; the others are kept" in ended.err
-    assert "unimodal, seed 0" in ended.err
+    assert "unimodal, seed 0: ValueError: no luck" in ended.err
     assert len(stored(tmp_path)) == 1
+
+
+def test_a_fault_of_the_program_is_no_bad_input(
+    equipoise: Any, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has to find it needs to see where it happened."""
+
+    def faulty(*_: object, **__: object) -> NoReturn:
+        raise ValueError("not enough values to unpack")
+
+    for place, words in (
+        ("equipoise.comparison.run_study", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.report.tables", ["report", folder, "--format", "csv"]),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, faulty)
+            with pytest.raises(ValueError, match="not enough values to unpack"):
+                equipoise(*words)
 
 
 # -- how it ends --
@@ -335,7 +428,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     def interrupted(*_: object, **__: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_study", interrupted)
+    monkeypatch.setattr(cli.comparison, "compare", interrupted)
     ended = equipoise("train", *QUICK, "--out", tmp_path / "a b")
     assert (ended.code, ended.out) == (130, "")
     assert ended.err.splitlines()[-2:] == [
@@ -353,10 +446,64 @@ def heard_signals() -> Generator[None, None, None]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.2, 0.5, 1.0])
+def test_ctrl_c_while_everything_is_being_loaded(seconds: float, heard_signals: None) -> None:  # noqa: ARG001
+    program = [sys.executable, "-c", f"print(1, flush=True); {COMMAND}"]
+    words = ["train", *QUICK, "--out", "a b"]
+    process = subprocess.Popen([*program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()  # Python has come up
+    time.sleep(seconds)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert time.monotonic() - began < 2
+    assert process.returncode == 130
+    assert err.splitlines() == [
+        "",
+        "Stopped. Finished runs are kept. To go on, type:",
+        "  equipoise train --data generated epochs=2 features=8 --out 'a b'",
+    ]
+
+
+SWALLOWS = """
+import sys, time
+from equipoise import cli
+import equipoise_command
+
+def swallow(*_, **__):
+    try:
+        print(1, flush=True)
+        time.sleep(20)
+    except KeyboardInterrupt:
+        time.sleep(20)
+
+cli.comparison.compare = swallow
+equipoise_command.main()
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_that_something_swallows_is_heard_again(heard_signals: None) -> None:  # noqa: ARG001
+    """As modules do that are loaded late, one time in a hundred."""
+    program = [sys.executable, "-c", SWALLOWS, "train", *QUICK]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=15)
+    assert time.monotonic() - began < 2
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == "  equipoise train --data generated epochs=2 features=8"
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_at_once_and_says_how_to_go_on(tmp_path: Path, heard_signals: None) -> None:  # noqa: ARG001
     words = ["compare", *QUICK, "--methods", "msl,mimo", "--seeds", "500", "--out", str(tmp_path / "a b"), "--quick"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "equipoise.cli", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", COMMAND, *words], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stderr is not None
     try:
@@ -385,10 +532,22 @@ def test_progress_in_a_terminal_is_live(monkeypatch: pytest.MonkeyPatch, capsys:
     (job,), _ = plan(entries(["msl"], ["epochs=2"]), all_data()["generated"], [0], [None])
     with Progress(1, "runs") as progress:
         progress.event("start", job, {})
-        progress.event("epoch", job, {})
+        progress.event("epoch", job, {"epoch": 1})
         progress.event("done", job, {"validation": {"fused": 0.5}})
         assert progress.finished == 1
     assert capsys.readouterr().out == ""
+
+
+def test_live_progress_of_a_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    (job,), _ = plan(entries(["msl"], ["epochs=5"]), all_data()["generated"], [0], [None])
+    shown = []
+    with Progress(1, "runs") as progress:
+        progress.event("start", job, {})
+        for epoch in (4, 5):
+            progress.event("epoch", job, {"epoch": epoch})
+            shown.append([(task.description.strip(), task.completed) for task in progress._bars.tasks[1:]])
+    assert shown == [[("msl, seed 0", 4)], [("msl, seed 0, measuring", 5)]]
 
 
 def test_quiet_progress_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -406,7 +565,11 @@ def test_quiet_progress_says_nothing(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_without_its_packages_the_command_says_what_to_type() -> None:
-    program = "import sys; sys.modules['typer'] = None; import equipoise.cli"
+    program = f"import sys; sys.modules['typer'] = None; {COMMAND}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode != 0
-    assert "type: pip install 'equipoise[train]'" in done.stderr
+    refused(Ended(done.returncode, done.stdout, done.stderr), "type: pip install 'equipoise[train]'")
+
+
+def test_the_command_of_a_shell_is_the_one_that_hears_ctrl_c() -> None:
+    (script,) = entry_points(group="console_scripts", name="equipoise")
+    assert script.load() is equipoise_command.main

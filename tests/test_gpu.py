@@ -5,6 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from equipoise import LateFusion
+from equipoise.data import Part
+from equipoise.data.feed import Feed, epoch_rows
+from equipoise.data.views import Frames
 from equipoise.models import CNN1d
 from everything import METHODS
 
@@ -44,3 +47,23 @@ def test_a_nan_is_said_at_the_next_look_and_stalls_nothing_before() -> None:
         _ = balancer.table
     balancer({"fused": torch.ones((), device=device), "audio": torch.ones((), device=device)})
     assert balancer.table.values.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+def test_feeding_does_not_wait_for_the_device() -> None:
+    """Gathering and augmenting run ahead of the steps; only the order of an epoch is sent over, once."""
+    frames = torch.randint(256, (40, 4, 3, 32, 32), dtype=torch.uint8)
+    part = Part({"video": frames}, torch.arange(40) % 3, views={"video": Frames(2, 24)})
+    feed = Feed(part, "cuda", "resident")
+    rows = epoch_rows(40, 8, torch.Generator().manual_seed(0))
+    batches = feed.training(rows, epoch=0)
+    next(batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert sum(len(each) for each in batches) == 32
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    streamed = Feed(part, "cuda", "streamed").training(rows, epoch=0)
+    again = feed.training(rows, epoch=0)
+    for one, other in zip(again, streamed, strict=True):
+        torch.testing.assert_close(one.inputs["video"], other.inputs["video"])

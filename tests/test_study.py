@@ -301,7 +301,7 @@ def test_failed_runs_are_reported_and_the_others_kept(tmp_path: Path, monkeypatc
     events: list[tuple[str, int]] = []
     with monkeypatch.context() as patch:
         patch.setattr(Balancer, "end_epoch", unlucky)
-        with pytest.raises(FailedRuns, match="msl, seed 1, fold None: RuntimeError: this seed is unlucky") as found:
+        with pytest.raises(FailedRuns, match="msl, seed 1: RuntimeError: this seed is unlucky") as found:
             run_study(jobs, splits, Store(tmp_path), on_event=lambda kind, job, _: events.append((kind, job.seed)))
     assert len(str(found.value).splitlines()) == 2
     assert sorted(each for each in events if each[0] in ("done", "failed")) == [("done", 0)] * 2 + [("failed", 1)] * 2

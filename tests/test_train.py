@@ -1,7 +1,5 @@
 """The loop: the same bits again, whatever interrupts it, and no others than a bare loop gives."""
 
-import importlib.util
-import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise import AGM, MIMO, MSES, MSL, OGM, OGMGE, Balancer, MMPareto, Unimodal, checkpoint
+from equipoise import AGM, MIMO, MSES, MSL, OGM, OGMGE, Balancer, MMPareto, Unimodal
 from equipoise.data import Part, Splits
+from equipoise.data.feed import Feed, epoch_rows
 from equipoise.data.generated import two_sensors
-from equipoise.machinery import batches, make_optimizer, make_schedule, pieces
+from equipoise.machinery import make_optimizer, make_schedule, pieces
 from equipoise.settings import Settings
 from equipoise.train import Record, Trained, build_model, evaluate, losses_of, train
 
@@ -107,47 +106,6 @@ def test_another_seed_is_another_run() -> None:
     assert not same(weights(train(DATA, MSL(), short, seed=1)), weights(train(DATA, MSL(), short, seed=2)))
 
 
-@pytest.mark.parametrize("damage", ["cut", "bit", "gone", "no seal"])
-@pytest.mark.parametrize("file", [checkpoint.MODEL, checkpoint.STATE])
-def test_a_damaged_newest_checkpoint_is_passed_over(
-    damage: str, file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    undisturbed = train(DATA, MIMO(), PLAIN, folder=tmp_path, checkpoint_seconds=0)
-    kept = checkpoint.checkpoints(tmp_path)
-    assert [path.name for path in kept] == ["epoch-00003", "epoch-00004"]
-    path = kept[-1] / file
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    if damage == "no seal":
-        (kept[-1] / checkpoint.SEAL).unlink()
-    elif damage == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(content if damage == "bit" else content[: len(content) // 2])
-    seen: list[Record] = []
-    with caplog.at_level(logging.WARNING):
-        found = train(DATA, MIMO(), PLAIN, folder=tmp_path, on_epoch=seen.append)
-    assert "epoch-00004 is damaged and is passed over" in caplog.text
-    assert [record["epoch"] for record in seen] == [4]
-    assert same(weights(found), weights(undisturbed))
-
-
-def test_with_every_checkpoint_damaged_a_run_starts_anew(tmp_path: Path) -> None:
-    undisturbed = train(DATA, MIMO(), PLAIN, folder=tmp_path, checkpoint_seconds=0)
-    for path in checkpoint.checkpoints(tmp_path):
-        (path / checkpoint.STATE).write_bytes(b"nothing of value")
-    (tmp_path / "unfinished").mkdir()
-    (tmp_path / "unfinished" / checkpoint.MODEL).write_bytes(b"half")
-    found = train(DATA, MIMO(), PLAIN, folder=tmp_path)
-    assert same(weights(found), weights(undisturbed))
-
-
-def test_a_checkpoint_runs_nothing(tmp_path: Path) -> None:
-    train(DATA, MSL(), PLAIN.changed({"epochs": 1}), folder=tmp_path)
-    (path,) = checkpoint.checkpoints(tmp_path)
-    assert torch.load(path / checkpoint.STATE, weights_only=True)["epoch"] == 1
-
-
 def test_best_gives_the_weights_of_the_best_epoch() -> None:
     rough = Settings(epochs=8, batch=16, lr=0.5, features=8, select="best")
     found = train(DATA, MSL(), rough)
@@ -232,7 +190,8 @@ def part(size: int) -> Part:
     [(9, 4, [4, 4]), (10, 4, [4, 4, 2]), (8, 4, [4, 4]), (1, 4, [1]), (3, 1, [1, 1, 1]), (3, 64, [3])],
 )
 def test_a_last_batch_of_one_is_left_out(samples: int, size: int, expected: list[int]) -> None:
-    found = list(batches(part(samples), size, torch.Generator().manual_seed(0)))
+    rows = epoch_rows(samples, size, torch.Generator().manual_seed(0))
+    found = list(Feed(part(samples), "cpu").training(rows, epoch=0))
     assert [len(each) for each in found] == expected
     seen = torch.cat([each.label for each in found]).tolist()
     assert len(set(seen)) == sum(expected)
@@ -326,10 +285,3 @@ def test_a_record_shows_losses_accuracies_and_the_table() -> None:
     (record,) = train(DATA, MIMO(), PLAIN.changed({"epochs": 1})).curves
     assert list(record) == ["epoch", "seconds", "train", "validation", "table"]
     assert list(record["train"]) == list(record["validation"]) == ["fused", "easy", "hard"]
-
-
-def test_tensorboard_is_written(tmp_path: Path) -> None:
-    if importlib.util.find_spec("tensorboard") is None:
-        pytest.skip("TENSORBOARD IS NOT INSTALLED, SO ITS TRACKER WAS NOT TESTED: pip install tensorboard")
-    train(DATA, MSL(), PLAIN.changed({"epochs": 2}), folder=tmp_path, trackers=["tensorboard"])
-    assert list(tmp_path.rglob("events.out.tfevents*"))

@@ -10,11 +10,11 @@ from typing import Any, final, get_type_hints
 
 from equipoise import methods, settings
 from equipoise.balancer import Balancer
-from equipoise.data.generated import two_sensors
-from equipoise.data.splits import Splits
-from equipoise.data.watch import watch
+from equipoise.data.source import DataSet as DataSet
+from equipoise.data.source import all_data as all_data
 from equipoise.models import LateFusion
 from equipoise.models.ensemble import as_ensemble
+from equipoise.presets import Preset
 from equipoise.settings import Settings
 
 
@@ -70,41 +70,6 @@ def all_methods() -> dict[str, Method]:
     return dict(sorted(found.items()))
 
 
-@final
-@dataclass(frozen=True)
-class DataSet:
-    """A data set by name.
-
-    Args:
-        name: What users type.
-        load: Gives its splits; takes the number of a fold, or None.
-        folds: How many folds it can be cut into.
-        summary: One line on it.
-    """
-
-    name: str
-    load: Callable[[int | None], Splits]
-    folds: int
-    summary: str
-
-
-def _generated(fold: int | None) -> Splits:
-    return two_sensors(seed=fold or 0)
-
-
-def all_data() -> dict[str, DataSet]:
-    """Every data set by name."""
-    return {
-        "watch": DataSet("watch", watch, 10, "Seven shoulder exercises of ten people, accelerometer and gyroscope."),
-        "generated": DataSet(
-            "generated",
-            _generated,
-            10,
-            "An easy and a hard sensor, made up.",
-        ),
-    }
-
-
 def look_up(kind: str, name: str, known: Mapping[str, Any]) -> Any:
     """An entry by name; an unknown one is answered with the nearest."""
     if name in known:
@@ -143,13 +108,14 @@ class Entry:
         return Entry(label or self.label, self.method, changed, self.settings.changed(run), self.fixed)
 
 
-def entries(names: Iterable[str], words: Iterable[str] = ()) -> list[Entry]:
+def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | None = None) -> list[Entry]:
     """Lines of a comparison from method names and ``key=value`` words, or one message with all that is wrong.
 
     Args:
         names: Methods by name; "all" for every one.
         words: Settings (``epochs=30``), a parameter that one chosen method has (``penalty=10``), or one of a named
             method (``mimo.penalty=10``). Where a setting and a parameter share a name, ``run.`` names the setting.
+        preset: What settings and parameters are where no word sets them.
     """
     known, problems = all_methods(), []
     chosen: list[Method] = []
@@ -166,12 +132,18 @@ def entries(names: Iterable[str], words: Iterable[str] = ()) -> list[Entry]:
             _read_word(word, chosen, run, params)
         except ValueError as found:
             problems.append(str(found))
-    base = Settings()
+    base = preset.settings if preset is not None else Settings()
+    known_params = preset.params if preset is not None else {}
     try:
-        base = Settings(**run)
+        base = base.changed(run)
     except ValueError as found:
         problems.append(str(found))
-    made = [Entry(method.name, method, {**method.defaults(), **params[method.name]}, base) for method in chosen]
+    made = [
+        Entry(
+            method.name, method, {**method.defaults(), **known_params.get(method.name, {}), **params[method.name]}, base
+        )
+        for method in chosen
+    ]
     for entry in made:
         try:
             entry.balancer()

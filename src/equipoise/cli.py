@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,18 +13,37 @@ except ModuleNotFoundError:
     msg = "the command needs packages that are not installed; type: pip install 'equipoise[train]'"
     raise ModuleNotFoundError(msg) from None
 
-from equipoise import __version__
-from equipoise.catalogue import DataSet, Entry, all_data, all_methods, entries, look_up
+from equipoise import __version__, comparison
+from equipoise.catalogue import Entry, all_methods, entries, look_up
+from equipoise.commands.check import EXAMPLE as CHECK_EXAMPLE
+from equipoise.commands.check import check
+from equipoise.commands.prepare import EXAMPLE as PREPARE_EXAMPLE
+from equipoise.commands.prepare import prepare
+from equipoise.data.originals import ORIGINALS
+from equipoise.data.source import DataSet, all_data, data_set
+from equipoise.errors import BadInput, FailedRuns, answers
+from equipoise.presets import all_presets, preset_for
+from equipoise.settings import Settings
+from equipoise.tracking import NAMES, Trackers
+from equipoise_command import INTERRUPTED, say_stopped
 
-COMMAND = "command.txt"
-INTERRUPTED = 130  # as shells have it
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-Data = Annotated[str, typer.Option("--data", help="A data set by name; see `equipoise datasets`.")]
+Data = Annotated[
+    str, typer.Option("--data", help="A name (`equipoise datasets`), a prepared folder, .npz, .csv, .parquet")
+]
+Split = Annotated[
+    str | None, typer.Option("--split", help="The protocol that cuts prepared data; its first by default.")
+]
+PresetName = Annotated[
+    str,
+    typer.Option("--preset", help="Published settings (`equipoise presets`); auto: those of the data set."),
+]
 Out = Annotated[Path, typer.Option("--out", help="Folder for results, curves, checkpoints and the page.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs per method, with seeds 0, 1, …")]
 Folds = Annotated[bool, typer.Option("--folds", help="Every group-wise fold instead of the one fixed cut.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Runs side by side; one per core by default.")]
+Track = Annotated[str, typer.Option("--track", help=f"Log every epoch to {', '.join(NAMES)}; commas between.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Words = Annotated[
     list[str] | None, typer.Argument(help="name=value: a setting (epochs=30) or a parameter (mimo.penalty=10).")
@@ -40,6 +57,8 @@ def compare(
     words: Words = None,
     *,
     data: Data = "watch",
+    split: Split = None,
+    preset: PresetName = "auto",
     methods: Annotated[str, typer.Option(help="Names with commas between, or all.")] = "all",
     seeds: Seeds = 3,
     folds: Folds = False,
@@ -48,15 +67,25 @@ def compare(
     quick: Annotated[bool, typer.Option("--quick", help="Leave out sensor faults and the costlier protocols.")] = False,
     out: Out = Path("runs/compare"),
     workers: Workers = None,
+    track: Track = "",
     as_json: Json = False,
 ) -> None:
     """Train every method on the same data and print the table; the page is written beside it."""
-    chosen, source = _answers(
-        lambda: entries(methods.split(","), words or ()), lambda: look_up("data set", data, all_data())
-    )
+    source, chosen, trackers = _asked(data, split, preset, methods.split(","), words, track)
     if controls:
-        chosen += _controls(chosen, source)
-    rows = _study(chosen, source, seeds, folds=folds, out=out, workers=workers, quiet=as_json, tune=tune, quick=quick)
+        chosen += comparison.controls(chosen, source)
+    rows = comparison.compare(
+        chosen,
+        source,
+        range(seeds),
+        out,
+        folds=folds,
+        tune=tune,
+        quick=quick,
+        workers=workers,
+        trackers=trackers,
+        quiet=as_json,
+    )
     _show(out, rows, as_json=as_json)
 
 
@@ -67,14 +96,17 @@ def train(
     words: Words = None,
     *,
     data: Data = "watch",
+    split: Split = None,
+    preset: PresetName = "auto",
     method: Annotated[str, typer.Option(help="One method; see `equipoise methods`.")] = "mimo",
     seed: Annotated[int, typer.Option(help="Of weights, batches and dropout.")] = 0,
     out: Out = Path("runs/train"),
+    track: Track = "",
     as_json: Json = False,
 ) -> None:
     """Train one model and say what it can do."""
-    chosen, source = _answers(lambda: entries([method], words or ()), lambda: look_up("data set", data, all_data()))
-    rows = _study(chosen, source, [seed], folds=False, out=out, workers=1, quiet=as_json)
+    source, chosen, trackers = _asked(data, split, preset, [method], words, track)
+    rows = comparison.compare(chosen, source, [seed], out, workers=1, trackers=trackers, quiet=as_json)
     _show(out, rows, as_json=as_json)
 
 
@@ -87,21 +119,15 @@ def report(
     """Print the table of finished runs again, and write the page anew."""
     from equipoise import report as reports
 
-    writers: dict[str, Callable[[Any], str]] = {
-        "markdown": reports.as_markdown,
-        "latex": reports.as_latex,
-        "csv": reports.as_csv,
-        "json": reports.as_json,
-    }
     wanted = "json" if as_json else form
-    writer, results = _answers(
-        lambda: look_up("format", wanted, {"terminal": None, **writers}), lambda: reports.read(folder)
+    _, results = answers(
+        lambda: look_up("format", wanted, {"terminal": None, **reports.FORMATS}), lambda: reports.read(folder)
     )
     if wanted == "terminal":
         _print_tables(folder)
         return
-    table, *_ = reports.tables(results)
-    print(writer(table))
+    tables = dict(zip(results.by_data(), reports.tables(results), strict=True))
+    print(reports.written(wanted, tables))
 
 
 @app.command(epilog="Example: equipoise diagnose --data watch --seeds 3 epochs=20")
@@ -109,6 +135,8 @@ def diagnose(
     words: Words = None,
     *,
     data: Data = "watch",
+    split: Split = None,
+    preset: PresetName = "auto",
     seeds: Seeds = 3,
     folds: Folds = False,
     out: Out = Path("runs/diagnose"),
@@ -118,10 +146,8 @@ def diagnose(
     """Is there an imbalance worth treating? Joint training against uni-modal training, measured alike."""
     from equipoise.diagnose import diagnose as judge
 
-    chosen, source = _answers(
-        lambda: entries(["msl", "unimodal"], words or ()), lambda: look_up("data set", data, all_data())
-    )
-    rows = _study(chosen, source, seeds, folds=folds, out=out, workers=workers, quiet=as_json)
+    source, chosen, _ = _asked(data, split, preset, ["msl", "unimodal"], words)
+    rows = comparison.compare(chosen, source, range(seeds), out, folds=folds, workers=workers, quiet=as_json)
     joint, alone = ([row for row in rows if row["method"] == name] for name in ("msl", "unimodal"))
     found = judge(joint, alone)
     if as_json:
@@ -157,13 +183,43 @@ def list_methods(as_json: Json = False) -> None:
 
 @app.command(epilog="Example: equipoise datasets")
 def datasets(as_json: Json = False) -> None:
-    """Every data set, with one line."""
+    """Every data set, with one line. Those that have to be prepared first say what from."""
     found = all_data()
     if as_json:
-        print(json.dumps({name: {"summary": each.summary, "folds": each.folds} for name, each in found.items()}))
+        ready = {name: {"summary": each.summary, "folds": each.folds} for name, each in found.items()}
+        others = {
+            name: {"summary": each.summary, "splits": list(each.protocols), "prepare": each.layout}
+            for name, each in ORIGINALS.items()
+        }
+        print(json.dumps({**ready, **others}))
         return
     for name, each in found.items():
-        print(f"{name:<10} {each.summary} {each.folds} folds by group.")
+        print(f"{name:<16} {each.summary} {each.folds} folds by group.")
+    for name, each in ORIGINALS.items():
+        print(f"{name:<16} {each.summary[0].upper()}{each.summary[1:]}. Splits: {', '.join(each.protocols)}.")
+    print("\nFrom cremad on, from the publisher's files: equipoise prepare NAME --source DIR --out data/NAME")
+
+
+@app.command(epilog="Example: equipoise presets")
+def presets(as_json: Json = False) -> None:
+    """Published settings by name, and where each number comes from."""
+    found = all_presets()
+    if as_json:
+        content = {
+            name: {"data": each.data, "run": each.settings.as_dict(), "params": each.params, "source": each.source}
+            for name, each in found.items()
+        }
+        print(json.dumps(content))
+        return
+    plain = Settings().as_dict()
+    for name, each in found.items():
+        changed = [f"{key}={value}" for key, value in each.settings.as_dict().items() if value != plain[key]]
+        changed += [f"{method}.{key}={value}" for method, own in each.params.items() for key, value in own.items()]
+        print(f"{name:<16} for {each.data}: {' '.join(changed)}\n{'':<16} {each.source}")
+
+
+app.command(epilog=CHECK_EXAMPLE)(check)
+app.command(epilog=PREPARE_EXAMPLE)(prepare)
 
 
 @app.command(epilog="Example: equipoise version")
@@ -180,68 +236,40 @@ def main() -> None:
             raise KeyboardInterrupt  # the parser made a code of it
         sys.exit(code or 0)
     except (typer.Abort, KeyboardInterrupt):
-        again = shlex.join(["equipoise", *sys.argv[1:]])
-        print(f"\nStopped. Finished runs are kept. To go on, type:\n  {again}", file=sys.stderr)
+        say_stopped()
         sys.exit(INTERRUPTED)
-    except (ValueError, OSError, ModuleNotFoundError) as found:
+    except (BadInput, OSError, ModuleNotFoundError) as found:
         print(f"equipoise: {found}", file=sys.stderr)
         sys.exit(2)
+    except FailedRuns as found:
+        kept = "the others are kept: `equipoise report` shows them"
+        print(f"equipoise: some runs failed; {kept}.\n{found}", file=sys.stderr)
+        sys.exit(1)
     except Exception as found:
-        if type(found).__name__ == "FailedRuns":  # by name: its module is not loaded for what needs no study
-            kept = "the others are kept: `equipoise report` shows them"
-            print(f"equipoise: some runs failed; {kept}.\n{found}", file=sys.stderr)
-            sys.exit(1)
         if hasattr(found, "format_message"):  # how the parser of the command line says what is wrong with it
             print(f"equipoise: {found.format_message()}", file=sys.stderr)  # ty: ignore[call-non-callable]
             sys.exit(2)
         raise
 
 
-def _study(
-    chosen: list[Entry],
-    source: DataSet,
-    seeds: int | list[int],
-    *,
-    folds: bool,
-    out: Path,
-    workers: int | None,
-    quiet: bool,
-    tune: int = 0,
-    quick: bool = False,
-) -> list[dict[str, Any]]:
-    """Plan, tune if asked, run, and give the rows."""
-    import torch
+def _asked(
+    data: str, split: str | None, preset: str, methods: list[str], words: list[str] | None, track: str = ""
+) -> list[Any]:
+    """The data, the lines of the comparison and the trackers, or one message with everything that is wrong."""
+    found: list[DataSet] = []
 
-    torch.set_num_threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
-    from equipoise import tuning
-    from equipoise.progress import Progress
-    from equipoise.store import Store
-    from equipoise.study import plan, run_study
+    def source() -> DataSet:
+        found.append(data_set(data, split))
+        return found[0]
 
-    store = Store(out)
-    numbers = list(range(seeds)) if isinstance(seeds, int) else seeds
-    cuts = list(range(source.folds)) if folds else [None]
-    jobs, splits = plan(chosen, source, numbers, cuts, measure="quick" if quick else "all")
-    _keep_command(out)
-    if tune:
-        total = len(splits) * sum(len(tuning.trials(entry, tune)) for entry in chosen)
-        with Progress(total, "tuning on validation data", quiet=quiet) as progress:
-            jobs = tuning.tune(
-                chosen, jobs, splits, Store(out / "tuning"), tune, workers=workers, on_event=progress.event
-            )
-    done = {row["config"] for row in store.rows()}
-    with Progress(sum(job.config not in done for job in jobs), "runs", quiet=quiet) as progress:
-        return run_study(jobs, splits, store, workers=workers, on_event=progress.event)
+    def chosen() -> list[Entry]:
+        return entries(methods, words or (), preset_for(preset, found[0].name if found else ""))
+
+    return answers(source, chosen, lambda: _trackers(track))
 
 
-def _controls(chosen: list[Entry], source: DataSet) -> list[Entry]:
-    """What has to stand beside MIMO and beside every claim on missing sensors."""
-    known, base = all_methods(), chosen[0].settings
-    penalty = next((entry.params["penalty"] for entry in chosen if entry.method.name == "mimo"), 10.0)
-    weight = penalty / len(source.load(None).modalities)
-    ew = Entry("ew at λ/K", known["ew"], {"weight": weight}, base, fixed=("weight",))
-    dropout = Entry("msl + dropout", known["msl"], {}, base.changed({"dropout": 0.3}))
-    return [ew, dropout]
+def _trackers(text: str) -> Trackers:
+    return Trackers(tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip())))
 
 
 def _show(out: Path, rows: list[dict[str, Any]], *, as_json: bool) -> None:
@@ -254,29 +282,11 @@ def _show(out: Path, rows: list[dict[str, Any]], *, as_json: bool) -> None:
 def _print_tables(folder: Path) -> None:
     from equipoise import report as reports
 
-    made_by = folder / COMMAND
+    made_by = folder / comparison.COMMAND
     page = reports.page(folder, command=made_by.read_text(encoding="utf-8").strip() if made_by.is_file() else None)
     for table in reports.tables(reports.read(folder)):
         reports.terminal(table)
     print(f"The page: {page}")
-
-
-def _keep_command(folder: Path) -> None:
-    """For the page, also when it is written again: how the results were made."""
-    (folder / COMMAND).write_text(shlex.join(["equipoise", *sys.argv[1:]]) + "\n", encoding="utf-8")
-
-
-def _answers(*questions: Callable[[], Any]) -> list[Any]:
-    """What several inputs mean, or one message with the problems of all of them."""
-    answers, problems = [], []
-    for question in questions:
-        try:
-            answers.append(question())
-        except ValueError as found:
-            problems.append(str(found))
-    if problems:
-        raise ValueError("\n".join(problems))
-    return answers
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from equipoise.machinery import device_of, make_optimizer
 from equipoise.measure import measure_run, peak_memory, step_seconds
 from equipoise.models import LateFusion
 from equipoise.store import SCHEMA
+from equipoise.tracking import Trackers
 from equipoise.train import Trained, train
 
 Measure = Literal["all", "quick", "validation"]
@@ -48,6 +49,11 @@ class Job:
     split: str
     threads: int = 1
     measure: Measure = "all"
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"{self.entry.label}, seed {self.seed}" + (f", fold {self.fold}" if self.fold is not None else "")
 
     def facts(self) -> dict[str, Any]:
         """All that decides what comes out."""
@@ -80,8 +86,12 @@ def run_job(
     folder: Path,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     checkpoint_seconds: float = 10.0,
+    trackers: Trackers | None = None,
 ) -> dict[str, Any]:
-    """Train, measure, and give the row of one run."""
+    """Train, measure, and give the row of one run.
+
+    Trackers see it under its own name; they decide nothing, so that they are no fact of it.
+    """
     torch.set_num_threads(job.threads)
     entry, balancer = job.entry, job.entry.balancer()
     trained = train(
@@ -92,6 +102,7 @@ def run_job(
         folder=folder,
         on_epoch=on_epoch,
         checkpoint_seconds=checkpoint_seconds,
+        trackers=_named(trackers, job),
     )
     timing = step_seconds(
         trained.model,
@@ -108,7 +119,9 @@ def run_job(
         **job.facts(),
         "config": job.config,
         "status": "done",
-        "selected": {"epoch": trained.epoch, "by": entry.settings.select},
+        "protocol": splits.protocol,
+        "about": splits.about,
+        "selected": {"epoch": trained.epoch, "by": _selected_by(entry.settings.select, splits)},
         **measured,
         "seconds": {**timing, "step": timing["total"], "total": trained.seconds},
         "memory": peak_memory(torch.device(trained.device)),
@@ -116,6 +129,15 @@ def run_job(
         "device": trained.device,
     }
     return _finite(row)
+
+
+def _named(trackers: Trackers | None, job: Job) -> Trackers | None:
+    """The trackers under the name of a run, with what makes it different from others."""
+    if trackers is None:
+        return None
+    params = {f"{job.entry.method.name}.{name}": value for name, value in job.entry.params.items()}
+    about = {"data": job.data.name, "method": job.entry.method.name, "seed": job.seed, "fold": job.fold}
+    return replace(trackers, run=job.name, facts={**about, **params, "config": job.config})
 
 
 def _measured(job: Job, model: LateFusion, splits: Splits) -> dict[str, Any]:
@@ -128,6 +150,11 @@ def _measured(job: Job, model: LateFusion, splits: Splits) -> dict[str, Any]:
     if not job.entry.method.fused:
         measured = {part: _without_fused(numbers) for part, numbers in measured.items()}
     return measured
+
+
+def _selected_by(rule: str, splits: Splits) -> str:
+    published = f" on the test set, as the protocol {splits.protocol} was published" if splits.selects_on_test else ""
+    return rule + published
 
 
 def _without_fused(numbers: dict[str, Any]) -> dict[str, Any]:

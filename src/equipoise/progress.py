@@ -44,21 +44,24 @@ class Progress:
 
     def event(self, kind: str, job: Job, content: dict[str, Any]) -> None:
         """Show what happened to a run."""
-        name = f"{job.entry.label}, seed {job.seed}" + (f", fold {job.fold}" if job.fold is not None else "")
         if kind in ("done", "failed"):
             self.finished += 1
         if self._bars is not None:
-            self._show(kind, job, name)
+            self._show(kind, job, content)
         elif not self.quiet and kind in ("done", "failed"):
             seconds = time.perf_counter() - self.started
-            print(f"{self.finished}/{self.total} {name}: {_result(kind, content)} ({seconds:.0f} s)", file=sys.stderr)
+            print(
+                f"{self.finished}/{self.total} {job.name}: {_result(kind, content)} ({seconds:.0f} s)", file=sys.stderr
+            )
 
-    def _show(self, kind: str, job: Job, name: str) -> None:
+    def _show(self, kind: str, job: Job, content: dict[str, Any]) -> None:
+        epochs = job.entry.settings.epochs
         if kind == "start":
-            epochs = job.entry.settings.epochs
-            self._running[job.config] = self._bars.add_task(f"  {name}", total=epochs)
+            self._running[job.config] = self._bars.add_task(f"  {job.name}", total=epochs)
         elif kind == "epoch":
-            self._bars.advance(self._running[job.config])
+            done = content["epoch"]  # a run that goes on begins in the middle
+            measuring = ", measuring" if done == epochs else ""
+            self._bars.update(self._running[job.config], completed=done, description=f"  {job.name}{measuring}")
         else:
             self._bars.remove_task(self._running.pop(job.config))
             self._bars.advance(self._all)

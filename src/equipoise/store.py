@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
+from equipoise.errors import BadInput
+
 SCHEMA = 1
 PATIENCE = 1.0  # seconds: the runs of a study that was killed hold the folder until they too are gone
 
@@ -34,7 +36,7 @@ class Store:
             probe.touch()
             probe.unlink()
         except OSError as found:
-            raise ValueError(f"cannot write to {folder}: {found.strerror}; choose another folder with --out") from None
+            raise BadInput(f"cannot write to {folder}: {found.strerror}; choose another folder with --out") from None
 
     def rows(self) -> list[dict[str, Any]]:
         """Every complete row. A last line without an end was cut off by a kill, and is not a row."""
@@ -54,7 +56,7 @@ class Store:
                 f"{self.file}: expected one row a line, found damage in line {', '.join(map(str, damaged))}. Nothing "
                 f"was changed. To do those runs again, type: sed -i '{delete}' {shlex.quote(str(self.file))}"
             )
-            raise ValueError(msg)
+            raise BadInput(msg)
         return rows
 
     def append(self, row: dict[str, Any]) -> None:
@@ -67,7 +69,7 @@ class Store:
             finally:
                 os.close(descriptor)
         except OSError as found:
-            raise ValueError(cannot_write(self.file, found)) from None
+            raise BadInput(cannot_write(self.file, found)) from None
 
     @contextmanager
     def locked(self) -> Generator[None, None, None]:
@@ -75,7 +77,7 @@ class Store:
         with (self.folder / ".lock").open("w") as file:
             if not _try_for(PATIENCE, lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)):
                 msg = f"another study is running in {self.folder}; wait for it, or choose another folder with --out"
-                raise ValueError(msg)
+                raise BadInput(msg)
             yield
 
     def run_folder(self, config: str) -> Path:

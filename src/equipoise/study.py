@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing as mp
 import os
-import platform
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 
 from equipoise.catalogue import DataSet, Entry
+from equipoise.checkpoint import damage_in
 from equipoise.data.splits import Splits
+from equipoise.errors import BadInput, answers
+from equipoise.errors import FailedRuns as FailedRuns
 from equipoise.job import Job as Job
 from equipoise.job import Measure, run_job
+from equipoise.machinery import device_of
+from equipoise.models.names import unknown_name
+from equipoise.processes import die_with_the_parent, start_deaf
 from equipoise.store import Store, cannot_write
+from equipoise.tracking import Trackers
 
 Event = Callable[[str, Job, dict[str, Any]], None]
 """Called with "start", "epoch", "done" or "failed", the job, and what there is to say."""
-
-
-@final
-class FailedRuns(RuntimeError):  # noqa: N818 (it says what there is)
-    """Some runs of a study failed; the message says which and why. The others are kept."""
 
 
 def plan(
@@ -38,7 +39,12 @@ def plan(
     measure: Measure = "all",
 ) -> tuple[list[Job], dict[int | None, Splits]]:
     """Every run of a comparison, and the data they share, checked."""
-    splits = {fold: data.load(fold).check() for fold in folds}
+    (splits,) = answers(lambda: {fold: data.load(fold).check() for fold in folds})
+    modalities = splits[folds[0]].modalities
+    answers(
+        *(partial(device_of, entry.settings) for entry in entries),
+        *(partial(_check_modality, entry, modalities) for entry in entries),
+    )
     marks = {fold: parts.fingerprint() for fold, parts in splits.items()}
     jobs = [
         Job(entry, data, fold, seed, marks[fold], threads, measure)
@@ -57,6 +63,7 @@ def run_study(
     workers: int | None = None,
     on_event: Event | None = None,
     checkpoint_seconds: float = 10.0,
+    trackers: Trackers | None = None,
 ) -> list[dict[str, Any]]:
     """Run what is not done yet, and give the rows of all jobs, in their order.
 
@@ -67,29 +74,36 @@ def run_study(
         workers: Runs side by side; None for one per core.
         on_event: Told of everything that happens.
         checkpoint_seconds: Least time between two checkpoints of a run.
+        trackers: Where each run is logged while it trains, under its own name.
 
     Raises:
         FailedRuns: After all others are done, if some runs failed.
-        ValueError: If the folder holds damaged results, cannot be written, or belongs to a study that is running.
+        BadInput: If the folder holds damaged results or checkpoints, cannot be written, or belongs to a study that is
+            running.
     """
     tell = on_event or (lambda *_: None)
     with store.locked():
         done = {row["config"]: row for row in store.rows()}
         waiting = list({job.config: job for job in jobs if job.config not in done}.values())
+        if damaged := [each for job in waiting if (each := damage_in(store.run_folder(job.config)))]:
+            raise BadInput("\n".join(damaged))
         if waiting:
             _import_for_all()
         failures: list[str] = []
         running: dict[Connection, tuple[mp.Process, Job]] = {}
-        context: Any = mp.get_context("spawn" if _wants_cuda(jobs) else "fork")
+        apart = _wants_cuda(jobs)  # a process that uses a GPU cannot share this one's memory: it loads its own data
+        context: Any = mp.get_context("spawn" if apart else "fork")
         limit = workers or max(1, (os.cpu_count() or 1) // max((job.threads for job in jobs), default=1))
         try:
             while waiting or running:
                 while waiting and len(running) < limit:
                     job = waiting.pop(0)
                     ours, theirs = context.Pipe(duplex=False)
-                    arguments = (theirs, job, splits[job.fold], store.run_folder(job.config), checkpoint_seconds)
+                    folder = store.run_folder(job.config)
+                    shared = None if apart else splits[job.fold]
+                    arguments = (theirs, job, shared, folder, checkpoint_seconds, trackers)
                     process = context.Process(target=_worker, args=arguments, daemon=True)
-                    _start_deaf(process)
+                    start_deaf(process)
                     theirs.close()
                     running[ours] = (process, job)
                     tell("start", job, {})
@@ -105,9 +119,9 @@ def run_study(
                         store.append(content)
                         done[job.config] = content
                     elif kind == "unwritable":
-                        raise ValueError(content["reason"])
+                        raise BadInput(content["reason"])
                     else:
-                        failures.append(f"{job.entry.label}, seed {job.seed}, fold {job.fold}: {content['reason']}")
+                        failures.append(f"{job.name}: {content['reason']}")
                     tell(kind, job, content)
         finally:
             for process, _ in running.values():
@@ -119,11 +133,26 @@ def run_study(
     return [done[job.config] for job in jobs]
 
 
-def _worker(pipe: Connection, job: Job, splits: Splits, folder: Path, checkpoint_seconds: float) -> None:
-    _die_with_the_parent()
+def _check_modality(entry: Entry, modalities: Sequence[str]) -> None:
+    """Refuse a parameter that names a modality which the data does not have."""
+    wanted = entry.params.get("modality")
+    if wanted is not None and wanted not in modalities:
+        raise ValueError(f"{entry.method.name}.modality: {unknown_name(wanted, modalities)}")
+
+
+def _worker(
+    pipe: Connection,
+    job: Job,
+    splits: Splits | None,
+    folder: Path,
+    checkpoint_seconds: float,
+    trackers: Trackers | None,
+) -> None:
+    die_with_the_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its children
     try:
-        row = run_job(job, splits, folder, lambda record: pipe.send(("epoch", record)), checkpoint_seconds)
+        parts = job.data.load(job.fold) if splits is None else splits
+        row = run_job(job, parts, folder, lambda record: pipe.send(("epoch", record)), checkpoint_seconds, trackers)
         pipe.send(("done", row))
     except OSError as found:  # the next run would meet the same disk
         pipe.send(("unwritable", {"reason": cannot_write(folder, found)}))
@@ -131,29 +160,11 @@ def _worker(pipe: Connection, job: Job, splits: Splits, folder: Path, checkpoint
         pipe.send(("failed", {"reason": f"{type(found).__name__}: {found}"}))
 
 
-def _die_with_the_parent() -> None:
-    """A killed study must not leave runs behind that write beside the next one."""
-    if platform.system() == "Linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    parent = mp.parent_process()
-    if parent is not None and os.getppid() != parent.pid:  # it died before it could be asked for
-        os._exit(1)
-
-
 def _import_for_all() -> None:
     """Load once, before the processes part, what every run would spend two seconds on."""
     import accelerate  # noqa: F401
     import safetensors.torch  # noqa: F401
     import torch._dynamo  # noqa: F401 (the optimisers load it)
-
-
-def _start_deaf(process: mp.Process) -> None:
-    """Start a run that does not hear Ctrl-C, not even before it can say so itself."""
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
 def _receive(pipe: Any) -> tuple[str, dict[str, Any]]:

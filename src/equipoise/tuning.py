@@ -35,6 +35,22 @@ def trials(entry: Entry, count: int) -> list[Entry]:
     return list(different.values())[:count]
 
 
+def plan_trials(entries: Sequence[Entry], jobs: Sequence[Job], count: int) -> dict[tuple[str, int | None], list[Job]]:
+    """The runs that are tried for each label and fold.
+
+    Args:
+        entries: The lines of the comparison.
+        jobs: Every run of it.
+        count: Trials per method and fold.
+    """
+    of_fold = {job.fold: job for job in jobs}
+    return {
+        (entry.label, fold): [replace(job, entry=trial, seed=0, measure="validation") for trial in trials(entry, count)]
+        for entry in entries
+        for fold, job in of_fold.items()
+    }
+
+
 def tune(
     entries: Sequence[Entry],
     jobs: Sequence[Job],
@@ -56,15 +72,7 @@ def tune(
         workers: Runs side by side.
         on_event: Told of everything that happens.
     """
-    folds = list(splits)
-    marks = {job.fold: job for job in jobs}
-    planned = {
-        (entry.label, fold): [
-            replace(marks[fold], entry=trial, seed=0, measure="validation") for trial in trials(entry, count)
-        ]
-        for entry in entries
-        for fold in folds
-    }
+    planned = plan_trials(entries, jobs, count)
     every = [job for some in planned.values() for job in some]
     try:
         run_study(every, splits, store, workers=workers, on_event=on_event)

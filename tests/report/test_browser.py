@@ -111,6 +111,19 @@ def test_the_page_never_scrolls_sideways(opened: Chromium, width: int) -> None:
     assert opened.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
+@pytest.mark.parametrize("width", [320, 390, 1200])
+def test_captions_are_neither_cut_nor_scrolled_away(opened: Chromium, width: int) -> None:
+    opened.resize(width)
+    opened.run("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    outside = """[...document.querySelectorAll('.scroll')].filter(box => {
+        box.scrollLeft = SCROLLED;
+        const inner = box.querySelector('caption span').getBoundingClientRect(), outer = box.getBoundingClientRect();
+        return inner.left < outer.left - 1 || inner.right > outer.right + 1;
+    }).map(box => box.ariaLabel)"""
+    for scrolled in ("0", "box.scrollWidth"):
+        assert opened.run(outside.replace("SCROLLED", scrolled)) == []
+
+
 def test_figures_have_names_descriptions_and_axes(opened: Chromium) -> None:
     nodes = opened.call("Accessibility.getFullAXTree")["nodes"]
     charts = [node for node in nodes if node.get("role", {}).get("value") in ("image", "img") and not node["ignored"]]

@@ -7,7 +7,9 @@ import pytest
 
 from equipoise.report import Spread, aggregate, paired
 from equipoise.report.answer import answer, caution
+from equipoise.report.paired import compared_with
 from equipoise.report.student import two_sided_quantile
+from equipoise.report.tables import main_table
 
 
 def row(label: str, fused: float | None, seed: int = 0, fold: int | None = None, **more: Any) -> dict[str, Any]:
@@ -176,14 +178,14 @@ def study(*gains: float) -> list[dict[str, Any]]:
     [
         (
             (0.05, 0.06, 0.05),
-            "clearly better than joint training: mimo (most: mimo +5.3 points, 95 % interval +3.9 to +6.8",
+            "clearly better than joint training: mimo (+5.3 points, 95 % interval +3.9 to +6.8",
         ),
         ((-0.05, -0.06, -0.05), "none is clearly better than joint training; clearly worse: mimo."),
         (
             (0.05, -0.02, 0.01),
-            "no clear difference: mimo (largest: mimo +1.3 points, 95 % interval −7.4 to +10.1 over 3 seeds",
+            "no clear difference: mimo (+1.3 points, 95 % interval −7.4 to +10.1 over 3 seeds",
         ),
-        ((0.05,), "too few runs to compare with joint training: mimo (largest: mimo +5.0 points)."),
+        ((0.05,), "too few runs to compare with joint training: mimo (+5.0 points)."),
     ],
 )
 def test_the_answer_claims_what_the_interval_allows(gains: tuple[float, ...], words: str) -> None:
@@ -196,6 +198,22 @@ def test_the_answer_without_joint_training() -> None:
     said = answer(aggregate(rows), paired(rows), "msl", "fused accuracy")
     assert "no pair with joint training (msl)" in said
     assert "60.0 %, by mimo" in said
+
+
+def test_of_several_the_most_is_named() -> None:
+    rows = [*study(0.05, 0.06, 0.05), *(row("ew", 0.5 + gain, seed) for seed, gain in enumerate((0.02, 0.03, 0.02)))]
+    assert "better than joint training: mimo, ew (most: mimo +5.3 points" in answer(
+        aggregate(rows), paired(rows), "msl", "fused accuracy"
+    )
+
+
+def test_a_baseline_by_another_label_is_called_by_it() -> None:
+    rows = [row("msl + dropout", 0.5, seed, method="msl") for seed in range(2)]
+    rows += [row("mimo", 0.6, seed) for seed in range(2)]
+    assert compared_with(paired(rows), "msl") == "msl + dropout"
+    table = main_table(rows, "watch")
+    assert [column.title for column in table.columns if column.key == "difference"] == ["vs msl + dropout"]
+    assert compared_with(paired(study(0.1)), "msl") == compared_with([], "msl") == "msl"
 
 
 def test_intervals_over_seeds_come_with_a_caution() -> None:

@@ -38,16 +38,16 @@ def answer(lines: Sequence[Line], differences: Sequence[Difference], baseline: s
     )
     parts = []
     if better:
-        parts.append(f"clearly better than joint training: {_names(better)} (most: {_said(better[0])})")
+        parts.append(f"clearly better than joint training: {_names(better)} ({_most(better, 'most')})")
     elif same or worse:
         parts.append("none is clearly better than joint training")
     if same:
-        covers = "" if better else f" (largest: {_said(same[0])}, which covers zero)"
+        covers = "" if better else f" ({_most(same, 'largest')}, which covers zero)"
         parts.append(f"no clear difference: {_names(same)}{covers}")
     if worse:
         parts.append(f"clearly worse: {_names(worse)}")
     if unknown:
-        parts.append(f"too few runs to compare with joint training: {_names(unknown)} (largest: {_said(unknown[0])})")
+        parts.append(f"too few runs to compare with joint training: {_names(unknown)} ({_most(unknown, 'largest')})")
     return f"In {measure}, {'; '.join(parts)}."
 
 
@@ -71,8 +71,14 @@ def _names(differences: Sequence[Difference]) -> str:
     return names + (f" and {len(differences) - MOST_NAMES} more" if len(differences) > MOST_NAMES else "")
 
 
+def _most(differences: Sequence[Difference], word: str) -> str:
+    """The first of them in numbers, named where there are others."""
+    first = differences[0]
+    return _said(first) if len(differences) == 1 else f"{word}: {first.label} {_said(first)}"
+
+
 def _said(difference: Difference) -> str:
-    mean = f"{difference.label} {_signed(difference.mean)} points"
+    mean = f"{_signed(difference.mean)} points"
     if difference.low is None or difference.high is None:
         return mean
     interval = f"95 % interval {_signed(difference.low)} to {_signed(difference.high)}"

@@ -77,7 +77,7 @@ def balancing_over_epochs(identity: str, results: Results, lines: Sequence[Line]
             _curve_table(f"Coefficients of {line.label}, mean over runs", list(named), {line.label: named}, 1, 3)
         )
     return figure(
-        "What the balancer did: coefficient c[objective, block] with which the gradient of an objective moves a block "
+        "The coefficient c[objective, block] with which the gradient of an objective moves a block "
         "of parameters (objective → block). Each chart has its own scale; coefficients that never change are in the "
         "table.",
         charts, list(legend), "".join(tables),

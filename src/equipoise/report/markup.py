@@ -91,7 +91,7 @@ def _scrolling(caption: str, head: str, body: str, *, sortable: bool = False) ->
     # A box that scrolls has to be reachable by keyboard, and then needs a name.
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">'
-        f"<table{' data-sortable' if sortable else ''}><caption>{escape(caption)}</caption>"
+        f"<table{' data-sortable' if sortable else ''}><caption><span>{escape(caption)}</span></caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

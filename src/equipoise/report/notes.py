@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from equipoise.report.aggregate import PROTOCOLS, Line, varying
 from equipoise.report.paired import Difference
-from equipoise.report.results import dig
+from equipoise.report.results import Row, dig
 
 
 def notes_below(lines: Sequence[Line], differences: Sequence[Difference]) -> list[str]:
@@ -74,7 +74,16 @@ def _splits(lines: Sequence[Line]) -> str:
         return "Split: no fingerprint recorded."
     shown = ", ".join(each[: len("sha256:") + 12] for each in found[:3])
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return f"{'Splits' if len(found) > 1 else 'Split'}: {shown}{more}."
+    ways = dict.fromkeys(_way(row) for line in lines for row in line.rows)
+    said = " ".join(way for way in list(ways)[:1] if way)
+    return f"{'Splits' if len(found) > 1 else 'Split'}: {shown}{more}. {said}".strip()
+
+
+def _way(row: Row) -> str:
+    """How the parts were drawn, where the row says it."""
+    about, protocol = str(row.get("about") or ""), str(row.get("protocol") or "")
+    name = f"Protocol {protocol}: " if protocol else ""
+    return f"{name}{about.rstrip('.')}." if about else ""
 
 
 def _marks(lines: Sequence[Line]) -> str:

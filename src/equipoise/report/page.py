@@ -16,7 +16,7 @@ from equipoise.report.aggregate import Line, aggregate
 from equipoise.report.answer import answer, caution, question
 from equipoise.report.details import repeat, settings_of, versions_of
 from equipoise.report.markup import folded, html_table, paragraph, section
-from equipoise.report.paired import BASELINE, paired
+from equipoise.report.paired import BASELINE, compared_with, paired
 from equipoise.report.results import Results, Row, read
 from equipoise.report.tables import fault_table, main_table, measure_table, missing_table, protocol_table
 
@@ -68,6 +68,7 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
     """Everything about one data set, the answer first."""
     lines = aggregate(rows)
     differences = {title: paired(rows, baseline, path) for title, path in MEASURES.items()}
+    baseline = compared_with(differences["fused accuracy"], baseline)
     drawn = [line for at, line in enumerate(lines) if at < MOST_DRAWN or line.label == baseline]
     styles = _line_styles(drawn, baseline)
     said = [answer(lines, differences["fused accuracy"], baseline, "fused accuracy")]

@@ -75,6 +75,12 @@ def paired(
     return found
 
 
+def compared_with(differences: Sequence[Difference], baseline: str) -> str:
+    """What differences were really taken to: where no line has the label asked for, it is one of that method."""
+    found = {each.baseline for each in differences}
+    return found.pop() if len(found) == 1 else baseline
+
+
 def _difference(line: Line, base: Line, measure: Sequence[str]) -> Difference | None:
     ours, theirs = _by_run(line, measure), _by_run(base, measure)
     differences = {run: ours[run] - theirs[run] for run in ours if run in theirs}

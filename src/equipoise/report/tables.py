@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from equipoise.report.aggregate import PROTOCOLS, Line, Spread, aggregate, modalities
 from equipoise.report.notes import notes_below
-from equipoise.report.paired import BASELINE, paired
+from equipoise.report.paired import BASELINE, compared_with, paired
 from equipoise.report.results import Results, Row, dig, number
 from equipoise.report.table import Column, Table, build
 
@@ -31,12 +31,13 @@ def main_table(rows: Sequence[Row], data: str, baseline: str = BASELINE, extra_n
     """
     lines = aggregate(rows)
     differences = {each.label: each for each in paired(rows, baseline)}
+    versus = f"vs {compared_with(list(differences.values()), baseline)}"
     protocols = sorted({line.protocol for line in lines if line.protocol})
     # A protocol that all lines share is named in the heading; several get a column of their own.
     alone_unit = f"{protocols[0]}, %" if len(protocols) == 1 else "%"
     columns = [
         Column("fused", "fused", lambda line: line.fused, better="higher"),
-        Column("difference", f"vs {baseline}", lambda line: differences.get(line.label), "points", kind="difference"),
+        Column("difference", versus, lambda line: differences.get(line.label), "points", kind="difference"),
         Column("committee", "committee", lambda line: line.committee, better="higher"),
         *(
             Column(f"alone.{name}", name, _alone(name), alone_unit, better="higher", by_protocol=True)

@@ -1,0 +1,84 @@
+"""A comparison from start to rows: plan it, tune where asked, run what is not done yet, and show how far it is."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise import tuning
+from equipoise.catalogue import DataSet, Entry, all_methods
+from equipoise.errors import BadInput
+from equipoise.job import Job
+from equipoise.progress import Progress
+from equipoise.store import Store
+from equipoise.study import plan, run_study
+from equipoise.tracking import Trackers
+
+COMMAND = "command.txt"
+"""How the results of a folder were made, for the page, also when it is written again."""
+
+
+def compare(
+    chosen: Sequence[Entry],
+    source: DataSet,
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    folds: bool = False,
+    tune: int = 0,
+    quick: bool = False,
+    workers: int | None = None,
+    trackers: Trackers | None = None,
+    quiet: bool = False,
+) -> list[dict[str, Any]]:
+    """Run every method with every seed, and give the rows.
+
+    Args:
+        chosen: The lines of the comparison.
+        source: The data.
+        seeds: One run each, per line and fold.
+        out: Folder for everything that is written.
+        folds: Every fold instead of the one fixed cut.
+        tune: Trials per method and fold.
+        quick: Leave out sensor faults and the costlier protocols.
+        workers: Runs side by side; None for one per core.
+        trackers: Where runs are logged while they train. Trials are not: they are many, and no result.
+        quiet: Show no progress.
+    """
+    torch.set_num_threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
+    if folds and not source.folds:
+        raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
+    store = Store(out)
+    cuts = list(range(source.folds)) if folds else [None]
+    jobs, splits = plan(chosen, source, seeds, cuts, measure="quick" if quick else "all")
+    if trackers is not None:
+        trackers.try_out()
+    (out / COMMAND).write_text(shlex.join(["equipoise", *sys.argv[1:]]) + "\n", encoding="utf-8")
+    if tune:
+        trials = Store(out / "tuning")
+        every = [job for some in tuning.plan_trials(chosen, jobs, tune).values() for job in some]
+        with Progress(_left(every, trials), "tuning on validation data", quiet=quiet) as progress:
+            jobs = tuning.tune(chosen, jobs, splits, trials, tune, workers=workers, on_event=progress.event)
+    with Progress(_left(jobs, store), "runs", quiet=quiet) as progress:
+        return run_study(jobs, splits, store, workers=workers, on_event=progress.event, trackers=trackers)
+
+
+def controls(chosen: Sequence[Entry], source: DataSet) -> list[Entry]:
+    """What has to stand beside MIMO and beside every claim on missing sensors."""
+    known, base = all_methods(), chosen[0].settings
+    penalty = next((entry.params["penalty"] for entry in chosen if entry.method.name == "mimo"), 10.0)
+    weight = penalty / len(source.load(None).modalities)
+    ew = Entry("ew at λ/K", known["ew"], {"weight": weight}, base, fixed=("weight",))
+    dropout = Entry("msl + dropout", known["msl"], {}, base.changed({"dropout": 0.3}))
+    return [ew, dropout]
+
+
+def _left(jobs: Iterable[Job], store: Store) -> int:
+    """How many runs are not done yet."""
+    done = {row["config"] for row in store.rows()}
+    return len({job.config for job in jobs} - done)

@@ -1,0 +1,41 @@
+"""What the command says in a message alone; any other error is a fault of the program and shows where it happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+
+@final
+class BadInput(ValueError):  # noqa: N818 (it says what there is)
+    """Something a user gave, or a disk gave back, cannot be used; the message says what to type."""
+
+
+@final
+class FailedRuns(RuntimeError):  # noqa: N818 (it says what there is)
+    """Some runs of a study failed; the message says which and why. The others are kept."""
+
+
+def answers(*questions: Callable[[], Any]) -> list[Any]:
+    """What several inputs mean, or one message with the problems of all of them.
+
+    Args:
+        questions: Each reads an input, and raises a ValueError where it cannot be used.
+
+    Raises:
+        BadInput: With every problem.
+
+    Example:
+        >>> answers(lambda: int("3"), lambda: float("0.5"))
+        [3, 0.5]
+    """
+    found: list[Any] = []
+    problems: list[str] = []
+    for question in questions:
+        try:
+            found.append(question())
+        except ValueError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise BadInput("\n".join(dict.fromkeys(problems)))
+    return found
