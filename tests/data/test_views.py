@@ -1,4 +1,4 @@
-"""What encoders read of what is stored: frames by segment, crops inside the picture, and nothing random in evaluation."""
+"""What encoders read of what is stored: frames by segment, crops inside the picture, no chance in evaluation."""
 
 import json
 import math

@@ -85,10 +85,15 @@ class Feed:
             yield part.ready()
 
     def _stored(self, rows: Sequence[Tensor]) -> Iterator[Part]:
-        if self.resident:
-            place = self.part.label.device
-            return (self.part.take(each.to(place)) for each in rows)
-        return self._streamed(rows)
+        return self._gathered_there(rows) if self.resident else self._streamed(rows)
+
+    def _gathered_there(self, rows: Sequence[Tensor]) -> Iterator[Part]:
+        if not rows:
+            return
+        sizes = [len(each) for each in rows]
+        whole = torch.cat(list(rows)).to(self.part.label.device)  # in one go: every such copy waits for the device
+        for each in whole.split(sizes):
+            yield self.part.take(each)
 
     def _streamed(self, rows: Sequence[Tensor]) -> Iterator[Part]:
         pinned = self.device.type == "cuda"

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, final
 
 import torch
@@ -119,7 +120,7 @@ class Frames(View):
             plane = F.interpolate(frames, size=(self.size, self.size), mode="bilinear", antialias=True)
         else:
             plane = _crops(frames, self.size, random)
-        mean, deviation = (torch.tensor(each, device=stored.device)[:, None, None] for each in self._statistics())
+        mean, deviation = _per_colour(self.mean, stored.device), _per_colour(self.deviation, stored.device)
         return ((plane - mean) / deviation).unflatten(0, (batch, self.count)).transpose(1, 2)
 
     def chosen(self, stored: Tensor, lengths: Tensor | None, random: torch.Generator | None) -> Tensor:
@@ -130,9 +131,6 @@ class Frames(View):
         segment = torch.arange(self.count, device=stored.device)
         within = 0.5 if random is None else torch.rand(batch, self.count, device=stored.device, generator=random)
         return ((segment + within) * real / self.count).long().clamp(max=real - 1)
-
-    def _statistics(self) -> tuple[list[float], list[float]]:
-        return [255 * each for each in self.mean], [255 * each for each in self.deviation]
 
 
 @final
@@ -174,6 +172,12 @@ def view_of(plain: dict[str, Any]) -> View:
     kinds: dict[str, Any] = {kind.__name__: kind for kind in (Scaled, TimeLast, Frames, LogSTFT)}
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items() if key != "kind"}
     return kinds[plain["kind"]](**values)
+
+
+@lru_cache
+def _per_colour(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Values for bytes, [colours, 1, 1], kept: bringing them to the device waits for it."""
+    return (255 * torch.tensor(values, device=device))[:, None, None]
 
 
 def _crops(frames: Tensor, size: int, random: torch.Generator) -> Tensor:
