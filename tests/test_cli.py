@@ -27,7 +27,7 @@ from equipoise.store import Store
 from equipoise.study import plan
 from report.example import write_study
 
-COMMANDS = ["compare", "train", "report", "diagnose", "methods", "datasets", "version"]
+COMMANDS = ["compare", "train", "report", "diagnose", "methods", "datasets", "presets", "check", "prepare", "toy", "version"]
 QUICK = ["--data", "generated", "epochs=2", "features=8"]
 
 COMMAND = "import equipoise_command; equipoise_command.main()"  # what the script of that name does

@@ -19,6 +19,8 @@ from equipoise.commands.check import EXAMPLE as CHECK_EXAMPLE
 from equipoise.commands.check import check
 from equipoise.commands.prepare import EXAMPLE as PREPARE_EXAMPLE
 from equipoise.commands.prepare import prepare
+from equipoise.commands.toy import EXAMPLE as TOY_EXAMPLE
+from equipoise.commands.toy import toy
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import DataSet, all_data, data_set
 from equipoise.errors import BadInput, FailedRuns, answers
@@ -42,7 +44,7 @@ PresetName = Annotated[
 Out = Annotated[Path, typer.Option("--out", help="Folder for results, curves, checkpoints and the page.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs per method, with seeds 0, 1, …")]
 Folds = Annotated[bool, typer.Option("--folds", help="Every group-wise fold instead of the one fixed cut.")]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Runs side by side; one per core by default.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Runs side by side; by default one per core or GPU.")]
 Track = Annotated[str, typer.Option("--track", help=f"Log every epoch to {', '.join(NAMES)}; commas between.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Words = Annotated[
@@ -220,6 +222,7 @@ def presets(as_json: Json = False) -> None:
 
 app.command(epilog=CHECK_EXAMPLE)(check)
 app.command(epilog=PREPARE_EXAMPLE)(prepare)
+app.command(epilog=TOY_EXAMPLE)(toy)
 
 
 @app.command(epilog="Example: equipoise version")

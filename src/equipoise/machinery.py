@@ -46,6 +46,7 @@ def make_accelerator(settings: Settings, trackers: Trackers, folder: Path | None
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat itself
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    torch.backends.cudnn.benchmark = not settings.deterministic  # batches have one size, so looking for it pays
     device = device_of(settings)
     numbered = {"accelerate_torch_device": device} if ":" in device else {}
     with patch_environment(**numbered):

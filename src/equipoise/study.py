@@ -71,7 +71,7 @@ def run_study(
         jobs: What is wanted.
         splits: The data of each fold.
         store: Where rows are kept.
-        workers: Runs side by side; None for one per core.
+        workers: Runs side by side; None for one per core, or one per GPU.
         on_event: Told of everything that happens.
         checkpoint_seconds: Least time between two checkpoints of a run.
         trackers: Where each run is logged while it trains, under its own name.
@@ -93,7 +93,7 @@ def run_study(
         running: dict[Connection, tuple[mp.Process, Job]] = {}
         apart = _wants_cuda(jobs)  # a process that uses a GPU cannot share this one's memory: it loads its own data
         context: Any = mp.get_context("spawn" if apart else "fork")
-        limit = workers or max(1, (os.cpu_count() or 1) // max((job.threads for job in jobs), default=1))
+        limit = workers or (torch.cuda.device_count() if apart else _cores(jobs))
         try:
             while waiting or running:
                 while waiting and len(running) < limit:
@@ -172,6 +172,11 @@ def _receive(pipe: Any) -> tuple[str, dict[str, Any]]:
         return pipe.recv()
     except (EOFError, OSError):  # nothing, or half a message
         return "failed", {"reason": "the process of the run ended without a word (out of memory, or killed)"}
+
+
+def _cores(jobs: Sequence[Job]) -> int:
+    """How many runs the cores of this machine can carry. A GPU takes one: it serves several in turns, no faster."""
+    return max(1, (os.cpu_count() or 1) // max((job.threads for job in jobs), default=1))
 
 
 def _wants_cuda(jobs: Sequence[Job]) -> bool:

@@ -1,0 +1,96 @@
+"""`equipoise toy`: the paper's Figure 1, its gradients, and its theorems, each measured."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from equipoise import settings
+from equipoise.catalogue import look_up
+from equipoise.errors import answers
+
+if TYPE_CHECKING:
+    from equipoise.experiments.toy import Recipe
+    from equipoise.experiments.toy_facts import Tell
+
+EXAMPLE = "Example: equipoise toy --seeds 10 --out runs/toy penalty=10 smoothing=0.2"
+
+
+def toy(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="name=value: samples=700, scales=5,0.5,1 coefficients=0.001,1,1, label=mean …"),
+    ] = None,
+    *,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Draws of data and start, with seeds 0, 1, …")] = 10,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Leave out the theorems and the search of learning rates.")
+    ] = False,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the figures and the numbers.")] = Path("runs/toy"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Figure 1 of the paper: why joint training learns the wrong sensor first, and what MIMO does about it."""
+    recipe = recipe_of(words or ())
+    import torch
+
+    torch.set_num_threads(1)  # the matrices are small, and more threads only wait for each other
+    from equipoise.experiments import toy_report
+    from equipoise.experiments.toy_facts import gather
+    from equipoise.experiments.toy_figure import draw_all
+
+    with _progress(quiet=as_json) as tell:
+        facts = gather(recipe, range(seeds), theory=not quick, tell=tell)
+        tell("drawing")
+        typed = shlex.join(["equipoise", "toy", *(words or ())])
+        figures = draw_all(facts, out, f"Made by `{typed}`: {toy_report.in_words(recipe)}.")
+    content = {**toy_report.as_dict(facts), "figures": [str(path) for path in figures]}
+    (out / "toy.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        print(json.dumps(content))
+        return
+    print(toy_report.text(facts))
+    print(f"\nFigures as SVG and PNG, and all numbers in toy.json: {out}")
+
+
+def recipe_of(words: Sequence[str]) -> Recipe:
+    """The problem that words ask for, or one message with everything that is wrong with them."""
+    from equipoise.experiments.toy import Recipe
+
+    chosen = answers(*(partial(_option, word) for word in words))
+    (recipe,) = answers(lambda: Recipe(**dict(chosen)))
+    return recipe
+
+
+def _option(word: str) -> tuple[str, Any]:
+    from equipoise.experiments.toy import Recipe
+
+    kinds = get_type_hints(Recipe)
+    key, sign, value = word.partition("=")
+    if not sign or not key:
+        raise ValueError(f"{word!r} should read name=value, such as samples=700; there are {', '.join(kinds)}")
+    look_up("option of toy", key, kinds)
+    if kinds[key] == tuple[float, ...]:
+        return key, tuple(settings.convert(key, part, float) for part in value.split(","))
+    return key, settings.convert(key, value, kinds[key])
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Generator[Tell]:
+    """Say what is being measured: one moving line in a terminal, quiet lines elsewhere."""
+    if quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status("starting") as status:
+            yield status.update
+    else:
+        yield lambda words: print(f"toy: {words}", file=sys.stderr)
