@@ -27,11 +27,23 @@ from equipoise.store import Store
 from equipoise.study import plan
 from report.example import write_study
 
-COMMANDS = ["compare", "train", "report", "diagnose", "methods", "datasets", "presets", "check", "prepare", "toy", "version"]
+COMMANDS = [
+    "compare",
+    "train",
+    "report",
+    "diagnose",
+    "methods",
+    "datasets",
+    "presets",
+    "check",
+    "prepare",
+    "toy",
+    "version",
+]
 QUICK = ["--data", "generated", "epochs=2", "features=8"]
 
 COMMAND = "import equipoise_command; equipoise_command.main()"  # what the script of that name does
-NO_SUCH_MODALITIES = ["unimodal.modality=esy", "ensemble.modality=nose"]
+NO_SUCH_MODALITIES = ["unimodal.modality=esy", "device=cuda:99"]
 
 
 class Ended(NamedTuple):
@@ -257,8 +269,9 @@ def test_controls_and_tuning(equipoise: Any, tmp_path: Path) -> None:
         (["compere"], ["compere"]),
         (
             [*["compare", "--data", "generated", "--methods", "unimodal,ensemble"], *NO_SUCH_MODALITIES],
-            ["unimodal.modality: 'esy' is none of 'easy', 'hard'. Did you mean 'easy'?", "ensemble.modality: 'nose'"],
+            ["unimodal.modality: 'esy' is none of 'easy', 'hard'. Did you mean 'easy'?", "expected a GPU"],
         ),
+        (["train", "--method", "ensemble", "modality=easy", "--data", "generated"], ["unknown setting 'modality'"]),
         (["train", "--method", "unimodal", "modality=ear", "device=cuda:99"], ["modality: 'ear'", "expected a GPU"]),
         (["train", "--track", "tensorbord"], ["'tensorbord' is none of", "Did you mean 'tensorboard'?"]),
         (["compare", "--track", "tensorboard,,wand", "--data", "wach"], ["'wach'", "Did you mean 'wandb'?"]),

@@ -196,7 +196,9 @@ def test_adoption_takes_at_most_five_lines() -> None:
 
 def test_built_on_lists_every_dependency() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    lists = re.findall(r"^(?:dependencies|train|media|plot|lightning|docs|dev) = (\[.*?\])$", text, re.MULTILINE | re.DOTALL)
+    lists = re.findall(
+        r"^(?:dependencies|train|media|plot|lightning|docs|dev) = (\[.*?\])$", text, re.MULTILINE | re.DOTALL
+    )
     wanted = {re.split(r"[><=\[]", name)[0] for part in lists for name in re.findall(r'"([^"]+)"', part)} - {
         "equipoise"
     }

@@ -44,6 +44,8 @@ class Method:
 
     def defaults(self) -> dict[str, Any]:
         """Its parameters that a command line can set, with their defaults."""
+        if self.finish is as_ensemble:
+            return {}  # all modalities vote, so all are trained
         hints = get_type_hints(self.make.__init__)
         found = inspect.signature(self.make.__init__).parameters
         return {name: each.default for name, each in found.items() if name != "self" and _simple(hints[name])}

@@ -44,7 +44,9 @@ PresetName = Annotated[
 Out = Annotated[Path, typer.Option("--out", help="Folder for results, curves, checkpoints and the page.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs per method, with seeds 0, 1, …")]
 Folds = Annotated[bool, typer.Option("--folds", help="Every group-wise fold instead of the one fixed cut.")]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Runs side by side; by default one per core or GPU.")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Runs side by side; by default one per core or GPU.")
+]
 Track = Annotated[str, typer.Option("--track", help=f"Log every epoch to {', '.join(NAMES)}; commas between.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Words = Annotated[

@@ -62,11 +62,13 @@ class Protocol:
         about: One line: how the parts are drawn, who published it, and what selection sees.
         by_group: Whether no group is in two parts.
         selects_on_test: Whether the published protocol chooses epochs on what it then reports.
+        folds: Whether its groups may be cut anew into folds: not where the parts differ by more than their groups.
     """
 
     about: str
     by_group: bool = False
     selects_on_test: bool = False
+    folds: bool = True
 
 
 class Clips(ABC):

@@ -1,0 +1,71 @@
+"""Child processes that end when they should, and folders that one process at a time writes to."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import multiprocessing as mp
+import os
+import platform
+import signal
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from equipoise.errors import BadInput
+
+PATIENCE = 1.0  # seconds: the children of a process that was killed hold its folder until they too are gone
+
+
+def die_with_the_parent() -> None:
+    """Called first in a child: a killed parent must not leave children behind that write beside the next one."""
+    if platform.system() == "Linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    parent = mp.parent_process()
+    if parent is not None and os.getppid() != parent.pid:  # it died before it could be asked for
+        os._exit(1)
+
+
+def start_deaf(process: mp.Process) -> None:
+    """Start a child that does not hear Ctrl-C, not even before it can say so itself: the parent ends its children."""
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+
+
+def ending_of(code: int | None) -> str:
+    """What the exit code of a process says, in words."""
+    if code is None:
+        return "still running"
+    if code >= 0:
+        return f"exit code {code}"
+    names = {each.value: each.name for each in signal.Signals}
+    return names.get(-code, f"signal {-code}")
+
+
+@contextmanager
+def alone_in(folder: Path, doing: str) -> Generator[None, None, None]:
+    """Keep a second process out of a folder, which leaves no file behind: the folder itself is locked.
+
+    Args:
+        folder: Must exist.
+        doing: What another process there would be doing, for the message.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    msg = f"another process is {doing} {folder}; wait for it, or choose another folder with --out"
+                    raise BadInput(msg) from None
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)
