@@ -19,14 +19,14 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from equipoise.data.prepared import Prepared
-from equipoise.prepare import prepare
 
 from equipoise import MIMO, MSL, Balancer
 from equipoise.data.original import Clip, Clips, Field, Original, Protocol
+from equipoise.data.prepared import Prepared
 from equipoise.data.splits import Splits
 from equipoise.data.views import Frames
 from equipoise.machinery import make_optimizer
+from equipoise.prepare import prepare
 from equipoise.presets import all_presets
 from equipoise.settings import Settings
 from equipoise.step import build_model, losses_of

@@ -38,7 +38,7 @@ def say_stopped() -> None:
     """Say how to go on after Ctrl-C."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     again = shlex.join(["equipoise", *sys.argv[1:]])
-    print(f"\nStopped. Finished runs are kept. To go on, type:\n  {again}", file=sys.stderr)
+    print(f"\nStopped. What is finished is kept. To go on, type:\n  {again}", file=sys.stderr)
 
 
 def _stop_loading(*_: object) -> None:

@@ -151,19 +151,6 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def members(group: int) -> list[int]:
-    """The processes of a group that are still running."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, owner = path.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(owner) == group and state != "Z":
-            found.append(int(path.parent.name))
-    return found
-
-
 def table(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))

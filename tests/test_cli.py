@@ -445,7 +445,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     ended = equipoise("train", *QUICK, "--out", tmp_path / "a b")
     assert (ended.code, ended.out) == (130, "")
     assert ended.err.splitlines()[-2:] == [
-        "Stopped. Finished runs are kept. To go on, type:",
+        "Stopped. What is finished is kept. To go on, type:",
         f"  equipoise train --data generated epochs=2 features=8 --out '{tmp_path}/a b'",
     ]
 
@@ -474,7 +474,7 @@ def test_ctrl_c_while_everything_is_being_loaded(seconds: float, heard_signals: 
     assert process.returncode == 130
     assert err.splitlines() == [
         "",
-        "Stopped. Finished runs are kept. To go on, type:",
+        "Stopped. What is finished is kept. To go on, type:",
         "  equipoise train --data generated epochs=2 features=8 --out 'a b'",
     ]
 
@@ -531,7 +531,7 @@ def test_ctrl_c_ends_at_once_and_says_how_to_go_on(tmp_path: Path, heard_signals
     assert time.monotonic() - began < 2
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert "Stopped. Finished runs are kept. To go on, type:" in err
+    assert "Stopped. What is finished is kept. To go on, type:" in err
     assert "equipoise compare --data generated epochs=2 features=8 --methods msl,mimo" in err
     assert f"'{tmp_path}/a b'" in err
     assert len(stored(tmp_path / "a b")) >= 1

@@ -18,7 +18,8 @@ from equipoise.data.underway import Underway
 from equipoise.errors import BadInput
 from equipoise.prepare import prepare
 from equipoise.processes import alone_in
-from made_up import MadeUp, check_folder, content, make_source, members, reads
+from made_up import MadeUp, check_folder, content, make_source, reads
+from process_group import assert_gone, members
 
 
 def in_a_session_of_its_own(source: Path, out: Path, began: Any) -> None:
@@ -52,10 +53,7 @@ def test_killed_at_ten_random_moments_it_comes_to_the_same_folder(tmp_path: Path
             process.kill()
         process.join()
         kills += 1
-        deadline = time.monotonic() + 5
-        while members(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert members(process.pid) == []
+        assert_gone(process.pid)
     prepare(MadeUp(), source, tmp_path / f"disturbed {folders}", workers=2)
     expected = content(tmp_path / "undisturbed")
     for number in range(1, folders + 1):
@@ -78,9 +76,7 @@ def test_a_worker_that_hangs_does_not_outlive_its_parent(tmp_path: Path) -> None
         assert len(members(process.pid)) == 3
         process.kill()
         process.join()
-        while members(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert members(process.pid) == []
+        assert_gone(process.pid)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +25,7 @@ from equipoise.job import Measure, _finite, run_job
 from equipoise.store import Store
 from equipoise.study import FailedRuns, Job, _import_for_all, plan, run_study
 from equipoise.tuning import headline, trials, tune
+from process_group import assert_gone, members
 
 SHORT = ["epochs=2", "features=8"]
 DATA = DataSet("small", lambda fold: two_sensors(samples=150, seed=fold or 0), 10, "Small.")
@@ -47,19 +47,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str,
     folder = tmp_path_factory.mktemp("undisturbed")
     subprocess.run([sys.executable, PROGRAM, str(folder)], check=True, timeout=120)
     return {row["config"]: row for row in Store(folder).rows()}
-
-
-def members(group: int) -> list[int]:
-    """The processes of a group that are still running."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, owner = path.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(owner) == group and state != "Z":
-            found.append(int(path.parent.name))
-    return found
 
 
 def in_a_session_of_its_own(folder: Path, runs_began: Any) -> None:
@@ -104,10 +91,7 @@ def test_killed_at_ten_random_moments_a_study_comes_to_the_same_rows(
             process.kill()
         process.join()
         kills += 1
-        deadline = time.monotonic() + 5
-        while members(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert members(process.pid) == []
+        assert_gone(process.pid)
         Store(folder).rows()  # whole at any moment
     folder = tmp_path / str(studies)
     subprocess.run([sys.executable, PROGRAM, str(folder)], check=True, timeout=120)
@@ -138,10 +122,7 @@ def test_runs_do_not_outlive_a_killed_study(tmp_path: Path) -> None:
         assert len(members(process.pid)) == 3
         process.kill()
         process.join()
-        deadline = time.monotonic() + 5
-        while members(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert members(process.pid) == []
+        assert_gone(process.pid)
         with Store(tmp_path).locked():  # and the next study finds the folder free
             pass
     finally:

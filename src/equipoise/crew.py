@@ -87,7 +87,7 @@ class Crew:
             news, self._news = self._news, []
             if news:
                 finished += len(news)
-                self._seconds_each = self.size * (now - started) / finished
+                self._seconds_each = max(1e-6, self.size * (now - started) / finished)
             yield news
 
     def _hire(self) -> None:

@@ -93,7 +93,7 @@ def run_study(
         running: dict[Connection, tuple[mp.Process, Job]] = {}
         apart = _wants_cuda(jobs)  # a process that uses a GPU cannot share this one's memory: it loads its own data
         context: Any = mp.get_context("spawn" if apart else "fork")
-        limit = workers or (torch.cuda.device_count() if apart else _cores(jobs))
+        limit = workers or max(1, torch.cuda.device_count() if apart else _cores(jobs))
         try:
             while waiting or running:
                 while waiting and len(running) < limit:
@@ -176,7 +176,7 @@ def _receive(pipe: Any) -> tuple[str, dict[str, Any]]:
 
 def _cores(jobs: Sequence[Job]) -> int:
     """How many runs the cores of this machine can carry. A GPU takes one: it serves several in turns, no faster."""
-    return max(1, (os.cpu_count() or 1) // max((job.threads for job in jobs), default=1))
+    return (os.cpu_count() or 1) // max((job.threads for job in jobs), default=1)
 
 
 def _wants_cuda(jobs: Sequence[Job]) -> bool:

@@ -15,7 +15,8 @@ import pytest
 from equipoise.commands.prepare import original_of, prepare
 from equipoise.data.originals import ORIGINALS
 from equipoise.errors import BadInput
-from made_up import MadeUp, content, make_source, members, reads
+from made_up import MadeUp, content, make_source, reads
+from process_group import members
 
 TESTS = Path(__file__).parent.parent
 PROGRAM = [sys.executable, str(Path(__file__).parent / "prepare_program.py"), "made-up"]

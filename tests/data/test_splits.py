@@ -137,3 +137,18 @@ def test_generated_people_are_in_one_part_each() -> None:
     assert len(groups) == 3
     assert sum(map(len, groups)) == len(set.union(*groups)) == 10
     assert two_sensors(seed=1).fingerprint() != two_sensors(seed=0).fingerprint() == two_sensors().fingerprint()
+
+
+def test_prepared_parts_are_told_by_their_rows_and_not_read_for_it() -> None:
+    whole = torch.arange(12.0).reshape(6, 2)
+    label = torch.tensor([0, 1, 0])
+
+    def cut(rows: list[int], source: str = "sha256:one") -> str:
+        own = Part({"a": whole}, label, rows=torch.tensor(rows))
+        return Splits("made", own, own, own, ("no", "yes"), source=source).fingerprint()
+
+    assert cut([0, 1, 2]) == cut([0, 1, 2])
+    assert len({cut([0, 1, 2]), cut([0, 1, 3]), cut([2, 1, 0]), cut([0, 1, 2], "sha256:two")}) == 4
+    assert (
+        cut([0, 1, 2], "") == Splits("made", *[Part({"a": whole[:3]}, label)] * 3, ("no", "yes")).fingerprint()
+    )  # without a source the numbers themselves count, wherever they lie

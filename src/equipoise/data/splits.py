@@ -144,8 +144,9 @@ class Splits:
         digest = hashlib.sha256(self.source.encode())
         for name, part in self.parts.items():
             digest.update(name.encode())
-            inputs = {} if self.source else part.inputs  # what was prepared has a fingerprint already
-            columns = {**inputs, " label": part.label, " group": part.group}  # no modality starts with a space
+            inputs = {} if self.source else part.solid().inputs  # what was prepared has a fingerprint already
+            own = {" label": part.label, " group": part.group, " rows": part.rows if self.source else None}
+            columns = {**inputs, **own}  # no modality starts with a space
             for key, array in sorted(columns.items()):
                 if array is not None:
                     digest.update(f"{key} {array.dtype} {tuple(array.shape)}".encode())

@@ -83,7 +83,7 @@ def _way(row: Row) -> str:
     """How the parts were drawn, where the row says it."""
     about, protocol = str(row.get("about") or ""), str(row.get("protocol") or "")
     name = f"Protocol {protocol}: " if protocol else ""
-    return f"{name}{about.rstrip('.')}." if about else ""
+    return f"{name}{about[:1].upper()}{about[1:].rstrip('.')}." if about else ""
 
 
 def _marks(lines: Sequence[Line]) -> str:
