@@ -149,6 +149,6 @@ def test_prepared_parts_are_told_by_their_rows_and_not_read_for_it() -> None:
 
     assert cut([0, 1, 2]) == cut([0, 1, 2])
     assert len({cut([0, 1, 2]), cut([0, 1, 3]), cut([2, 1, 0]), cut([0, 1, 2], "sha256:two")}) == 4
-    assert (
-        cut([0, 1, 2], "") == Splits("made", *[Part({"a": whole[:3]}, label)] * 3, ("no", "yes")).fingerprint()
-    )  # without a source the numbers themselves count, wherever they lie
+    own = Part({"a": whole[:3]}, label)
+    solid = Splits("made", own, own, own, ("no", "yes"))
+    assert cut([0, 1, 2], "") == solid.fingerprint()  # without a source the numbers count, wherever they lie
