@@ -175,7 +175,7 @@ def _receive(pipe: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _cores(jobs: Sequence[Job]) -> int:
-    """How many runs the cores of this machine can carry. A GPU takes one: it serves several in turns, no faster."""
+    """How many runs the cores of this machine can carry. A GPU takes one: processes wait for each other there."""
     return (os.cpu_count() or 1) // max((job.threads for job in jobs), default=1)
 
 
