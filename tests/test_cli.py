@@ -38,6 +38,7 @@ COMMANDS = [
     "check",
     "prepare",
     "toy",
+    "ablate",
     "version",
 ]
 QUICK = ["--data", "generated", "epochs=2", "features=8"]

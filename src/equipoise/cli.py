@@ -15,6 +15,8 @@ except ModuleNotFoundError:
 
 from equipoise import __version__, comparison
 from equipoise.catalogue import Entry, all_methods, entries, look_up
+from equipoise.commands.ablate import EXAMPLE as ABLATE_EXAMPLE
+from equipoise.commands.ablate import ablate
 from equipoise.commands.check import EXAMPLE as CHECK_EXAMPLE
 from equipoise.commands.check import check
 from equipoise.commands.prepare import EXAMPLE as PREPARE_EXAMPLE
@@ -225,6 +227,7 @@ def presets(as_json: Json = False) -> None:
 app.command(epilog=CHECK_EXAMPLE)(check)
 app.command(epilog=PREPARE_EXAMPLE)(prepare)
 app.command(epilog=TOY_EXAMPLE)(toy)
+app.command(epilog=ABLATE_EXAMPLE)(ablate)
 
 
 @app.command(epilog="Example: equipoise version")

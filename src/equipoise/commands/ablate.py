@@ -1,0 +1,79 @@
+"""`equipoise ablate`: the paper's Figure 3, for the parameters of any method."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.data.source import DataSet, data_set
+from equipoise.errors import answers
+from equipoise.experiments.ablation import Sweep, sweep_of
+from equipoise.presets import preset_for
+
+EXAMPLE = "Example: equipoise ablate --data watch --method mimo penalty=1,10,100 smoothing=0.01,0.1,1 epochs=20"
+
+
+def ablate(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="penalty=1,10,100 varies a parameter or a setting, epochs=20 sets one; the paper's grid."),
+    ] = None,
+    *,
+    data: Annotated[
+        str, typer.Option("--data", help="A name (`equipoise datasets`), a prepared folder, .npz, .csv, .parquet")
+    ] = "watch",
+    split: Annotated[
+        str | None, typer.Option("--split", help="The protocol that cuts prepared data; its first by default.")
+    ] = None,
+    preset: Annotated[
+        str, typer.Option("--preset", help="Published settings (`equipoise presets`); auto: those of the data set.")
+    ] = "auto",
+    method: Annotated[str, typer.Option(help="One method; see `equipoise methods`.")] = "mimo",
+    grid: Annotated[bool, typer.Option("--grid", help="All combinations, instead of one parameter at a time.")] = False,
+    scaled_rate: Annotated[
+        bool, typer.Option("--scaled-rate", help="Run each λ with the learning rate divided by 1 + λ, too.")
+    ] = False,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs per setting, with seeds 0, 1, …")] = 3,
+    folds: Annotated[bool, typer.Option("--folds", help="Every group-wise fold instead of the one fixed cut.")] = False,
+    out: Annotated[Path, typer.Option("--out", help="Folder for results, the figure and the numbers.")] = Path(
+        "runs/ablation"
+    ),
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Runs side by side; by default one per core or GPU.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Figure 3 of the paper: accuracy over a method's parameters, with errors, and what validation would choose."""
+    found: list[DataSet] = []
+
+    def source() -> DataSet:
+        found.append(data_set(data, split))
+        return found[0]
+
+    def sweep() -> Sweep:
+        chosen = preset_for(preset, found[0].name if found else "")
+        return sweep_of(method, words or (), chosen, grid=grid, divided=scaled_rate)
+
+    _, asked = answers(source, sweep)
+    from equipoise.experiments import ablation_figure, ablation_report
+    from equipoise.experiments.ablation_runs import run
+
+    outcome = run(asked, found[0], seeds, out, folds=folds, workers=workers, quiet=as_json)
+    flags = {"--grid": grid, "--scaled-rate": scaled_rate, "--folds": folds}
+    told = [flag for flag, given in flags.items() if given]
+    cut = [] if split is None else ["--split", split]
+    options = ["--data", data, *cut, "--method", method, *told, "--seeds", str(seeds)]
+    figures = ablation_figure.draw(
+        outcome, out, f"Made by `{shlex.join(['equipoise', 'ablate', *options, *(words or ())])}`."
+    )
+    content = {**ablation_report.as_dict(outcome), "figures": [str(path) for path in figures]}
+    (out / "ablation.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        print(json.dumps(content))
+        return
+    print(ablation_report.text(outcome))
+    print(f"\nThe figure as SVG and PNG, all numbers in ablation.json, and every run: {out}")
