@@ -15,14 +15,7 @@ except ModuleNotFoundError:
 
 from equipoise import __version__, comparison
 from equipoise.catalogue import Entry, all_methods, entries, look_up
-from equipoise.commands.ablate import EXAMPLE as ABLATE_EXAMPLE
-from equipoise.commands.ablate import ablate
-from equipoise.commands.check import EXAMPLE as CHECK_EXAMPLE
-from equipoise.commands.check import check
-from equipoise.commands.prepare import EXAMPLE as PREPARE_EXAMPLE
-from equipoise.commands.prepare import prepare
-from equipoise.commands.toy import EXAMPLE as TOY_EXAMPLE
-from equipoise.commands.toy import toy
+from equipoise.commands import ablate, check, prepare, toy
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import DataSet, all_data, data_set
 from equipoise.errors import BadInput, FailedRuns, answers
@@ -224,10 +217,13 @@ def presets(as_json: Json = False) -> None:
         print(f"{name:<16} for {each.data}: {' '.join(changed)}\n{'':<16} {each.source}")
 
 
-app.command(epilog=CHECK_EXAMPLE)(check)
-app.command(epilog=PREPARE_EXAMPLE)(prepare)
-app.command(epilog=TOY_EXAMPLE)(toy)
-app.command(epilog=ABLATE_EXAMPLE)(ablate)
+for _room, _command in (
+    (check, check.check),
+    (prepare, prepare.prepare),
+    (toy, toy.toy),
+    (ablate, ablate.ablate),
+):
+    app.command(epilog=_room.EXAMPLE)(_command)
 
 
 @app.command(epilog="Example: equipoise version")
