@@ -38,6 +38,7 @@ COMMANDS = [
     "check",
     "prepare",
     "toy",
+    "landscape",
     "ablate",
     "version",
 ]

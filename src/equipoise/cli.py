@@ -15,7 +15,7 @@ except ModuleNotFoundError:
 
 from equipoise import __version__, comparison
 from equipoise.catalogue import Entry, all_methods, entries, look_up
-from equipoise.commands import ablate, check, prepare, toy
+from equipoise.commands import ablate, check, landscape, prepare, toy
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import DataSet, all_data, data_set
 from equipoise.errors import BadInput, FailedRuns, answers
@@ -221,6 +221,7 @@ for _room, _command in (
     (check, check.check),
     (prepare, prepare.prepare),
     (toy, toy.toy),
+    (landscape, landscape.landscape),
     (ablate, ablate.ablate),
 ):
     app.command(epilog=_room.EXAMPLE)(_command)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -15,11 +13,11 @@ import typer
 
 from equipoise import settings
 from equipoise.catalogue import look_up
+from equipoise.commands.telling import telling
 from equipoise.errors import answers
 
 if TYPE_CHECKING:
     from equipoise.experiments.toy import Recipe
-    from equipoise.experiments.toy_facts import Tell
 
 EXAMPLE = "Example: equipoise toy --seeds 10 --out runs/toy penalty=10 smoothing=0.2"
 
@@ -46,7 +44,7 @@ def toy(
     from equipoise.experiments.toy_facts import gather
     from equipoise.experiments.toy_figure import draw_all
 
-    with _progress(quiet=as_json) as tell:
+    with telling("toy", quiet=as_json) as tell:
         facts = gather(recipe, range(seeds), theory=not quick, tell=tell)
         tell("drawing")
         typed = shlex.join(["equipoise", "toy", *(words or ())])
@@ -80,17 +78,3 @@ def _option(word: str) -> tuple[str, Any]:
     if kinds[key] == tuple[float, ...]:
         return key, tuple(settings.convert(key, part, float) for part in value.split(","))
     return key, settings.convert(key, value, kinds[key])
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Generator[Tell]:
-    """Say what is being measured: one moving line in a terminal, quiet lines elsewhere."""
-    if quiet:
-        yield lambda _: None
-    elif sys.stderr.isatty():
-        from rich.console import Console
-
-        with Console(stderr=True).status("starting") as status:
-            yield status.update
-    else:
-        yield lambda words: print(f"toy: {words}", file=sys.stderr)

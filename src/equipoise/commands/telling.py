@@ -1,0 +1,26 @@
+"""Saying how far an experiment is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+
+@contextmanager
+def telling(name: str, *, quiet: bool) -> Generator[Callable[[str], None]]:
+    """Say what is being done: one moving line in a terminal, quiet lines elsewhere.
+
+    Args:
+        name: Of the experiment.
+        quiet: Say nothing at all, for programs that read the output.
+    """
+    if quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status("starting") as status:
+            yield status.update
+    else:
+        yield lambda words: print(f"{name}: {words}", file=sys.stderr)

@@ -1,0 +1,216 @@
+"""The landscape from training to picture, and the command."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+
+from equipoise.catalogue import entries
+from equipoise.commands import landscape as command
+from equipoise.data.generated import two_sensors
+from equipoise.data.splits import Splits, split_by_group
+from equipoise.errors import BadInput
+from equipoise.experiments import landscape_store
+from equipoise.experiments.landscape import Facts, Recipe, Surface, chosen_protocol, gather
+from equipoise.experiments.landscape_figure import SURE, caption, draw, lead, tints
+from equipoise.experiments.landscape_training import solve, stratified, subset
+from equipoise.train import train
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.command(epilog=command.EXAMPLE)(command.landscape)
+
+
+def signals() -> Splits:
+    """Two sensors whose encoders have convolutions and batch norm."""
+    random = torch.Generator().manual_seed(0)
+    label, group = torch.arange(120) % 3, torch.arange(120) // 12
+    inputs = {name: torch.randn(120, 2, 8, generator=random) + label[:, None, None] for name in ("left", "right")}
+    where = {"train": range(6), "validation": range(6, 8), "test": range(8, 10)}
+    parts = split_by_group(inputs, label, group, {name: tuple(people) for name, people in where.items()})
+    return Splits("signals", parts["train"], parts["validation"], parts["test"], ("a", "b", "c"))
+
+
+# -- training --
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 99, 1000])
+def test_every_class_has_its_share(size: int) -> None:
+    for seed in range(5):
+        random = torch.Generator().manual_seed(seed)
+        label = torch.randint(0, 5, (100,), generator=random).square() % 7
+        rows = stratified(label, size, seed)
+        assert len(rows) == len(set(rows.tolist())) == min(size, 100)
+        fair = label.bincount(minlength=7) * (len(rows) / 100)
+        assert ((label[rows].bincount(minlength=7) - fair).abs() <= 1).all()
+    assert torch.equal(rows, stratified(label, size, seed)), "the subset is fixed"
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["msl", "mimo"])
+def test_whole_epochs_of_steps_are_the_training_loop(number: int) -> None:
+    splits = two_sensors(samples=100)
+    entry = entries(["msl", "mimo"], ["fusion=sum", "batch=20", "epochs=3", "schedule=step"])[number]
+    parts = {name: subset(splits.parts[name], 20, 0, "cpu") for name in ("train", "test")}
+    steps = 3 * -(-len(splits.train) // 20)
+    found = solve(splits, entry, steps, 4, "head", parts, lambda _: None)
+    expected = train(splits, entry.balancer(), entry.settings, seed=4).model.state_dict()
+    for name, value in found.model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    assert [found.curves[0]["step"], found.curves[-1]["step"]] == [0, steps]
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_a_solution_that_diverged_is_refused(steps: int) -> None:
+    entry = entries(["msl"], ["fusion=sum", "lr=1e30"])[0]
+    with pytest.raises(BadInput, match=r"msl diverged, .* than lr=1e\+30"):
+        gather(two_sensors(samples=100), [entry, entry], Recipe(steps=steps, points=3, samples=10))
+
+
+# -- all of it --
+
+
+@pytest.fixture(scope="module", params=["own", "both"])
+def facts(request: pytest.FixtureRequest) -> Facts:
+    recipe = Recipe(steps=12, points=5, samples=30, plane=request.param)
+    return gather(signals(), entries(["msl", "mimo"], ["fusion=sum", "batch=24"]), recipe)
+
+
+def test_the_star_is_the_solution(facts: Facts) -> None:
+    assert [star.name for star in facts.stars] == ["msl", "mimo"]
+    for star in facts.stars:
+        assert star.difference < 1e-5
+        last = facts.curves[star.name][-1]
+        for part in ("train", "test"):
+            assert star.loss[part] == pytest.approx(last[part]["fused"]["loss"], abs=1e-5)
+            assert star.accuracy[part]["fused"] == pytest.approx(last[part]["fused"]["accuracy"])
+    if facts.recipe.plane == "own":
+        for surface in facts.surfaces:
+            assert surface.train[2, 2] == pytest.approx(surface.stars[0].loss["train"], abs=1e-5)
+            assert surface.test[2, 2] == pytest.approx(surface.stars[0].loss["test"], abs=1e-5)
+
+
+def test_the_figure_says_how_it_was_made(facts: Facts, tmp_path: Path) -> None:
+    svg, png = draw(facts, tmp_path, "Made by a test.")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    picture = svg.read_text(encoding="utf-8")
+    assert "Made by a test." in picture
+    words = caption(facts)
+    counts = f"{facts.samples['train']} training and {facts.samples['test']} test samples"
+    for expected in (counts, "protocol split", "Batch norm", "standard error", "5 × 5"):
+        assert expected in words
+    assert f"± {facts.stars[0].error['test']:.3f}" in words
+
+
+def test_the_end_of_training_is_put_in_proportion(facts: Facts) -> None:
+    losses = [look["test"]["fused"]["loss"] for look in facts.curves["mimo"] if look["step"] >= 9.6]  # of 12
+    assert len(losses) == 3
+    assert facts.late("mimo") == (min(losses), max(losses))
+
+
+def test_the_command_in_the_caption_gives_this_figure() -> None:
+    view = {"plane": "both", "points": 51, "reach": 0.5, "samples": 200, "protocol": None, "seed": 0}
+    found = command._typed({"data": "watch", "split": None, "preset": None}, view, ["lr=0.1"])
+    assert found == "equipoise landscape --data watch --plane both --reach 0.5 lr=0.1"
+
+
+def test_what_is_kept_is_found_again(facts: Facts, tmp_path: Path) -> None:
+    asked = {"data": "sha256:…", "seeds": (1, 2)}
+    assert landscape_store.kept(tmp_path, asked) is None
+    landscape_store.keep(tmp_path, asked, facts)
+    found = landscape_store.kept(tmp_path, asked)
+    assert found is not None
+    assert found.as_dict() == facts.as_dict()
+    for ours, theirs in zip(facts.surfaces, found.surfaces, strict=True):
+        np.testing.assert_array_equal(ours.train, theirs.train)
+        np.testing.assert_array_equal(ours.test, theirs.test)
+        assert list(ours.accuracy) == list(theirs.accuracy)
+    assert landscape_store.kept(tmp_path, {**asked, "data": "another"}) is None
+    (tmp_path / landscape_store.NAME).write_bytes(b"no zip")
+    assert landscape_store.kept(tmp_path, asked) is None
+    assert [path.name for path in tmp_path.iterdir()] == [landscape_store.NAME]
+
+
+def test_colours_by_hand() -> None:
+    accuracy = {"left": np.array([[0.9, 0.5]]), "right": np.array([[0.1, 0.5]]), "third": np.array([[0.1, 0.1]])}
+    nothing = np.zeros((1, 2))
+    surface = Surface(np.arange(2), np.arange(1), nothing, nothing, accuracy, [])
+    assert lead(np.array([0.9, 0.1, 0.4])) == pytest.approx(0.5)
+    assert lead(np.array([0.9])) == 0
+    found = tints(surface, most=0.8)
+    blue = np.array([0x0B, 0x5C, 0xAD]) / 255
+    np.testing.assert_allclose(found[0, 0], 1 - SURE * (1 - blue), atol=1e-9)
+    np.testing.assert_allclose(found[0, 1], np.ones(3))
+
+
+def test_the_protocol_follows_the_fusion() -> None:
+    assert chosen_protocol(Recipe(), "sum") == "split"
+    assert chosen_protocol(Recipe(), "film") == "head"
+    assert chosen_protocol(Recipe(protocol="head"), "sum") == "head"
+    with pytest.raises(ValueError, match="protocol split expected an additive fusion, sum or concat, found gated"):
+        chosen_protocol(Recipe(protocol="split"), "gated")
+
+
+# -- the command --
+
+
+@pytest.fixture
+def equipoise_landscape(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs the command in this process."""
+
+    def run(*words: str | Path) -> None:
+        monkeypatch.setattr(sys, "argv", ["equipoise landscape", *map(str, words)])
+        app(standalone_mode=False)
+
+    return run
+
+
+def test_json_and_nothing_else_and_then_from_what_is_kept(
+    equipoise_landscape: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--data", "generated", "steps=8", "--points", "5", "--samples", "20", "--out", tmp_path]
+    equipoise_landscape(*words, "--json")
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    found = json.loads(printed.out, parse_constant=pytest.fail)
+    assert found["recipe"]["steps"] == 8
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "landscape.json",
+        "landscape.npz",
+        "landscape.png",
+        "landscape.svg",
+    ]
+
+    def again(*_: object) -> None:
+        raise AssertionError("found anew")
+
+    monkeypatch.setattr("equipoise.experiments.landscape.gather", again)
+    equipoise_landscape(*words)
+    printed = capsys.readouterr()
+    assert "joint training: train loss" in printed.out
+    assert "landscape: drawing" in printed.err
+    with pytest.raises(AssertionError, match="found anew"):
+        equipoise_landscape(*words, "mimo.penalty=3")
+
+
+def test_every_problem_in_one_message(equipoise_landscape: Any) -> None:
+    with pytest.raises(BadInput) as found:
+        equipoise_landscape("--data", "wach", "steps=many", "lerning=3", "--plane", "three", "--points", "2")
+    message = str(found.value)
+    for expected in (
+        "did you mean 'watch'?",
+        "steps should be a whole number, found 'many'",
+        "unknown setting 'lerning'",
+        "plane should be one of own, both, found 'three'",
+        "points should be a whole number of at least 3, found 2",
+    ):
+        assert expected in message
+
+
+def test_no_steps_are_refused(equipoise_landscape: Any) -> None:
+    with pytest.raises(BadInput, match="steps should be a whole number of at least 1, found 0"):
+        equipoise_landscape("steps=0")
