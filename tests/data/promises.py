@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,11 +135,12 @@ def check_prepared(original: Original, source: Path, out: Path, protocol: str, u
     return splits
 
 
-def check_trains(splits: Splits) -> None:
+def check_trains(splits: Splits, preset: str | None = None, **changes: Any) -> None:
     """Two epochs with the model of the data set's preset, every part of it finite at the end."""
-    settings = all_presets()[splits.name].settings.changed({"epochs": 2, "batch": 8, "device": "cpu"})
+    short = {"epochs": 2, "batch": 8, "device": "cpu", **changes}
+    settings = all_presets()[preset or splits.name].settings.changed(short)
     trained = train(splits, MIMO(), settings)
     assert len(trained.curves) == 2
     for record in trained.curves:
-        assert set(record["validation"]) == {"fused", "audio", "video"}
+        assert set(record["validation"]) == {"fused", *splits.modalities}
     assert all(parameter.isfinite().all() for parameter in trained.model.parameters())

@@ -12,6 +12,7 @@ from data.promises import (
     check_arrays,
     check_listing,
     check_reading_draws_nothing,
+    check_trains,
     counts,
     log_stft_by_hand,
     write_list,
@@ -231,3 +232,4 @@ def test_clips_prepared_and_trained(source: Path, tmp_path: Path) -> None:
     assert len(prepared.splits("agm-valid").validation) == 2
     encoders = {"audio": CNN2d(1, 8, 4), "video": Frames(CNN2d(3, 8, 4))}
     check_it_trains(LateFusion(encoders, classes=28), splits.train)
+    check_trains(splits)

@@ -14,6 +14,7 @@ from data.promises import (
     check_arrays,
     check_listing,
     check_reading_draws_nothing,
+    check_trains,
     counts,
     groups_in_two_parts,
     write_list,
@@ -229,3 +230,4 @@ def test_segments_prepared_and_trained(features: Path, tmp_path: Path) -> None:
     assert first.label[:10].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 28]
     encoders = {"audio": MLP(128, 8, (16,)), "video": PooledMap(512, 8, (16,))}
     check_it_trains(LateFusion(encoders, classes=29), splits.train)
+    check_trains(splits, "ave-segments", features=8)

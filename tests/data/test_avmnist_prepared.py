@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from data.ingredients import TEST, TRAIN, VALIDATION, make_ingredients
+from equipoise.catalogue import entries
+from equipoise.comparison import compare
 from equipoise.data.avmnist import AVMNIST
+from equipoise.data.source import data_set
 from equipoise.models.lenet import LeNet
 from equipoise.prepare import prepare
+from equipoise.presets import all_presets
 
 
 @pytest.mark.slow
@@ -29,3 +33,22 @@ def test_any_number_of_workers_prepares_the_same_bytes(tmp_path: Path) -> None:
         torch.testing.assert_close(part.inputs["sound"][row], torch.from_numpy(stored["sound"]).float() / 255)
     assert LeNet(1, 4)(part.inputs["image"]).shape == (4, 48)
     assert LeNet(1, 6)(part.inputs["sound"]).shape == (4, 192)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["avmnist", "avmnist-lenet"])
+def test_prepared_and_trained(tmp_path: Path, preset: str) -> None:
+    """From the ingredients to a row of results, by the command itself, with both published pairs of encoders."""
+    source = make_ingredients(tmp_path / "source")
+    prepare(AVMNIST(validation_images=VALIDATION, energy=0.9), source, tmp_path / "prepared", workers=2)
+    chosen = all_presets()[preset]
+    data = data_set(str(tmp_path / "prepared"))
+    quick = preset == "avmnist"  # ResNets take their time here
+    lines = entries(["mimo"] if quick else ["mimo", "msl"], ["epochs=2", "batch=8"], chosen)
+    rows = compare(lines, data, [0], tmp_path / "study", quick=quick, quiet=True)
+    assert [row["params"].get("penalty") for row in rows] == [10.0, None][: len(lines)]
+    for row in rows:
+        assert (row["data"], row["protocol"], row["run"]["encoder"]) == ("avmnist", "speakers", chosen.settings.encoder)
+        assert 0 <= row["test"]["fused"] <= 1
+        assert quick or set(row["test"]["probe"]) == {"image", "sound"}
+        assert quick or row["test"]["faults"]["mean"]["committee"] is not None

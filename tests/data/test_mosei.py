@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data.pickled import Bomb, check_broken_pickles, check_nothing_runs, write_pickle
-from data.promises import check_arrays, check_listing, check_reading_draws_nothing, counts
+from data.promises import check_arrays, check_listing, check_reading_draws_nothing, check_trains, counts
 from data.trained import check_it_trains
 from equipoise.data.listing import check_listing as refuse_listing
 from equipoise.data.mosei import MOSEI, Neutral
@@ -288,3 +288,4 @@ def test_prepared_and_trained(tmp_path: Path) -> None:
     audio = AttentionPooled(80, features=8, width=8, layers=1, heads=2, feedforward=16, start="linear")
     model = LateFusion({"text": text, "audio": audio}, classes=2)
     check_it_trains(model, splits.train)
+    check_trains(splits, features=8)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data.pickled import check_broken_pickles, check_nothing_runs, write_pickle
-from data.promises import check_arrays, check_listing, check_reading_draws_nothing, counts
+from data.promises import check_arrays, check_listing, check_reading_draws_nothing, check_trains, counts
 from data.trained import check_it_trains
 from equipoise.data.urfunny import WIDTHS, URFunny
 from equipoise.media.unreadable import Unreadable
@@ -230,3 +230,4 @@ def test_prepared_and_trained(tmp_path: Path) -> None:
     }
     model = LateFusion(encoders, classes=2, fusion="sum")
     check_it_trains(model, splits.train)
+    check_trains(splits, features=8)
