@@ -260,4 +260,4 @@ class TestRandomBytes:
         said = dict(line.split() for line in done.stdout.splitlines())
         assert list(said) == [*READERS, "megabytes"]
         assert all(0 < int(said[reader]) < 20_000 for reader in READERS)
-        assert int(said["megabytes"]) < 1500
+        assert int(said["megabytes"]) < 2500  # a legal picture of 8192 × 8192 takes several hundred, and is held twice
