@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
+TRAIN := .venv/.train
 
 .DEFAULT_GOAL := help
 .PHONY: help test lint fast slow docs demo clean
@@ -12,6 +13,11 @@ help:  ## what can be made
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(TRAIN): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train]'
 	touch $@
 
 test: lint fast slow docs  ## everything that has to pass: style, types, tests, documentation
@@ -30,7 +36,8 @@ slow: $(READY)  ## the tests that start processes or compilers
 docs: $(READY)  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-demo: $(READY)  ## seven methods on the sensors of a smartwatch: live progress, the table, and a page
+# What trains is a third of what the tests need.
+demo: $(if $(wildcard $(READY)),$(READY),$(TRAIN))  ## seven methods on the sensors of a smartwatch: live progress, the table, and a page
 	$(BIN)/equipoise compare --data watch --methods unimodal,ensemble,msl,ew,ogmge,mmpareto,mimo --seeds 3 \
 		--out runs/watch epochs=20
 
