@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -450,14 +449,6 @@ def test_an_interrupted_command_says_how_to_go_on(
         "Stopped. What is finished is kept. To go on, type:",
         f"  equipoise train --data generated epochs=2 features=8 --out '{tmp_path}/a b'",
     ]
-
-
-@pytest.fixture
-def heard_signals() -> Generator[None, None, None]:
-    """Let a child hear Ctrl-C: a suite that was started in the background ignores it, and children inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow

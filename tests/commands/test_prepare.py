@@ -88,7 +88,7 @@ def test_help_has_an_example() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it_within_two_seconds(tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_within_two_seconds(tmp_path: Path, heard_signals: None) -> None:  # noqa: ARG001
     source, out = make_source(tmp_path / "source", 400, pace=0.02, happening={"c9": "hang"}), tmp_path / "out"
     command = [*PROGRAM, "--source", str(source), "--out", str(out), "--workers", "2"]
     program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True)
