@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from equipoise import methods, settings
 from equipoise.balancer import Balancer
 from equipoise.data.source import DataSet as DataSet
 from equipoise.data.source import all_data as all_data
+from equipoise.errors import look_up as look_up
 from equipoise.models import LateFusion
 from equipoise.models.ensemble import as_ensemble
 from equipoise.presets import Preset
@@ -70,15 +70,6 @@ def all_methods() -> dict[str, Method]:
             found[name] = Method(name, thing, fused=thing.needs_fused)
     found["ensemble"] = Method("ensemble", methods.Unimodal, finish=as_ensemble)
     return dict(sorted(found.items()))
-
-
-def look_up(kind: str, name: str, known: Mapping[str, Any]) -> Any:
-    """An entry by name; an unknown one is answered with the nearest."""
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-    raise ValueError(f"unknown {kind} {name!r}; {hint}")
 
 
 @final

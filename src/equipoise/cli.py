@@ -16,6 +16,7 @@ except ModuleNotFoundError:
 from equipoise import __version__, comparison
 from equipoise.catalogue import Entry, all_methods, entries, look_up
 from equipoise.commands import ablate, check, landscape, prepare, toy
+from equipoise.commands.options import Data, Folds, Json, PresetName, Split, Workers
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import DataSet, all_data, data_set
 from equipoise.errors import BadInput, FailedRuns, answers
@@ -26,24 +27,9 @@ from equipoise_command import INTERRUPTED, say_stopped
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-Data = Annotated[
-    str, typer.Option("--data", help="A name (`equipoise datasets`), a prepared folder, .npz, .csv, .parquet")
-]
-Split = Annotated[
-    str | None, typer.Option("--split", help="The protocol that cuts prepared data; its first by default.")
-]
-PresetName = Annotated[
-    str,
-    typer.Option("--preset", help="Published settings (`equipoise presets`); auto: those of the data set."),
-]
 Out = Annotated[Path, typer.Option("--out", help="Folder for results, curves, checkpoints and the page.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs per method, with seeds 0, 1, …")]
-Folds = Annotated[bool, typer.Option("--folds", help="Every group-wise fold instead of the one fixed cut.")]
-Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Runs side by side; by default one per core or GPU.")
-]
 Track = Annotated[str, typer.Option("--track", help=f"Log every epoch to {', '.join(NAMES)}; commas between.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Words = Annotated[
     list[str] | None, typer.Argument(help="name=value: a setting (epochs=30) or a parameter (mimo.penalty=10).")
 ]

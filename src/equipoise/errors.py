@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 
@@ -39,3 +40,12 @@ def answers(*questions: Callable[[], Any]) -> list[Any]:
     if problems:
         raise BadInput("\n".join(dict.fromkeys(problems)))
     return found
+
+
+def look_up(kind: str, name: str, known: Mapping[str, Any]) -> Any:
+    """An entry by name; an unknown one is answered with the nearest."""
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+    raise ValueError(f"unknown {kind} {name!r}; {hint}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from equipoise.errors import look_up
 from equipoise.settings import Settings
 
 Parameters = dict[str, dict[str, Any]]
@@ -115,8 +115,4 @@ def preset_for(name: str, data: str) -> Preset | None:
         return known.get(data)
     if name == "none":
         return None
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected auto, none, or one of {', '.join(known)}"
-        raise ValueError(f"unknown preset {name!r}; {hint}")
-    return known[name]
+    return look_up("preset", name, {**dict.fromkeys(("auto", "none")), **known})

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from equipoise.commands.options import Data, Folds, Json, PresetName, Split, Workers
 from equipoise.data.source import DataSet, data_set
 from equipoise.errors import answers
 from equipoise.experiments.ablation import Sweep, sweep_of
@@ -23,29 +24,21 @@ def ablate(
         typer.Argument(help="penalty=1,10,100 varies a parameter or a setting, epochs=20 sets one; the paper's grid."),
     ] = None,
     *,
-    data: Annotated[
-        str, typer.Option("--data", help="A name (`equipoise datasets`), a prepared folder, .npz, .csv, .parquet")
-    ] = "watch",
-    split: Annotated[
-        str | None, typer.Option("--split", help="The protocol that cuts prepared data; its first by default.")
-    ] = None,
-    preset: Annotated[
-        str, typer.Option("--preset", help="Published settings (`equipoise presets`); auto: those of the data set.")
-    ] = "auto",
+    data: Data = "watch",
+    split: Split = None,
+    preset: PresetName = "auto",
     method: Annotated[str, typer.Option(help="One method; see `equipoise methods`.")] = "mimo",
     grid: Annotated[bool, typer.Option("--grid", help="All combinations, instead of one parameter at a time.")] = False,
     scaled_rate: Annotated[
         bool, typer.Option("--scaled-rate", help="Run each λ with the learning rate divided by 1 + λ, too.")
     ] = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs per setting, with seeds 0, 1, …")] = 3,
-    folds: Annotated[bool, typer.Option("--folds", help="Every group-wise fold instead of the one fixed cut.")] = False,
+    folds: Folds = False,
     out: Annotated[Path, typer.Option("--out", help="Folder for results, the figure and the numbers.")] = Path(
         "runs/ablation"
     ),
-    workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Runs side by side; by default one per core or GPU.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    workers: Workers = None,
+    as_json: Json = False,
 ) -> None:
     """Figure 3 of the paper: accuracy over a method's parameters, with errors, and what validation would choose."""
     found: list[DataSet] = []

@@ -13,6 +13,7 @@ import typer
 
 from equipoise import __version__, settings
 from equipoise.catalogue import Entry, entries
+from equipoise.commands.options import Data, Json, PresetName, Split
 from equipoise.commands.telling import telling
 from equipoise.data.source import DataSet, data_set
 from equipoise.errors import answers
@@ -31,13 +32,9 @@ def landscape(
         typer.Argument(help="name=value: steps=1500, a setting (batch=64, lr=0.01) or a parameter (mimo.penalty=10)."),
     ] = None,
     *,
-    data: Annotated[
-        str, typer.Option("--data", help="A name (`equipoise datasets`), a prepared folder, .npz, .csv, .parquet")
-    ] = "watch",
-    split: Annotated[
-        str | None, typer.Option("--split", help="The protocol that cuts prepared data; its first by default.")
-    ] = None,
-    preset: Annotated[str, typer.Option("--preset", help="Published settings; auto: those of the data set.")] = "auto",
+    data: Data = "watch",
+    split: Split = None,
+    preset: PresetName = "auto",
     plane: Annotated[
         str, typer.Option("--plane", help="own: one around each solution; both: one through the two.")
     ] = "own",
@@ -49,7 +46,7 @@ def landscape(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, batches, samples and directions.")] = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder for the figure and the numbers.")] = Path("runs/landscape"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Figure 2 of the paper: the loss around the solutions of joint training and MIMO, and which sensor leads there."""
     view = {"plane": plane, "points": points, "reach": reach, "samples": samples, "protocol": protocol, "seed": seed}
