@@ -14,13 +14,13 @@ except ModuleNotFoundError:
     raise ModuleNotFoundError(msg) from None
 
 from equipoise import __version__, comparison
-from equipoise.catalogue import Entry, all_methods, entries, look_up
+from equipoise.catalogue import all_methods, entries, look_up
 from equipoise.commands import ablate, check, landscape, prepare, toy
-from equipoise.commands.options import Data, Folds, Json, PresetName, Split, Workers
+from equipoise.commands.options import Data, Folds, Json, PresetName, Split, Workers, data_and
 from equipoise.data.originals import ORIGINALS
-from equipoise.data.source import DataSet, all_data, data_set
+from equipoise.data.source import all_data
 from equipoise.errors import BadInput, FailedRuns, answers
-from equipoise.presets import all_presets, preset_for
+from equipoise.presets import all_presets
 from equipoise.settings import Settings
 from equipoise.tracking import NAMES, Trackers
 from equipoise_command import INTERRUPTED, say_stopped
@@ -247,16 +247,7 @@ def _asked(
     data: str, split: str | None, preset: str, methods: list[str], words: list[str] | None, track: str = ""
 ) -> list[Any]:
     """The data, the lines of the comparison and the trackers, or one message with everything that is wrong."""
-    found: list[DataSet] = []
-
-    def source() -> DataSet:
-        found.append(data_set(data, split))
-        return found[0]
-
-    def chosen() -> list[Entry]:
-        return entries(methods, words or (), preset_for(preset, found[0].name if found else ""))
-
-    return answers(source, chosen, lambda: _trackers(track))
+    return data_and(data, split, preset, lambda chosen: entries(methods, words or (), chosen), lambda: _trackers(track))
 
 
 def _trackers(text: str) -> Trackers:

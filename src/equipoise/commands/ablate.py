@@ -9,11 +9,9 @@ from typing import Annotated
 
 import typer
 
-from equipoise.commands.options import Data, Folds, Json, PresetName, Split, Workers
-from equipoise.data.source import DataSet, data_set
-from equipoise.errors import answers
+from equipoise.commands.options import Data, Folds, Json, PresetName, Split, Workers, data_and
 from equipoise.experiments.ablation import Sweep, sweep_of
-from equipoise.presets import preset_for
+from equipoise.presets import Preset
 
 EXAMPLE = "Example: equipoise ablate --data watch --method mimo penalty=1,10,100 smoothing=0.01,0.1,1 epochs=20"
 
@@ -41,21 +39,15 @@ def ablate(
     as_json: Json = False,
 ) -> None:
     """Figure 3 of the paper: accuracy over a method's parameters, with errors, and what validation would choose."""
-    found: list[DataSet] = []
 
-    def source() -> DataSet:
-        found.append(data_set(data, split))
-        return found[0]
-
-    def sweep() -> Sweep:
-        chosen = preset_for(preset, found[0].name if found else "")
+    def sweep(chosen: Preset | None) -> Sweep:
         return sweep_of(method, words or (), chosen, grid=grid, divided=scaled_rate)
 
-    _, asked = answers(source, sweep)
+    source, asked = data_and(data, split, preset, sweep)
     from equipoise.experiments import ablation_figure, ablation_report
     from equipoise.experiments.ablation_runs import run
 
-    outcome = run(asked, found[0], seeds, out, folds=folds, workers=workers, quiet=as_json)
+    outcome = run(asked, source, seeds, out, folds=folds, workers=workers, quiet=as_json)
     flags = {"--grid": grid, "--scaled-rate": scaled_rate, "--folds": folds}
     told = [flag for flag, given in flags.items() if given]
     cut = [] if split is None else ["--split", split]

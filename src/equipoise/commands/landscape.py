@@ -13,11 +13,11 @@ import typer
 
 from equipoise import __version__, settings
 from equipoise.catalogue import Entry, entries
-from equipoise.commands.options import Data, Json, PresetName, Split
+from equipoise.commands.options import Data, Json, PresetName, Split, data_and
 from equipoise.commands.telling import telling
-from equipoise.data.source import DataSet, data_set
+from equipoise.data.source import DataSet
 from equipoise.errors import answers
-from equipoise.presets import preset_for
+from equipoise.presets import Preset
 
 if TYPE_CHECKING:
     from equipoise.experiments.landscape import Facts, Recipe, Tell
@@ -78,15 +78,10 @@ def _asked(
 
     steps = [word.removeprefix("steps=") for word in words if word.startswith("steps=")]
     others = [FUSION, *(word for word in words if not word.startswith("steps="))]
-    sources: list[DataSet] = []
     chosen: list[Entry] = []
 
-    def source() -> DataSet:
-        sources.append(data_set(data, split))
-        return sources[0]
-
-    def methods() -> list[Entry]:
-        chosen.extend(entries(["msl", "mimo"], others, preset_for(preset, sources[0].name if sources else "")))
+    def methods(published: Preset | None) -> list[Entry]:
+        chosen.extend(entries(["msl", "mimo"], others, published))
         return chosen
 
     def number_of_steps() -> int:
@@ -98,7 +93,7 @@ def _asked(
             chosen_protocol(made, chosen[0].settings.fusion)
         return made
 
-    found, both, count, made = answers(source, methods, number_of_steps, recipe)
+    found, both, count, made = data_and(data, split, preset, methods, number_of_steps, recipe)
     (whole,) = answers(lambda: dataclasses.replace(made, steps=count))
     return found, both, whole
 

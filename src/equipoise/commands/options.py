@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+
+from equipoise.data.source import DataSet, data_set
+from equipoise.errors import answers
+from equipoise.presets import Preset, preset_for
 
 Data = Annotated[str, typer.Option("--data", help="A name (`equipoise datasets`), a prepared folder, or a file.")]
 Split = Annotated[str | None, typer.Option("--split", help="The protocol that cuts prepared data.")]
@@ -16,3 +21,24 @@ Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="Runs side by side; by default one per core or GPU.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def data_and(
+    data: str, split: str | None, preset: str, lines: Callable[[Preset | None], Any], *others: Callable[[], Any]
+) -> list[Any]:
+    """The data, what is made of its preset, and the rest, or one message with everything that is wrong.
+
+    Args:
+        data: As typed.
+        split: Its protocol, as typed.
+        preset: As typed; "auto" is that of the data, and none where there is no such data.
+        lines: Makes what a command runs, from the preset.
+        others: Further inputs to read.
+    """
+    found: list[DataSet] = []
+
+    def source() -> DataSet:
+        found.append(data_set(data, split))
+        return found[0]
+
+    return answers(source, lambda: lines(preset_for(preset, found[0].name if found else "")), *others)
