@@ -41,7 +41,7 @@ def test_a_word_becomes_a_value_of_its_type(name: str, text: str, value: object)
         ("epochs", "2.5", "epochs should be a whole number, found '2.5'"),
         ("lr", "fast", "lr should be a number, found 'fast'"),
         ("clip", "some", "clip should be a number, found 'some'"),
-        ("compile", "maybe", "compile should be true or false, found 'maybe'"),
+        ("compile", "maybe", "compile should be true or false, auto, found 'maybe'"),
         ("optimizer", "adamm", r"optimizer should be one of sgd, adam, adamw \(did you mean adam\?\), found 'adamm'"),
         ("schedule", "xyz", "schedule should be one of constant, cosine, step, found 'xyz'"),
         ("fusion", "concatt", r"did you mean concat\?"),

@@ -16,6 +16,7 @@ import torch
 import equipoise
 from equipoise.catalogue import DataSet, Entry
 from equipoise.data.splits import Splits
+from equipoise.deploy.kept import keep
 from equipoise.machinery import device_of, make_optimizer
 from equipoise.measure import measure_run, peak_memory, step_seconds
 from equipoise.models import LateFusion
@@ -127,8 +128,12 @@ def run_job(
         "memory": peak_memory(torch.device(trained.device)),
         "versions": _versions(),
         "device": trained.device,
+        "path": trained.path,
     }
-    return _finite(row)
+    row = _finite(row)
+    if job.measure != "validation":  # trials are many, and nobody ships one
+        keep(folder, model, row, splits)
+    return row
 
 
 def _named(trackers: Trackers | None, job: Job) -> Trackers | None:

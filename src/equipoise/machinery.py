@@ -35,6 +35,39 @@ def device_of(settings: Settings) -> str:
     return device
 
 
+def precision_of(settings: Settings, device: torch.device | str) -> str:
+    """The precision a run has: the one asked for, or what suits the device."""
+    if settings.precision != "auto":
+        return settings.precision
+    half = torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16" if half and not settings.deterministic else "fp32"
+
+
+def why_not_captured(settings: Settings, device: torch.device, ranks: int, steps: int, least: int) -> str:
+    """Why the steps of a run are not recorded; "" where they are to be.
+
+    Args:
+        settings: Of the run.
+        device: Where it takes place.
+        ranks: Processes that train together.
+        steps: How many the run has.
+        least: How many are worth it.
+    """
+    if settings.capture is False:
+        return "capture=false"
+    if device.type != "cuda":
+        return "only a GPU plays steps back"
+    if precision_of(settings, device) == "fp16":
+        return "with fp16 every step asks the gradients whether it may be taken; type precision=bf16"
+    if ranks > 1:
+        return f"{ranks} processes train together"
+    if settings.capture == "auto" and settings.deterministic:
+        return "deterministic=true"
+    if settings.capture == "auto" and steps < least:
+        return f"{steps} steps are too few to earn it back"
+    return ""
+
+
 def make_accelerator(settings: Settings, trackers: Trackers, folder: Path | None) -> Any:
     """Precision, device and trackers, as Accelerate does them."""
     from accelerate import Accelerator
@@ -51,7 +84,7 @@ def make_accelerator(settings: Settings, trackers: Trackers, folder: Path | None
     numbered = {"accelerate_torch_device": device} if ":" in device else {}
     with patch_environment(**numbered):
         accelerator = Accelerator(
-            mixed_precision={"fp32": "no"}.get(settings.precision, settings.precision),
+            mixed_precision={"fp32": "no"}.get(precision := precision_of(settings, device), precision),
             cpu=device == "cpu",
             log_with=trackers.make(folder) or None,
         )
@@ -61,14 +94,23 @@ def make_accelerator(settings: Settings, trackers: Trackers, folder: Path | None
     return accelerator
 
 
-def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """The optimiser by name."""
+def make_optimizer(model: nn.Module, settings: Settings, *, recorded: bool = False) -> torch.optim.Optimizer:
+    """The optimiser by name.
+
+    Args:
+        model: Whose parameters.
+        settings: Of the run.
+        recorded: Whether its steps may be played back: all of them in few kernels, and the learning rate in a tensor.
+    """
+    first = next(model.parameters())
+    rate = torch.tensor(settings.lr, device=first.device) if recorded else settings.lr
+    fused = True if recorded else None
     if settings.optimizer == "sgd":
         return torch.optim.SGD(
-            model.parameters(), settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+            model.parameters(), rate, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=fused
         )
     kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(model.parameters(), settings.lr, weight_decay=settings.weight_decay)
+    return kind(model.parameters(), rate, weight_decay=settings.weight_decay, fused=fused, capturable=recorded)
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, settings: Settings) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
 from equipoise.observe import Seen
@@ -86,3 +87,16 @@ class Questions(PerModality):
 
     def stepped(self, taken: Tensor | int = 1) -> None:
         """Called after each step of the attached optimiser; ``taken`` is 0 where a fused one skipped it inside."""
+
+    @property
+    def phase(self) -> Hashable | None:
+        """What a step depends on besides tensors that change in place.
+
+        A step that was recorded into a CUDA graph is recorded again when this changes. None: a step is never recorded;
+        so it is for every method that keeps a `host_state` and does not answer this.
+        """
+        return () if type(self).host_state is PerModality.host_state else None
+
+    def generators(self) -> list[torch.Generator]:
+        """What the method draws from in a step, besides the device's own generator."""
+        return []

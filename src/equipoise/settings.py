@@ -8,12 +8,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, final, get_args, get_type_hints
+from typing import Any, Literal, TypeAlias, final, get_args, get_type_hints
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "cosine", "step"]
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Switch: TypeAlias = "bool | Literal['auto']"
 Selection = Literal["last", "best"]
+StepRule = Literal["given", "safe", "safe-each-epoch"]
 Fusion = Literal["concat", "sum", "gated", "film"]
 Feeding = Literal["auto", "resident", "streamed"]
 
@@ -28,13 +30,16 @@ class Settings:
         batch: Samples per step of the optimiser.
         lr: Learning rate.
         optimizer: "sgd", "adam" or "adamw".
+        step: The learning rate as "given" by lr; "safe": 1/L̂ of the paper's Proposition 1, estimated on a batch
+            before training; or "safe-each-epoch". For plain SGD under joint training, EW and MIMO.
         momentum: Of SGD.
         weight_decay: Of every optimiser.
         schedule: "constant", "cosine" (to zero), or "step" (a tenth after 70 % of the epochs).
-        precision: "fp32", "bf16" or "fp16".
+        precision: "fp32", "bf16", "fp16", or "auto": bf16 on a GPU that has it, fp32 elsewhere.
         accumulate: Micro-batches that a batch is cut into. Each is balanced by its own losses; in a loop of your own,
             `Window` balances whole batches.
-        compile: Compile the encoders.
+        compile: Compile the encoders; "auto" where a GPU runs long enough to earn it back, and measures faster.
+        capture: Record a step once and play it back from a CUDA graph; "auto" on a GPU, where the model allows it.
         clip: Largest norm of the whole gradient; None for none.
         select: Keep the "last" epoch, or the "best" one by validation accuracy.
         patience: Stop after this many epochs without a better validation accuracy; None for never.
@@ -46,19 +51,22 @@ class Settings:
         device: "auto", "cpu", "cuda" or "cuda:1".
         feed: Keep the data on the device ("resident"), read batches ahead from where it lies ("streamed"), or whichever
             fits ("auto").
-        deterministic: Ask for the same bits again on a GPU too, at some cost.
+        deterministic: Ask for the same bits again on a GPU too, at some cost: fp32, and neither captured nor compiled
+            unless asked for.
     """
 
     epochs: int = 30
     batch: int = 64
     lr: float = 0.01
+    step: StepRule = "given"
     optimizer: Optimizer = "sgd"
     momentum: float = 0.9
     weight_decay: float = 1e-4
     schedule: Schedule = "constant"
-    precision: Precision = "fp32"
+    precision: Precision = "auto"
     accumulate: int = 1
-    compile: bool = False
+    compile: Switch = "auto"
+    capture: Switch = "auto"
     clip: float | None = None
     select: Selection = "last"
     patience: int | None = None
@@ -90,13 +98,16 @@ class Settings:
         for name, kind in (
             ("optimizer", Optimizer),
             ("schedule", Schedule),
+            ("step", StepRule),
             ("precision", Precision),
             ("select", Selection),
             ("fusion", Fusion),
             ("feed", Feeding),
+            ("compile", Literal[True, False, "auto"]),
+            ("capture", Literal[True, False, "auto"]),
         ):
             choices = get_args(kind)
-            yield name, f"one of {', '.join(choices)}", getattr(self, name) in choices
+            yield name, f"one of {', '.join(map(str, choices))}", getattr(self, name) in choices
 
     def changed(self, words: Mapping[str, Any]) -> Settings:
         """The same settings with some replaced."""
@@ -128,6 +139,9 @@ def convert(name: str, text: str, kind: Any) -> Any:
     kinds = get_args(kind) if not _is_literal(kind) else ()
     if type(None) in kinds and text.lower() in {"none", "null"}:
         return None
+    words = [word for one in kinds if _is_literal(one) for word in get_args(one)]
+    if text in words:
+        return text
     plain = next((one for one in kinds if one is not type(None)), kind) if kinds else kind
     try:
         if _is_literal(plain):
@@ -138,7 +152,7 @@ def convert(name: str, text: str, kind: Any) -> Any:
             raise ValueError(f"one of {', '.join(choices)}" + (f" (did you mean {near[0]}?)" if near else ""))
         if plain is bool:
             if text.lower() not in {"true", "false", "yes", "no", "1", "0"}:
-                raise ValueError("true or false")
+                raise ValueError(", ".join(["true or false", *words]))
             return text.lower() in {"true", "yes", "1"}
         if plain is int:
             return int(text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, final
+from typing import Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch import Tensor
 from equipoise.data.splits import Part
 
 Mode = Literal["auto", "resident", "streamed"]
+Batch: TypeAlias = "Tensor | Part"
+"""A batch before it is made: the numbers of its rows, where the data is on the device, or its samples as stored."""
+
 READERS = 4
 AHEAD = 2  # batches in hand per reader
 SHARE = 0.5  # of the device's free memory that data may take: the rest is the model's
@@ -63,7 +66,7 @@ class Feed:
         self.device, self.seed = torch.device(device), seed
         self.resident = mode == "resident" or (mode == "auto" and fits(part, self.device))
         self.part = part.to(self.device) if self.resident else part
-        self._random = torch.Generator(self.device)
+        self.random = torch.Generator(self.device)
 
     def __len__(self) -> int:
         return len(self.part)
@@ -76,24 +79,32 @@ class Feed:
             epoch: Which epoch it is.
             first: How many batches of the epoch are done already; they are passed over.
         """
-        for number, part in enumerate(self._stored(rows[first:]), first):
-            yield part.ready(self._random.manual_seed(_mixed(self.seed, epoch, number)))
+        for number, batch in enumerate(self.batches(rows[first:]), first):
+            self.seed_views(epoch, number)
+            yield self.made(batch)
 
     def fixed(self, batch: int) -> Iterator[Part]:
         """All samples in order, in the fixed view of evaluation."""
-        for part in self._stored(list(torch.arange(len(self.part)).split(batch))):
-            yield part.ready()
+        for some in self.batches(list(torch.arange(len(self.part)).split(batch))):
+            yield self.made(some, at_random=False)
 
-    def _stored(self, rows: Sequence[Tensor]) -> Iterator[Part]:
-        return self._gathered_there(rows) if self.resident else self._streamed(rows)
+    def batches(self, rows: Sequence[Tensor]) -> Iterator[Batch]:
+        """The batches of these rows, each on the device and still to be made."""
+        return self._numbers(rows) if self.resident else self._streamed(rows)
 
-    def _gathered_there(self, rows: Sequence[Tensor]) -> Iterator[Part]:
-        if not rows:
-            return
-        sizes = [len(each) for each in rows]
-        whole = torch.cat(list(rows)).to(self.part.label.device)  # in one go: every such copy waits for the device
-        for each in whole.split(sizes):
-            yield self.part.take(each)
+    def seed_views(self, epoch: int, number: int) -> None:
+        """Let the next batch that is made be number so-and-so of an epoch."""
+        self.random.manual_seed(_mixed(self.seed, epoch, number))
+
+    def made(self, batch: Batch, *, at_random: bool = True) -> Part:
+        """A batch as encoders read it: gathered where only its rows are known, then viewed."""
+        stored = self.part.take(batch) if isinstance(batch, Tensor) else batch
+        return stored.ready(self.random if at_random else None)
+
+    def _numbers(self, rows: Sequence[Tensor]) -> Iterator[Tensor]:
+        if rows:
+            whole = torch.cat(list(rows)).to(self.part.label.device)  # in one go: every such copy waits for the device
+            yield from whole.split([len(each) for each in rows])
 
     def _streamed(self, rows: Sequence[Tensor]) -> Iterator[Part]:
         pinned = self.device.type == "cuda"

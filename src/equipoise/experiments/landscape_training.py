@@ -110,7 +110,7 @@ def solve(
     accelerator = make_accelerator(settings, Trackers(), None)
     feed = Feed(splits.train, accelerator.device, settings.feed, seed)
     model = build_model(splits, balancer, settings).to(accelerator.device)
-    if settings.compile:
+    if settings.compile is True:
         model.compile_encoders()
     plain = make_optimizer(model, settings)
     optimizer, schedule = accelerator.prepare_optimizer(plain), make_schedule(plain, settings)

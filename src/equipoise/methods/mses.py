@@ -103,6 +103,11 @@ class MSES(Balancer):
             for tensor, kept in zip(self.tensors_of(name), self._kept.get(name, []), strict=False):
                 tensor.copy_(kept)
 
+    @property
+    def phase(self) -> tuple[str, ...]:
+        """Who has stopped: only they are put back after a step."""
+        return tuple(self.stopped)
+
     def host_state(self) -> dict[str, Any]:
         """Who has stopped, and the tensors they stand at."""
         return {"kept": self._kept, "stopped": self.stopped}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise.balancer import Balancer
 from equipoise.checks import demand
+from equipoise.delivery import sums
 from equipoise.methods.ogm import Parameters, check_ogm, is_kernel, ogm_weights
 from equipoise.methods.scores import log_likelihood
 from equipoise.observe import Seen
@@ -64,7 +65,9 @@ class OGMGE(Balancer):
         check_ogm("OGMGE", strength, parameters)
         demand("OGMGE", (noise in ("before", "after"), "noise should be 'before' or 'after'", noise))
         self.strength, self.parameters_modulated, self.noise, self.seed = strength, parameters, noise, seed
-        self._draws = 0
+        self._random: torch.Generator | None = None  # made where the gradients are
+        self._random_state: Tensor | None = None
+        self._counts: dict[tuple[int, ...], Tensor] = {}
 
     def score(self, losses: Tensor) -> Tensor:
         """The log of the mean probability of the right class."""
@@ -78,33 +81,67 @@ class OGMGE(Balancer):
         """A factor below one for whoever is ahead."""
         return ogm_weights(seen, self.strength)
 
-    def refine(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    def refine(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:  # noqa: ARG002
         """Add noise to every tensor that is modulated."""
-        # Seeded by a count, so that a resumed run and every rank draw what they would have drawn.
-        self._draws += 1
-        place = self.modalities.index(modality)
-        generator = torch.Generator(mixed[0].device).manual_seed(hash((self.seed, self._draws, place)) % 2**63)
+        generator = self._generator(mixed[0].device)
         sources = parts[0] if self.noise == "before" else mixed
         chosen = [place for place, gradient in enumerate(mixed) if self.touches(gradient)]
+        noise = _noise_like([sources[place] for place in chosen], generator, self._counts)
         noisy = list(mixed)
-        for place, noise in zip(chosen, _noise_like([sources[place] for place in chosen], generator), strict=True):
-            noisy[place] = mixed[place] + noise
+        for place, new in zip(chosen, torch._foreach_add([mixed[place] for place in chosen], noise), strict=True):
+            noisy[place] = new
         return noisy
 
+    @property
+    def phase(self) -> tuple[()]:
+        """The noise comes from a generator, which moves on by itself."""
+        return ()
+
+    def generators(self) -> list[torch.Generator]:
+        """Where the noise comes from."""
+        return [] if self._random is None else [self._random]
+
     def host_state(self) -> dict[str, Any]:
-        """How often noise was drawn."""
-        return {"draws": self._draws}
+        """Where the noise has got to."""
+        return {"random": self._random_state if self._random is None else self._random.get_state()}
 
     def load_host_state(self, state: dict[str, Any]) -> None:
         """Go on drawing where the saved run stopped."""
-        self._draws = state["draws"]
+        self._random, self._random_state = None, state["random"]
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        """The one generator, which a resumed run and every rank start alike."""
+        if self._random is None or self._random.device != device:
+            self._random = torch.Generator(device).manual_seed(self.seed)
+            if self._random_state is not None and self._random_state.shape == self._random.get_state().shape:
+                self._random.set_state(self._random_state)  # of the same kind of device
+        return self._random
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Generators cannot be copied everywhere; their state can."""
+        return {**super().__getstate__(), "_random": None, "_random_state": self.host_state()["random"]}
 
 
-def _noise_like(gradients: list[Tensor], generator: torch.Generator) -> list[Tensor]:
-    """For each gradient normal noise of its standard deviation; none for a single number, which has no deviation."""
-    sizes = [gradient.numel() for gradient in gradients]
+def _noise_like(
+    gradients: list[Tensor], generator: torch.Generator, counts: dict[tuple[int, ...], Tensor]
+) -> list[Tensor]:
+    """For each gradient normal noise of its standard deviation; none for a single number, which has no deviation.
+
+    Args:
+        gradients: Of some tensors.
+        generator: What is drawn from.
+        counts: Keeps the sizes of gradients on the device: bringing them there waits for it.
+    """
+    sizes = tuple(gradient.numel() for gradient in gradients)
+    if sizes not in counts:
+        counts[sizes] = torch.tensor(sizes, dtype=torch.float64, device=generator.device)
+    count = counts[sizes]
+    wide = [gradient.float() if gradient.dtype.itemsize < 4 else gradient for gradient in gradients]
+    squares = torch.stack(list(torch._foreach_norm(wide, 2, dtype=torch.float64))).square()
+    spread = (squares - sums(wide).square() / count).clamp(min=0) / (count - 1).clamp(min=1)
+    deviations = torch.where(count > 1, spread.sqrt(), 0.0).unbind()
     drawn = torch.randn(sum(sizes), generator=generator, device=generator.device).split(sizes)
     return [
-        noise.view(gradient.shape).to(gradient.dtype) * (gradient.std() if gradient.numel() > 1 else 0.0)
-        for noise, gradient in zip(drawn, gradients, strict=True)
+        noise.view(gradient.shape).to(gradient.dtype) * deviation.to(gradient.dtype)
+        for noise, gradient, deviation in zip(drawn, gradients, deviations, strict=True)
     ]

@@ -1,6 +1,6 @@
 """The model: one encoder per modality, a fusion, and a head per modality beside it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import Literal, final, get_args
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from equipoise.models.arguments import Unimodal, encoder_problems, head_problems, modules_in, option_problems
 from equipoise.models.committee import pool
+from equipoise.models.compiled import compiled_call
 from equipoise.models.encoders import features_of
 from equipoise.models.evaluation import class_log_probabilities, evaluating
 from equipoise.models.fusion import HeadMaker, build_fusion
@@ -164,10 +165,21 @@ class LateFusion(nn.Module):
             return logs["fused"].exp()
         return pool(logs, dict(zip(["fused", *self.encoders], self.committee.float().unbind(), strict=True)))
 
-    def compile_encoders(self, **options: object) -> None:
-        """Compile each encoder in place with `torch.compile(…, **options)`; names and state dict stay as they are."""
+    def compile_encoders(self, *, steady: bool = False, **options: object) -> None:
+        """Compile each encoder in place with `torch.compile(…, **options)`; names and state dict stay as they are.
+
+        Args:
+            steady: Compile for the shape of the first training batch alone. Batches of other sizes, and evaluation, run
+                uncompiled, so that none of them is waited for.
+            options: Of `torch.compile`.
+        """
+        for name, encoder in self.encoders.items():
+            encoder._compiled_call_impl = compiled_call(encoder, name, options, steady=steady)
+
+    def uncompile_encoders(self) -> None:
+        """Take that back."""
         for encoder in self.encoders.values():
-            encoder._compiled_call_impl = torch.compile(_call_of(encoder), **options)  # ty: ignore[no-matching-overload]
+            encoder._compiled_call_impl = None
 
     def _with_zeros_for_missing(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         one = next(iter(features.values()))
@@ -219,14 +231,6 @@ class LateFusion(nn.Module):
                 "Write LateFusion(…, unimodal='head') or decision='fused'."
             ]
         return []
-
-
-def _call_of(encoder: nn.Module) -> Callable[..., Tensor]:
-    # `encoder.compile()` does nothing to modules of torch's own, such as nn.Sequential: their frames are skipped.
-    def call(*args: object, **kwargs: object) -> Tensor:
-        return encoder._call_impl(*args, **kwargs)
-
-    return call
 
 
 def drop_modalities(features: Mapping[str, Tensor], probability: float) -> dict[str, Tensor]:

@@ -1,0 +1,138 @@
+"""Whole training steps through `equipoise.train` itself, on a GPU: recorded or not, compiled or not, method by method.
+
+    python benchmarks/fast.py --only methods,compiled,small,modalities
+
+Made-up data lies on the device as prepared data does; every step gathers its batch, draws its views, runs the model,
+balances, and moves the weights. A figure is the median over epochs of an epoch's time by its steps, after the epoch
+that warms up; memory is the most that tensors took at once, less the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from equipoise import AGM, EW, MGDA, MIMO, MSES, MSL, MSLR, OGMGE, Balancer, MMPareto
+from equipoise.data import Part, Splits
+from equipoise.data.views import Frames, Scaled
+from equipoise.settings import Settings
+from equipoise.train import train
+
+METHODS: dict[str, Callable[[], Balancer]] = {
+    "msl": MSL,
+    "mimo": partial(MIMO, penalty=100.0, smoothing=0.01),
+    "ew": EW,
+    "ogmge": OGMGE,
+    "agm": AGM,
+    "mslr": MSLR,
+    "mses": partial(MSES, patience=80),
+    "mgda": MGDA,
+    "mmpareto": MMPareto,
+}
+CREMAD = Settings(epochs=5, batch=64, lr=1e-3, fusion="sum", encoder="resnet18", device="cuda")
+SMALL = Settings(epochs=4, batch=64, lr=0.1, encoder="lenet", device="cuda")
+
+
+def cremad(count: int = 40 * 64) -> Splits:
+    """Spectrograms of 257 × 188 and three stored frames of 256 × 256, of which two of 224 × 224 are read."""
+    sound = torch.randn(count, 1, 257, 188)
+    frames = torch.randint(256, (count, 3, 3, 256, 256), dtype=torch.uint8)
+    return _splits({"audio": sound, "video": frames}, 6, {"video": Frames(2, 224)})
+
+
+def avmnist(count: int = 300 * 64) -> Splits:
+    """Images of 28 × 28 and spectrograms of 112 × 112, stored as bytes."""
+    inputs = {
+        name: torch.randint(256, (count, 1, size, size), dtype=torch.uint8)
+        for name, size in (("image", 28), ("audio", 112))
+    }
+    return _splits(inputs, 10, dict.fromkeys(inputs, Scaled(1 / 255)))
+
+
+def sensors(modalities: int, count: int = 200 * 64) -> Splits:
+    """Vectors of 64 numbers from each sensor."""
+    return _splits({f"sensor {number}": torch.randn(count, 64) for number in range(modalities)}, 6, {})
+
+
+def _splits(inputs: dict[str, Any], classes: int, views: dict[str, Any]) -> Splits:
+    label = torch.arange(len(next(iter(inputs.values())))) % classes
+    train_part = Part(inputs, label, views=views)
+    few = train_part.take(torch.arange(64))
+    return Splits("made up", train_part, few, few, tuple(map(str, range(classes))))
+
+
+def measured(splits: Splits, make: Callable[[], Balancer], settings: Settings) -> dict[str, Any]:
+    """Milliseconds of a step, MiB beside the data, and the path that was taken."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    trained = train(splits, make(), settings)
+    steps = len(splits.train) // settings.batch
+    ms = median(record["seconds"] for record in trained.curves[1:]) / steps * 1e3
+    data = splits.train.bytes + splits.validation.bytes
+    return {
+        "ms": ms,
+        "first epoch": trained.curves[0]["seconds"],
+        "MiB": (torch.cuda.max_memory_allocated() - data) / 2**20,
+        **trained.path,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="methods,compiled,small,modalities")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    wanted, names = chosen.only.split(","), chosen.methods.split(",")
+    found: dict[str, dict[str, Any]] = {}
+
+    def tell(name: str, splits: Splits, method: str, settings: Settings, beside: str | None = None) -> None:
+        row = found[name] = measured(splits, METHODS[method], settings)
+        ratio = row["ms"] / found[beside]["ms"] if beside in found else 1.0
+        memory = row["MiB"] / found[beside]["MiB"] if beside in found else 1.0
+        print(
+            f"{name:<34}{row['ms']:8.3f} ms {ratio:7.3f} × {row['MiB']:8.0f} MiB {memory:6.3f} × "
+            f"first epoch {row['first epoch']:6.1f} s  {row['precision']}, captured: {row['captured']}, "
+            f"compiled: {row.get('compiled', '')}",
+            flush=True,
+        )
+
+    if {"methods", "compiled"} & set(wanted):
+        data = cremad()
+        if "methods" in wanted:
+            tell("msl, as written", data, "msl", CREMAD.changed({"capture": False}))
+            tell("msl, as written, fp32", data, "msl", CREMAD.changed({"capture": False, "precision": "fp32"}))
+            for name in names:
+                tell(f"{name}, recorded", data, name, CREMAD.changed({"compile": False}), "msl, recorded")
+        if "compiled" in wanted:
+            for name in names:
+                tell(f"{name}, compiled", data, name, CREMAD.changed({"compile": True}), "msl, compiled")
+    if "small" in wanted:
+        data = avmnist()
+        for name in names:
+            plain = f"{name}, small, as written"
+            tell(plain, data, name, SMALL.changed({"capture": False}))
+            tell(f"{name}, small, recorded", data, name, SMALL, plain)
+    if "modalities" in wanted:
+        for capture in (True, False):
+            for count in range(2, 9):
+                data = sensors(count)
+                base = Settings(epochs=5, batch=64, device="cuda", capture=capture)
+                beside = f"msl, K={count}, recorded {capture}"
+                tell(beside, data, "msl", base)
+                tell(f"mimo, K={count}, recorded {capture}", data, "mimo", base, beside)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
