@@ -292,7 +292,7 @@ def test_failed_runs_are_reported_and_the_others_kept(tmp_path: Path, monkeypatc
 
 def test_a_run_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, splits = jobs_of("msl")
-    monkeypatch.setattr("equipoise.study.run_job", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr("equipoise.study.run_job", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(FailedRuns, match=r"ended without a word \(out of memory, or killed\)"):
         run_study(jobs, splits, Store(tmp_path))
 
@@ -303,7 +303,7 @@ def test_half_a_message_is_a_death_too(tmp_path: Path, monkeypatch: pytest.Monke
         os._exit(1)
 
     jobs, splits = jobs_of("msl")
-    monkeypatch.setattr("equipoise.study._worker", die)
+    monkeypatch.setattr("equipoise.hands._work", die)
     with pytest.raises(FailedRuns, match="ended without a word"):
         run_study(jobs, splits, Store(tmp_path))
 
@@ -344,11 +344,16 @@ def test_an_interrupted_study_leaves_no_run_behind(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_runs_can_be_spawned_as_a_gpu_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs, splits = plan(entries(["msl"], SHORT), all_data()["generated"], [0], [None], measure="quick")
-    (forked,) = run_study(jobs, splits, Store(tmp_path / "forked"))
+    """The second run follows the first in its process, and is none the worse for it."""
+    chosen = entries(["msl", "ogmge"], SHORT)
+    jobs, splits = plan(chosen, all_data()["generated"], [0], [None], measure="quick")
+    forked = run_study(jobs, splits, Store(tmp_path / "forked"))
     monkeypatch.setattr("equipoise.study._wants_cuda", lambda _: True)
-    (spawned,) = run_study(jobs, splits, Store(tmp_path / "spawned"))
-    assert results(forked) == results(spawned)
+    started: list[int] = []
+    monkeypatch.setattr("equipoise.hands.start_deaf", lambda process: (process.start(), started.append(process.pid)))
+    spawned = run_study(jobs, splits, Store(tmp_path / "spawned"), workers=1)
+    assert [results(row) for row in forked] == [results(row) for row in spawned]
+    assert len(started) == 1
 
 
 # -- tuning --

@@ -16,6 +16,7 @@ import torch
 import equipoise
 from equipoise.catalogue import DataSet, Entry
 from equipoise.data.splits import Splits
+from equipoise.heap import keep_freed_memory
 from equipoise.deploy.kept import keep
 from equipoise.machinery import device_of, make_optimizer
 from equipoise.measure import measure_run, peak_memory, step_seconds
@@ -94,6 +95,9 @@ def run_job(
     Trackers see it under its own name; they decide nothing, so that they are no fact of it.
     """
     torch.set_num_threads(job.threads)
+    keep_freed_memory()
+    if torch.cuda.is_initialized():  # by an earlier run in this process
+        torch.cuda.reset_peak_memory_stats()
     entry, balancer = job.entry, job.entry.balancer()
     trained = train(
         splits,

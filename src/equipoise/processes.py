@@ -8,23 +8,37 @@ import multiprocessing as mp
 import os
 import platform
 import signal
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from equipoise.errors import BadInput
 
 PATIENCE = 1.0  # seconds: the children of a process that was killed hold its folder until they too are gone
 
 
-def die_with_the_parent() -> None:
-    """Called first in a child: a killed parent must not leave children behind that write beside the next one."""
+def die_with_the_parent(*, born_of_a_server: bool = False) -> None:
+    """Called first in a child: a killed parent must not leave children behind that write beside the next one.
+
+    Args:
+        born_of_a_server: Whether the system takes another process for its parent, the server of multiprocessing.
+    """
+    parent = mp.parent_process()
+    if parent is not None and born_of_a_server:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+        return
     if platform.system() == "Linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    parent = mp.parent_process()
     if parent is not None and os.getppid() != parent.pid:  # it died before it could be asked for
         os._exit(1)
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def start_deaf(process: mp.Process) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +15,13 @@ from equipoise.checkpoint import damage_in
 from equipoise.data.splits import Splits
 from equipoise.errors import BadInput, answers
 from equipoise.errors import FailedRuns as FailedRuns
+from equipoise.hands import Hands
 from equipoise.job import Job as Job
 from equipoise.job import Measure, run_job
 from equipoise.machinery import device_of
 from equipoise.models.names import unknown_name
-from equipoise.processes import die_with_the_parent, start_deaf
-from equipoise.store import Store, cannot_write
+from equipoise.sharing import how_many, multi_process_service
+from equipoise.store import Store
 from equipoise.tracking import Trackers
 
 Event = Callable[[str, Job, dict[str, Any]], None]
@@ -71,7 +69,7 @@ def run_study(
         jobs: What is wanted.
         splits: The data of each fold.
         store: Where rows are kept.
-        workers: Runs side by side; None for one per core, or one per GPU.
+        workers: Runs side by side; None for one per core, or as many as the GPUs carry.
         on_event: Told of everything that happens.
         checkpoint_seconds: Least time between two checkpoints of a run.
         trackers: Where each run is logged while it trains, under its own name.
@@ -90,44 +88,21 @@ def run_study(
         if waiting:
             _import_for_all()
         failures: list[str] = []
-        running: dict[Connection, tuple[mp.Process, Job]] = {}
-        apart = _wants_cuda(jobs)  # a process that uses a GPU cannot share this one's memory: it loads its own data
-        context: Any = mp.get_context("spawn" if apart else "fork")
-        limit = workers or max(1, torch.cuda.device_count() if apart else _cores(jobs))
-        try:
-            while waiting or running:
-                while waiting and len(running) < limit:
+        with _crew(waiting, splits, store, workers, checkpoint_seconds, trackers) as crew:
+            while waiting or crew.busy:
+                while waiting and crew.has_room:
                     job = waiting.pop(0)
-                    ours, theirs = context.Pipe(duplex=False)
-                    folder = store.run_folder(job.config)
-                    shared = None if apart else splits[job.fold]
-                    arguments = (theirs, job, shared, folder, checkpoint_seconds, trackers)
-                    process = context.Process(target=_worker, args=arguments, daemon=True)
-                    start_deaf(process)
-                    theirs.close()
-                    running[ours] = (process, job)
+                    crew.start(job)
                     tell("start", job, {})
-                for ready in wait(list(running)):
-                    job = running[ready][1]  # ty: ignore[invalid-argument-type]
-                    kind, content = _receive(ready)
-                    if kind == "epoch":
-                        tell("epoch", job, content)
-                        continue
-                    process, _ = running.pop(ready)  # ty: ignore[invalid-argument-type]
-                    process.join()
+                for job, kind, content in crew.news():
                     if kind == "done":
                         store.append(content)
                         done[job.config] = content
                     elif kind == "unwritable":
                         raise BadInput(content["reason"])
-                    else:
+                    elif kind == "failed":
                         failures.append(f"{job.name}: {content['reason']}")
                     tell(kind, job, content)
-        finally:
-            for process, _ in running.values():
-                process.kill()  # checkpoints are whole at any moment
-            for process, _ in running.values():
-                process.join()
     if failures:
         raise FailedRuns("\n".join(failures))
     return [done[job.config] for job in jobs]
@@ -140,24 +115,41 @@ def _check_modality(entry: Entry, modalities: Sequence[str]) -> None:
         raise ValueError(f"{entry.method.name}.modality: {unknown_name(wanted, modalities)}")
 
 
-def _worker(
-    pipe: Connection,
-    job: Job,
-    splits: Splits | None,
-    folder: Path,
+@contextmanager
+def _crew(
+    jobs: Sequence[Job],
+    splits: dict[int | None, Splits],
+    store: Store,
+    workers: int | None,
     checkpoint_seconds: float,
     trackers: Trackers | None,
-) -> None:
-    die_with_the_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its children
-    try:
-        parts = job.data.load(job.fold) if splits is None else splits
-        row = run_job(job, parts, folder, lambda record: pipe.send(("epoch", record)), checkpoint_seconds, trackers)
-        pipe.send(("done", row))
-    except OSError as found:  # the next run would meet the same disk
-        pipe.send(("unwritable", {"reason": cannot_write(folder, found)}))
-    except Exception as found:  # whatever went wrong in a run belongs into the report of the study
-        pipe.send(("failed", {"reason": f"{type(found).__name__}: {found}"}))
+) -> Generator[Hands, None, None]:
+    """Processes for these jobs: one per core, or as many as the GPUs carry at the same time."""
+    how = partial(run_job, checkpoint_seconds=checkpoint_seconds, trackers=trackers)
+    with ExitStack() as stack:
+        if not _wants_cuda(jobs):
+            limit = workers or max(1, (os.cpu_count() or 1) // max((job.threads for job in jobs), default=1))
+            yield stack.enter_context(Hands(how, splits, store, limit))
+            return
+        several = workers != 1 and len(jobs) > 1
+        together = several and stack.enter_context(multi_process_service())
+        limit = workers or _room(jobs, splits, together=together)
+        yield stack.enter_context(Hands(how, splits, store, limit, gpus=_gpus(jobs)))
+
+
+def _room(jobs: Sequence[Job], splits: dict[int | None, Splits], *, together: bool) -> int:
+    """How many runs the GPUs carry. Where processes take turns on a GPU, one is as fast as several."""
+    if not jobs or not together:
+        return max(1, torch.cuda.device_count())
+    free = torch.cuda.mem_get_info()[0]
+    each = how_many([job.entry for job in jobs], next(iter(splits.values())), free, os.cpu_count() or 1)
+    return max(1, min(each * _gpus(jobs), os.cpu_count() or 1))
+
+
+def _gpus(jobs: Sequence[Job]) -> int:
+    """Over how many GPUs runs are dealt out: one, where somebody chose it by its number."""
+    chosen = any(":" in job.entry.settings.device for job in jobs)
+    return 1 if chosen else max(1, torch.cuda.device_count())
 
 
 def _import_for_all() -> None:
@@ -165,18 +157,6 @@ def _import_for_all() -> None:
     import accelerate  # noqa: F401
     import safetensors.torch  # noqa: F401
     import torch._dynamo  # noqa: F401 (the optimisers load it)
-
-
-def _receive(pipe: Any) -> tuple[str, dict[str, Any]]:
-    try:
-        return pipe.recv()
-    except (EOFError, OSError):  # nothing, or half a message
-        return "failed", {"reason": "the process of the run ended without a word (out of memory, or killed)"}
-
-
-def _cores(jobs: Sequence[Job]) -> int:
-    """How many runs the cores of this machine can carry. A GPU takes one: processes wait for each other there."""
-    return (os.cpu_count() or 1) // max((job.threads for job in jobs), default=1)
 
 
 def _wants_cuda(jobs: Sequence[Job]) -> bool:

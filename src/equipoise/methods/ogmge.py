@@ -86,10 +86,10 @@ class OGMGE(Balancer):
         generator = self._generator(mixed[0].device)
         sources = parts[0] if self.noise == "before" else mixed
         chosen = [place for place, gradient in enumerate(mixed) if self.touches(gradient)]
-        noise = _noise_like([sources[place] for place in chosen], generator, self._counts)
+        sized = [sources[place] for place in chosen]
         noisy = list(mixed)
-        for place, new in zip(chosen, torch._foreach_add([mixed[place] for place in chosen], noise), strict=True):
-            noisy[place] = new
+        for place, noise, deviation in zip(chosen, _noise(sized, generator), self._deviations(sized), strict=True):
+            noisy[place] = torch.addcmul(mixed[place], noise, deviation)
         return noisy
 
     @property
@@ -117,31 +117,32 @@ class OGMGE(Balancer):
                 self._random.set_state(self._random_state)  # of the same kind of device
         return self._random
 
+    def _deviations(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The standard deviation of each gradient; zero for a single number, which has none."""
+        sizes = tuple(gradient.numel() for gradient in gradients)
+        if sizes not in self._counts:  # kept: bringing numbers to the device waits for it
+            self._counts[sizes] = torch.tensor(sizes, dtype=torch.float64, device=gradients[0].device)
+        count = self._counts[sizes]
+        wide = [gradient.float() if gradient.dtype.itemsize < 4 else gradient for gradient in gradients]
+        squares = torch.stack(list(torch._foreach_norm(wide, 2, dtype=torch.float64))).square()
+        spread = (squares - sums(wide).square() / count).clamp(min=0) / (count - 1).clamp(min=1)
+        return list(torch.where(count > 1, spread.sqrt(), 0.0).to(gradients[0].dtype).unbind())
+
     def __getstate__(self) -> dict[str, Any]:
         """Generators cannot be copied everywhere; their state can."""
-        return {**super().__getstate__(), "_random": None, "_random_state": self.host_state()["random"]}
+        return {**super().__getstate__(), "_random": None, "_random_state": self.host_state()["random"], "_counts": {}}
 
 
-def _noise_like(
-    gradients: list[Tensor], generator: torch.Generator, counts: dict[tuple[int, ...], Tensor]
-) -> list[Tensor]:
-    """For each gradient normal noise of its standard deviation; none for a single number, which has no deviation.
+def _noise(gradients: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
+    """Normal noise for each gradient, drawn in one go, that lies in memory as the gradient does."""
+    drawn = torch.randn(sum(each.numel() for each in gradients), generator=generator, device=generator.device)
+    parts = drawn.split([each.numel() for each in gradients])
+    return [_laid_out(part, each).to(each.dtype) for part, each in zip(parts, gradients, strict=True)]
 
-    Args:
-        gradients: Of some tensors.
-        generator: What is drawn from.
-        counts: Keeps the sizes of gradients on the device: bringing them there waits for it.
-    """
-    sizes = tuple(gradient.numel() for gradient in gradients)
-    if sizes not in counts:
-        counts[sizes] = torch.tensor(sizes, dtype=torch.float64, device=generator.device)
-    count = counts[sizes]
-    wide = [gradient.float() if gradient.dtype.itemsize < 4 else gradient for gradient in gradients]
-    squares = torch.stack(list(torch._foreach_norm(wide, 2, dtype=torch.float64))).square()
-    spread = (squares - sums(wide).square() / count).clamp(min=0) / (count - 1).clamp(min=1)
-    deviations = torch.where(count > 1, spread.sqrt(), 0.0).unbind()
-    drawn = torch.randn(sum(sizes), generator=generator, device=generator.device).split(sizes)
-    return [
-        noise.view(gradient.shape).to(gradient.dtype) * deviation.to(gradient.dtype)
-        for noise, gradient, deviation in zip(drawn, gradients, deviations, strict=True)
-    ]
+
+def _laid_out(numbers: Tensor, gradient: Tensor) -> Tensor:
+    """Numbers in the shape of a gradient; channels come last in memory where the gradient has them there."""
+    if gradient.is_contiguous() or not gradient.is_contiguous(memory_format=torch.channels_last):
+        return numbers.view(gradient.shape)
+    outputs, inputs, height, width = gradient.shape
+    return numbers.view(outputs, height, width, inputs).permute(0, 3, 1, 2)

@@ -1,0 +1,164 @@
+"""The processes that do the runs of a study."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing as mp
+import os
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import torch
+
+from equipoise.data.splits import Splits
+from equipoise.job import Job
+from equipoise.processes import die_with_the_parent, start_deaf
+from equipoise.sharing import environment_for
+from equipoise.store import Store, cannot_write
+
+PRELOADED = ["equipoise.hands", "accelerate", "safetensors.torch", "torch._dynamo"]
+Message = tuple[str, dict[str, Any]]
+"""What a process says of its run: "epoch", "done", "failed" or "unwritable", and what there is to say."""
+
+
+class _Hand(NamedTuple):
+    pipe: Connection
+    process: mp.Process
+    gpu: int | None
+
+
+@final
+class Hands:
+    """Runs jobs in processes of their own. Use it as a context: whoever still works at its end is stopped.
+
+    On CPUs a process is forked for each run, and shares the data. A process that uses a GPU cannot be a copy of this
+    one, and takes seconds to start: it is forked off a server that has imported everything and touched no GPU, loads
+    the data itself, and goes on with the next run.
+
+    Args:
+        run: Does a job: (job, splits, folder, on_epoch) → row.
+        splits: The data of each fold.
+        store: Knows the folder of each run.
+        limit: Processes at once.
+        gpus: GPUs that they are dealt out to; 0 for none.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., dict[str, Any]],
+        splits: dict[int | None, Splits],
+        store: Store,
+        limit: int,
+        gpus: int = 0,
+    ) -> None:
+        self._run, self._splits, self._store, self._limit, self._gpus = run, splits, store, limit, gpus
+        self._context: Any = mp.get_context("forkserver" if gpus else "fork")
+        if gpus:
+            self._context.set_forkserver_preload(PRELOADED)
+        self._working: dict[Connection, tuple[_Hand, Job]] = {}
+        self._resting: list[_Hand] = []
+
+    def __enter__(self) -> Hands:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        everyone = [*self._resting, *(hand for hand, _ in self._working.values())]
+        for hand in everyone:
+            hand.process.kill()  # checkpoints are whole at any moment
+        for hand in everyone:
+            hand.process.join()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody works."""
+        return bool(self._working)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another run may start."""
+        return len(self._working) < self._limit
+
+    def start(self, job: Job) -> None:
+        """Begin a run."""
+        folder = self._store.run_folder(job.config)
+        if self._resting:
+            hand = self._resting.pop()
+            hand.pipe.send((job, folder))
+        else:
+            hand = self._new(job, folder)
+        self._working[hand.pipe] = (hand, job)
+
+    def news(self) -> Iterator[tuple[Job, str, dict[str, Any]]]:
+        """Wait until somebody says something, and pass it on."""
+        for ready in wait(list(self._working)):
+            hand, job = self._working[ready]  # ty: ignore[invalid-argument-type]
+            kind, content = _receive(hand.pipe)
+            if kind != "epoch":
+                del self._working[hand.pipe]
+                if kind == "done" and self._gpus:
+                    self._resting.append(hand)
+                else:
+                    hand.pipe.close()
+                    hand.process.join()
+            yield job, kind, content
+
+    def _new(self, job: Job, folder: Path) -> _Hand:
+        ours, theirs = self._context.Pipe()
+        shared = None if self._gpus else self._splits[job.fold]
+        gpu = self._least_used() if self._gpus > 1 else None
+        told = environment_for(gpu) if self._gpus else {}
+        process = self._context.Process(target=_work, args=(theirs, self._run, job, folder, shared, told), daemon=True)
+        start_deaf(process)
+        theirs.close()
+        return _Hand(ours, process, gpu)
+
+    def _least_used(self) -> int:
+        used = [hand.gpu for hand in (*self._resting, *(hand for hand, _ in self._working.values()))]
+        return min(range(self._gpus), key=used.count)
+
+
+def _work(
+    pipe: Connection,
+    run: Callable[..., dict[str, Any]],
+    job: Job,
+    folder: Path,
+    shared: Splits | None,
+    environment: dict[str, str],
+) -> None:
+    """One run after the other, as long as there are any and none fails: a GPU may be out of order after that."""
+    die_with_the_parent(born_of_a_server=shared is None)
+    os.environ.update(environment)  # which a server does not pass on
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its children
+    loaded: dict[int | None, Splits] = {} if shared is None else {job.fold: shared}
+    while True:
+        try:
+            if job.fold not in loaded:
+                loaded[job.fold] = job.data.load(job.fold)
+            row = run(job, loaded[job.fold], folder, lambda record: pipe.send(("epoch", record)))
+        except OSError as found:  # the next run would meet the same disk
+            pipe.send(("unwritable", {"reason": cannot_write(folder, found)}))
+            return
+        except Exception as found:  # whatever went wrong in a run belongs into the report of the study
+            pipe.send(("failed", {"reason": f"{type(found).__name__}: {found}"}))
+            return
+        pipe.send(("done", row))
+        if shared is not None:
+            return
+        del row
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.use_deterministic_algorithms(mode=False)
+        try:
+            job, folder = pipe.recv()
+        except EOFError:
+            return
+
+
+def _receive(pipe: Connection) -> Message:
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):  # nothing, or half a message
+        return "failed", {"reason": "the process of the run ended without a word (out of memory, or killed)"}

@@ -1,0 +1,111 @@
+"""How many runs one GPU carries, and what is told to processes that share it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.catalogue import entries
+from equipoise.data import Splits
+from equipoise.data.generated import two_sensors
+from equipoise.sharing import (
+    CONTEXT,
+    CONTROL,
+    LOG,
+    PIPE,
+    SHARE,
+    bytes_needed,
+    environment_for,
+    how_many,
+    multi_process_service,
+)
+
+
+def pictures(size: int) -> Splits:
+    return Splits.from_arrays({"image": torch.rand(40, 1, size, size)}, torch.arange(40) % 2)
+
+
+def test_memory_by_hand() -> None:
+    """One linear layer would be counted so: weights five times, inputs twice, what the backward pass keeps twice."""
+    data = two_sensors(samples=60)
+    (entry,) = entries(["mimo"], ["batch=10"])
+    held = sum(part.bytes for part in data.parts.values())
+    found = bytes_needed(entry, data) - CONTEXT - held
+    assert found > 2 * 10 * (8 + 12) * 4  # the inputs of a batch
+    assert found < 2**20
+
+
+def test_a_larger_batch_needs_more_and_about_in_proportion() -> None:
+    data = pictures(32)
+    needs = [bytes_needed(entries(["mimo"], [f"batch={size}"])[0], data) for size in (32, 64, 128)]
+    assert needs[2] - needs[1] == pytest.approx(2 * (needs[1] - needs[0]), rel=0.05)
+    assert needs[1] > needs[0]
+
+
+def test_an_encoder_that_looks_at_its_input_is_guessed() -> None:
+    (entry,) = entries(["mimo"], ["encoder=test_capture.Waiting"])
+    assert bytes_needed(entry, two_sensors(samples=60)) > CONTEXT
+
+
+def test_as_many_as_fit_and_no_more_than_cores() -> None:
+    data = two_sensors(samples=60)
+    chosen = entries(["mimo", "msl"])
+    need = max(bytes_needed(entry, data) for entry in chosen)
+    assert how_many(chosen, data, int(3.5 * need / SHARE), cores=16) == 3
+    assert how_many(chosen, data, int(3.5 * need / SHARE), cores=2) == 2
+    assert how_many(chosen, data, 0, cores=16) == 1
+
+
+def test_the_service_is_started_for_the_study_and_ended_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(PIPE, raising=False)
+    control = tmp_path / CONTROL
+    control.write_text(f'#!/bin/sh\necho "$@ $(if [ -z "$1" ]; then cat; fi) ${PIPE}" >> {tmp_path}/said\n')
+    control.chmod(control.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with multi_process_service() as together:
+        assert together
+        place = os.environ[PIPE]
+        assert Path(place).is_dir()
+        assert Path(os.environ[LOG]).is_dir()
+    assert PIPE not in os.environ
+    assert not Path(place).exists()
+    assert (tmp_path / "said").read_text().split("\n")[:2] == [f"-d  {place}", f" quit {place}"]
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_service_that_is_there_is_used_and_one_that_fails_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, running: bool
+) -> None:
+    control = tmp_path / CONTROL
+    control.write_text("#!/bin/sh\nexit 1\n")
+    control.chmod(control.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if running:
+        monkeypatch.setenv(PIPE, str(tmp_path))
+    else:
+        monkeypatch.delenv(PIPE, raising=False)
+    with multi_process_service() as together:
+        assert together is running
+
+
+def test_without_a_gpu_driver_there_is_no_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PIPE, raising=False)
+    monkeypatch.setenv("PATH", "")
+    with multi_process_service() as together:
+        assert not together
+
+
+def test_one_gpu_of_several_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv(PIPE, "somewhere")
+    monkeypatch.delenv(LOG, raising=False)
+    assert environment_for(1) == {"CUDA_VISIBLE_DEVICES": "1", PIPE: "somewhere"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    assert environment_for(1) == {"CUDA_VISIBLE_DEVICES": "7", PIPE: "somewhere"}
+    assert environment_for(None) == {PIPE: "somewhere"}
