@@ -25,11 +25,11 @@ from equipoise.data.original import Clip, Clips, Field, Original, Protocol
 from equipoise.data.prepared import Prepared
 from equipoise.data.splits import Splits
 from equipoise.data.views import Frames
-from equipoise.machinery import make_optimizer
 from equipoise.prepare import prepare
 from equipoise.presets import all_presets
+from equipoise.run import Run
 from equipoise.settings import Settings
-from equipoise.step import build_model, losses_of
+from equipoise.tracking import Trackers
 from equipoise.train import train
 
 TRAIN, OTHERS = 6698, 128
@@ -73,24 +73,18 @@ class Synthetic(Original):
 
 
 def steps_alone(splits: Splits, make: type[Balancer], settings: Settings, epochs: int) -> list[float]:
-    """Seconds of the steps of an epoch, on one batch that lies ready on the device."""
-    device = torch.device("cuda")
-    balancer = make().to(device)
-    model = build_model(splits, balancer, settings).to(device)
-    optimizer = make_optimizer(model, settings)
-    balancer.attach(model, optimizer=optimizer)
-    part = splits.train.take(torch.arange(settings.batch)).to(device).ready()
-    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    """Seconds of the steps of an epoch, recorded as training records them, on one batch that lies ready."""
+    made = splits.train.take(torch.arange(settings.batch)).to("cuda").ready()
+    ready = Splits("ready", made, made, made, splits.classes)
+    run = Run(ready, make(), settings.changed({"capture": True}), 0, None, Trackers(), 1e9)
+    run.model.train()
+    rows = torch.arange(settings.batch, device="cuda")
     found = []
     for _ in range(epochs):
         torch.cuda.synchronize()
         started = time.perf_counter()
         for _ in range(-(-len(splits.train) // settings.batch)):
-            with torch.autocast("cuda", kinds[settings.precision], enabled=settings.precision != "fp32"):
-                loss, _ = losses_of(model, balancer, part)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            run.play(rows)
         torch.cuda.synchronize()
         found.append(time.perf_counter() - started)
     return found[1:]
@@ -114,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/feeding"))
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--precisions", default="fp32,bf16")
+    parser.add_argument("--precisions", default="bf16")
     chosen = parser.parse_args()
     source = chosen.folder / "nothing"
     source.mkdir(parents=True, exist_ok=True)
@@ -124,7 +118,9 @@ def main() -> None:
     print(f"prepared {TRAIN + 2 * OTHERS} clips, {gigabytes:.2f} GiB, in {time.perf_counter() - started:.1f} s")
     splits = Prepared.open(chosen.folder / "prepared").splits()
     for precision in chosen.precisions.split(","):
-        base = all_presets()["cremad"].settings.changed({"precision": precision, "epochs": chosen.epochs})
+        base = all_presets()["cremad"].settings.changed(
+            {"precision": precision, "epochs": chosen.epochs, "compile": False}
+        )
         for make in (MSL, MIMO):
             alone = median(steps_alone(splits, make, base, chosen.epochs))
             resident, held = epochs_of(splits, make, base.changed({"feed": "resident"}))

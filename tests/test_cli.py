@@ -39,6 +39,9 @@ COMMANDS = [
     "toy",
     "landscape",
     "ablate",
+    "reproduce",
+    "export",
+    "monitor",
     "version",
 ]
 QUICK = ["--data", "generated", "epochs=2", "features=8"]

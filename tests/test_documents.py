@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import pkgutil
 import re
+import tomllib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -195,13 +196,9 @@ def test_adoption_takes_at_most_five_lines() -> None:
 
 
 def test_built_on_lists_every_dependency() -> None:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    lists = re.findall(
-        r"^(?:dependencies|train|media|plot|lightning|docs|dev) = (\[.*?\])$", text, re.MULTILINE | re.DOTALL
-    )
-    wanted = {re.split(r"[><=\[]", name)[0] for part in lists for name in re.findall(r'"([^"]+)"', part)} - {
-        "equipoise"
-    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    wanted = {re.split(r"[><=\[]", name)[0] for part in lists for name in part} - {"equipoise"}
     listed = {name.strip() for row in readme_table("package") for name in row[0].split(",")}
     assert wanted <= listed
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise import Trajectory, least_squares
 from equipoise.methods.mimo import mimo_objective
-from equipoise.theory import safe_step, smoothness
+from equipoise.theory import gap_bound, kl_bound, penalty_for, pl_constant, safe_step, smoothness
 
 
 def quadratics(count: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -110,3 +110,75 @@ def test_an_empty_trajectory_and_a_wrong_width_say_what_to_do() -> None:
 
 def test_the_limit_of_single_precision_is_what_the_paper_runs_into() -> None:
     assert math.isclose(math.log(torch.finfo(torch.float32).max), 88.72, rel_tol=1e-3)
+
+
+# -- Theorem 1 with its constants: f_mm = ½‖θ − a‖² against modalities f_k = ½ m_k θ_k² --
+
+
+@pytest.mark.parametrize("penalty", [0.5, 3.0, 40.0])
+@pytest.mark.parametrize(("bend", "wish"), [(1.0, 1.0), (0.2, 3.0)])
+def test_the_bound_on_the_gap_is_met_by_one_modality(penalty: float, bend: float, wish: float) -> None:
+    solution = wish / (1 + penalty * bend)
+    gap = bend * solution**2 / 2
+    slope = wish - solution
+    assert gap_bound(penalty, slope, 2 * bend, modalities=1) == pytest.approx(gap)
+    assert penalty_for(gap, slope, 2 * bend, modalities=1) == pytest.approx(penalty)
+
+
+def penalised(wishes: Tensor, bends: Tensor, penalty: float) -> Tensor:
+    """The solution for two modalities under the hard maximum: its weights are those at which neither is worse."""
+    low, high = 0.0, 1.0
+    for _ in range(200):
+        share = (low + high) / 2
+        point = wishes / (1 + penalty * bends * torch.tensor([share, 1 - share], dtype=torch.float64))
+        first, second = bends * point.square() / 2
+        low, high = (share, high) if first > second else (low, share)
+    return point
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("penalty", [1.0, 10.0, 1000.0])
+def test_no_gap_is_larger_than_theorem_1_allows(seed: int, penalty: float) -> None:
+    random = torch.Generator().manual_seed(seed)
+    wishes = 1 + torch.rand(2, generator=random, dtype=torch.float64)
+    bends = 0.3 + torch.rand(2, generator=random, dtype=torch.float64)
+    best = penalised(wishes, bends, penalty)
+
+    def objective(point: Tensor) -> Tensor:
+        return (point - wishes).square().sum() / 2 + penalty * (bends * point.square() / 2).amax()
+
+    constant, curve = 2 * float(bends.min()), 1 + penalty * float(bends.max())
+    for size in (0.0, 1e-4, 1e-2):
+        point = best + size * torch.randn(2, generator=random, dtype=torch.float64)
+        accuracy = float(objective(point) - objective(best))
+        assert accuracy >= -1e-12, "the solution is the best point"
+        slope, gap = float((point - wishes).norm()), float((bends * point.square() / 2).amax())
+        assert gap <= gap_bound(penalty, slope, constant, 2, max(accuracy, 0.0), curve) * (1 + 1e-9)
+        if size == 0:
+            assert gap >= 0.1 * gap_bound(penalty, slope, constant, 2), "the bound is no idle one"
+
+
+def test_a_hundred_times_the_penalty_is_a_ten_thousandth_of_the_gap() -> None:
+    assert gap_bound(1000.0, 1.0, 2.0, 2) == pytest.approx(1e-4 * gap_bound(10.0, 1.0, 2.0, 2))
+    # So it is, to within a constant, where the solution is exact to the order of 1/λ.
+    loose = [gap_bound(penalty, 1.0, 2.0, 2, accuracy=1 / penalty, bend=1 + 3 * penalty) for penalty in (10.0, 1000.0)]
+    assert loose[1] == pytest.approx(1e-4 * loose[0], rel=0.1)
+
+
+@pytest.mark.parametrize("hidden", [1, 3, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_two_layers_satisfy_the_condition_with_their_own_constant(hidden: int, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    inputs, target = drawn(40, 3), drawn(40)
+    encoder, head = drawn(3, hidden).requires_grad_(), drawn(hidden).requires_grad_()
+    correlation = inputs.T @ inputs / len(inputs)
+    loss = (target - inputs @ encoder @ head).square().mean()
+    least = (target - inputs @ torch.linalg.lstsq(inputs, target[:, None]).solution[:, 0]).square().mean()
+    squared = sum(each.square().sum() for each in torch.autograd.grad(loss, (encoder, head)))
+    constant, gap = pl_constant(correlation, encoder.detach(), head.detach()), float((loss - least).detach())
+    assert constant > 0
+    assert float(squared) >= kl_bound(constant, 1, gap) == constant * gap

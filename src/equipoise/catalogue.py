@@ -15,6 +15,7 @@ from equipoise.errors import look_up as look_up
 from equipoise.models import LateFusion
 from equipoise.models.ensemble import as_ensemble
 from equipoise.presets import Preset
+from equipoise.safe_step import check_step
 from equipoise.settings import Settings
 
 
@@ -139,7 +140,7 @@ def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | No
     ]
     for entry in made:
         try:
-            entry.balancer()
+            check_step(base, entry.balancer())
         except ValueError as found:
             problems.append(str(found))
     if not made and not problems:

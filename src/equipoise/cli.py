@@ -15,12 +15,13 @@ except ModuleNotFoundError:
 
 from equipoise import __version__, comparison
 from equipoise.catalogue import all_methods, entries, look_up
-from equipoise.commands import ablate, check, landscape, prepare, toy
+from equipoise.commands import ablate, check, export, landscape, monitor, prepare, reproduce, toy
 from equipoise.commands.options import Data, Folds, Json, PresetName, Split, Workers, data_and
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import all_data
 from equipoise.errors import BadInput, FailedRuns, answers
 from equipoise.presets import all_presets
+from equipoise.safe_step import words_for
 from equipoise.settings import Settings
 from equipoise.tracking import NAMES, Trackers
 from equipoise_command import INTERRUPTED, say_stopped
@@ -85,14 +86,17 @@ def train(
     preset: PresetName = "auto",
     method: Annotated[str, typer.Option(help="One method; see `equipoise methods`.")] = "mimo",
     seed: Annotated[int, typer.Option(help="Of weights, batches and dropout.")] = 0,
+    step: Annotated[str, typer.Option("--step", help="given (lr), safe (1/L̂, before) or safe-each-epoch.")] = "given",
     out: Out = Path("runs/train"),
     track: Track = "",
     as_json: Json = False,
 ) -> None:
     """Train one model and say what it can do."""
-    source, chosen, trackers = _asked(data, split, preset, [method], words, track)
+    source, chosen, trackers = _asked(data, split, preset, [method], [*words_for(step), *(words or ())], track)
     rows = comparison.compare(chosen, source, [seed], out, workers=1, trackers=trackers, quiet=as_json)
     _show(out, rows, as_json=as_json)
+    if not as_json and (rate := rows[0].get("path", {}).get("learning rate")):
+        print(f"Learning rate: {rate}")
 
 
 @app.command(epilog="Example: equipoise report runs/watch --format latex")
@@ -209,6 +213,9 @@ for _room, _command in (
     (toy, toy.toy),
     (landscape, landscape.landscape),
     (ablate, ablate.ablate),
+    (reproduce, reproduce.reproduce),
+    (export, export.export),
+    (monitor, monitor.monitor),
 ):
     app.command(epilog=_room.EXAMPLE)(_command)
 

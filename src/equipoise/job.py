@@ -16,8 +16,8 @@ import torch
 import equipoise
 from equipoise.catalogue import DataSet, Entry
 from equipoise.data.splits import Splits
-from equipoise.heap import keep_freed_memory
 from equipoise.deploy.kept import keep
+from equipoise.heap import keep_freed_memory
 from equipoise.machinery import device_of, make_optimizer
 from equipoise.measure import measure_run, peak_memory, step_seconds
 from equipoise.models import LateFusion

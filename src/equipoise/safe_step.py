@@ -108,7 +108,9 @@ def learning_rate(settings: Settings, optimizer: Optimizer) -> dict[str, str]:
     """What the last safe step was, for the row of a run; nothing where none was asked for."""
     if settings.step == "given":
         return {}
-    return {"learning rate": f"{float(optimizer.param_groups[0]['lr']):.4g}, 1/L̂ of a batch of {settings.batch}"}
+    return {
+        "learning rate": f"{float(optimizer.param_groups[0]['lr']):.4g}, at most 1/L̂ of a batch of {settings.batch}"
+    }
 
 
 def safe_rate(model: LateFusion, balancer: Balancer, part: Part, weight_decay: float = 0.0) -> float | None:

@@ -75,6 +75,70 @@ def safe_step(fused: float, unimodal: Iterable[tuple[float, float]], penalty: fl
     return 1.0 / smoothness(fused, unimodal, penalty, smoothing)
 
 
+def pl_constant(correlation: Tensor, encoder: Tensor, head: Tensor) -> float:
+    """The Polyak–Łojasiewicz constant of a two-layer linear model where it stands: ‖∇f‖² ≥ constant · (f − f*) there.
+
+    4 λ_min(C) (‖ϑ‖² + σ_min(θ)²) for f = mean (y − ϑᵀθᵀx)². σ_min counts as zero where the encoder is narrower than its
+    input. It vanishes with the weights: no constant above zero holds everywhere.
+
+    Args:
+        correlation: C, the mean of xxᵀ, [D, D].
+        encoder: θ, [D, H].
+        head: ϑ, [H].
+
+    Example:
+        >>> pl_constant(torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([3.0, 0.0]))
+        40.0
+    """
+    least = float(torch.linalg.svdvals(encoder)[-1]) if encoder.shape[1] >= encoder.shape[0] else 0.0
+    return 4 * float(torch.linalg.eigvalsh(correlation)[0]) * (float(head.square().sum()) + least**2)
+
+
+def kl_bound(constant: float, modalities: int, gap: float) -> float:
+    """Proposition 2: the least squared length of a subgradient of the largest gap g, (constant / K) · g.
+
+    It follows from the Polyak–Łojasiewicz condition of every modality, with that constant; the K is for ties.
+
+    Example:
+        >>> kl_bound(4.0, 2, gap=0.5)
+        1.0
+    """
+    return constant * gap / modalities
+
+
+def gap_bound(
+    penalty: float, slope: float, constant: float, modalities: int, accuracy: float = 0.0, bend: float = 0.0
+) -> float:
+    """Theorem 1 with its constants: the most that the largest gap can be at a solution of the penalised problem.
+
+    (K / constant) · ((G + √(2 · accuracy · (L_mm + λ L))) / λ)². It falls as 1/λ² for an exact solution, and for one
+    that is exact to the order of 1/λ.
+
+    Args:
+        penalty: λ.
+        slope: G, the norm of the fused loss's gradient in the encoders at the solution.
+        constant: Of the Polyak–Łojasiewicz condition, the least over modalities.
+        modalities: K.
+        accuracy: By how much the penalised objective is above its least value nearby.
+        bend: L_mm + λ L of the penalised objective, L the largest smoothness constant of a modality.
+
+    Example:
+        >>> gap_bound(8.0, slope=1.0, constant=2.0, modalities=2)
+        0.015625
+    """
+    return modalities / constant * ((slope + math.sqrt(2 * accuracy * bend)) / penalty) ** 2
+
+
+def penalty_for(gap: float, slope: float, constant: float, modalities: int) -> float:
+    """The λ from which on no modality is further than a gap from its optimum at a solution; the inverse of `gap_bound`.
+
+    Example:
+        >>> round(penalty_for(0.01, slope=1.0, constant=2.0, modalities=2), 6)
+        10.0
+    """
+    return slope * math.sqrt(modalities / (constant * gap))
+
+
 def least_norm(gram: Tensor) -> Tensor:
     """Weights of the shortest vector in the convex hull of some gradients, from their inner products.
 

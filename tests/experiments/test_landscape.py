@@ -120,19 +120,20 @@ def test_the_command_in_the_caption_gives_this_figure() -> None:
 
 def test_what_is_kept_is_found_again(facts: Facts, tmp_path: Path) -> None:
     asked = {"data": "sha256:…", "seeds": (1, 2)}
-    assert landscape_store.kept(tmp_path, asked) is None
+    stem = {"own": "landscape", "both": "landscape-both"}[facts.recipe.plane]
+    assert landscape_store.kept(tmp_path, stem, asked) is None
     landscape_store.keep(tmp_path, asked, facts)
-    found = landscape_store.kept(tmp_path, asked)
+    found = landscape_store.kept(tmp_path, stem, asked)
     assert found is not None
     assert found.as_dict() == facts.as_dict()
     for ours, theirs in zip(facts.surfaces, found.surfaces, strict=True):
         np.testing.assert_array_equal(ours.train, theirs.train)
         np.testing.assert_array_equal(ours.test, theirs.test)
         assert list(ours.accuracy) == list(theirs.accuracy)
-    assert landscape_store.kept(tmp_path, {**asked, "data": "another"}) is None
-    (tmp_path / landscape_store.NAME).write_bytes(b"no zip")
-    assert landscape_store.kept(tmp_path, asked) is None
-    assert [path.name for path in tmp_path.iterdir()] == [landscape_store.NAME]
+    assert landscape_store.kept(tmp_path, stem, {**asked, "data": "another"}) is None
+    (tmp_path / f"{stem}.npz").write_bytes(b"no zip")
+    assert landscape_store.kept(tmp_path, stem, asked) is None
+    assert [path.name for path in tmp_path.iterdir()] == [f"{stem}.npz"]
 
 
 def test_colours_by_hand() -> None:
@@ -195,6 +196,16 @@ def test_json_and_nothing_else_and_then_from_what_is_kept(
     assert "landscape: drawing" in printed.err
     with pytest.raises(AssertionError, match="found anew"):
         equipoise_landscape(*words, "mimo.penalty=3")
+
+
+def test_both_kinds_of_planes_lie_in_one_folder(equipoise_landscape: Any, tmp_path: Path) -> None:
+    words = ["--data", "generated", "steps=2", "--points", "3", "--samples", "20", "--out", tmp_path]
+    equipoise_landscape(*words)
+    first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    equipoise_landscape(*words, "--plane", "both")
+    second = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {name: second[name] for name in first} == first
+    assert sorted(set(second) - set(first)) == [f"landscape-both.{kind}" for kind in ("json", "npz", "png", "svg")]
 
 
 def test_every_problem_in_one_message(equipoise_landscape: Any) -> None:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from equipoise.data import Part
 from equipoise.measure import beats_best_single, decisions, disparity, probe_accuracy, unimodal_accuracy
-from equipoise.measure.probe import PENALTY, fit_probe
+from equipoise.measure.probe import PENALTY, Probe, fit_probe
 from equipoise.measure.protocols import shapley_values, subset_accuracy
 from equipoise.models import LateFusion
 from measure.constructed import names, random_model, random_part, reader, told
@@ -124,6 +124,18 @@ def test_probe_is_at_the_optimum_and_always_the_same() -> None:
     assert slope.abs().max() < 1e-5
     again = fit_probe(features, part.label, classes=4)
     assert all(torch.equal(one, other) for one, other in zip(probe, again, strict=True))
+
+
+@pytest.mark.parametrize(("samples", "size", "spread"), [(30, 60, 1.0), (200, 5, 20.0), (50, 1, 0.0)])
+def test_probe_is_at_the_optimum_wherever_that_lies(samples: int, size: int, spread: float) -> None:
+    random = torch.Generator().manual_seed(samples)
+    label = torch.randint(3, (samples,), generator=random)
+    features = torch.randn(samples, size, generator=random) + spread * label[:, None]
+    probe = fit_probe(features, label, classes=4)  # one of which is absent
+    weight, bias = probe.weight.clone().requires_grad_(), probe.bias.clone().requires_grad_()
+    logits = Probe(probe.mean, probe.deviation, weight, bias).logits(features)
+    loss = torch.nn.functional.cross_entropy(logits, label) + PENALTY / 2 * weight.square().sum()
+    assert all(gradient.abs().max() < 2e-7 for gradient in torch.autograd.grad(loss, [weight, bias]))
 
 
 def test_probe_does_not_mind_scale_nor_features_that_stand_still() -> None:

@@ -1,6 +1,10 @@
+import copy
+from typing import cast
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from equipoise.models import MLP, CNN1d, CNN2d, Frames, SequenceTransformer, encoder_for
 from equipoise.models.encoders import features_of
@@ -10,7 +14,7 @@ def settled(encoder: nn.Module, *shape: int) -> nn.Module:
     """An encoder in evaluation mode whose batch statistics are not the initial zeros and ones."""
     encoder.train()
     for _ in range(3):
-        encoder(torch.randn(8, *shape) * 2 + 1)
+        encoder(torch.randn(8, *shape).to(next(encoder.parameters())) * 2 + 1)
     return encoder.eval()
 
 
@@ -36,6 +40,35 @@ def test_short_signals_in_any_batch(steps: int) -> None:
     encoder = CNN1d(2, features=5, width=4)
     assert encoder(torch.randn(3, 2, steps)).shape == (3, 5)
     assert encoder.eval()(torch.randn(1, 2, steps)).isfinite().all()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 24])
+@pytest.mark.parametrize("learning", [True, False])
+def test_signals_are_read_as_the_textbook_says(steps: int, learning: bool) -> None:
+    encoder = CNN1d(2, features=5, width=4).double()
+    settled(encoder, 2, steps).train(learning)
+    textbook = copy.deepcopy(encoder)
+    signals = torch.randn(6, 2, steps, dtype=torch.float64)
+    expected = signals
+    for stage in textbook.stages:
+        convolution, norm = cast("tuple[nn.Conv1d, nn.BatchNorm2d]", tuple(stage.children()))
+        expected = F.conv1d(expected, convolution.weight, padding=2)
+        running = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+        expected = F.batch_norm(expected, *running, training=learning)
+        expected = F.max_pool1d(expected.relu(), 2, ceil_mode=True)
+    expected = textbook.project(expected.mean(dim=2))
+    found = encoder(signals)
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(_gradients(found, encoder), _gradients(expected, textbook), strict=True):
+        torch.testing.assert_close(one, other)
+    assert {name: tensor.shape for name, tensor in encoder.named_parameters()}["stages.0.0.weight"] == (4, 2, 5)
+    if not learning:
+        with torch.no_grad():
+            torch.testing.assert_close(encoder(signals), expected.detach())
+
+
+def _gradients(output: Tensor, encoder: nn.Module) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(output.square().sum(), list(encoder.parameters()))
 
 
 @pytest.mark.parametrize("plane", [(1, 1), (1, 7), (5, 5), (8, 8), (3, 11)])

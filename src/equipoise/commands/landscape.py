@@ -62,12 +62,12 @@ def landscape(
         chosen_data = {"data": data, "split": split, "preset": None if preset == "auto" else preset}
         figures = draw(facts, out, f"Made by `{_typed(chosen_data, view, words or ())}`: {recipe.steps:,} steps.")
     content = {**facts.as_dict(), "figures": [str(path) for path in figures]}
-    (out / "landscape.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (out / f"{recipe.stem}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if as_json:
         print(json.dumps(content))
         return
     print(_table(facts))
-    print(f"\nThe figure as SVG and PNG, all numbers in landscape.json, and the grids in landscape.npz: {out}")
+    print(f"\nThe figure as SVG and PNG, all numbers in {recipe.stem}.json, and the grids in {recipe.stem}.npz: {out}")
 
 
 def _asked(
@@ -122,7 +122,7 @@ def _found(source: DataSet, chosen: Sequence[Entry], recipe: Recipe, out: Path, 
         "recipe": dataclasses.asdict(recipe),
         "methods": {entry.method.name: {**entry.params, **entry.settings.as_dict()} for entry in chosen},
     }
-    facts = kept(out, asked)
+    facts = kept(out, recipe.stem, asked)
     if facts is None:
         facts = gather(splits, chosen, recipe, tell)
         keep(out, asked, facts)

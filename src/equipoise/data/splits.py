@@ -96,6 +96,7 @@ class Splits:
             parts hold all there is.
         protocol: Name of the way the parts were drawn; "" where there is one only.
         selects_on_test: Whether that is a published way which chooses on what it then reports.
+        scales: What `standardised` took off each modality's channels and divided them by; whoever deploys needs it.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Splits:
     source: str = ""
     protocol: str = ""
     selects_on_test: bool = False
+    scales: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict, kw_only=True)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], label: Any, **how: Any) -> Splits:
@@ -211,7 +213,8 @@ class Splits:
                 inputs[name] = scaled if lengths is None else scaled.where(_real(scaled, lengths), 0)
             return replace(part, inputs=inputs)
 
-        return replace(self, train=apply(self.train), validation=apply(self.validation), test=apply(self.test))
+        parts = {name: apply(part) for name, part in self.parts.items()}
+        return replace(self, **parts, scales=statistics)
 
 
 def is_length(name: str, arrays: Mapping[str, object]) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal, final, get_args
 
 import numpy as np
@@ -15,12 +16,12 @@ from equipoise.data.splits import Part, Splits
 from equipoise.errors import BadInput
 from equipoise.experiments.landscape_plane import Plane, Values, values_at
 from equipoise.experiments.landscape_training import Look, Protocol, Solution, solve, subset
+from equipoise.experiments.side_by_side import Tell, side_by_side
 from equipoise.machinery import device_of
 from equipoise.models.names import raise_all
 from equipoise.step import evaluate
 
 Through = Literal["own", "both"]
-Tell = Callable[[str], None]
 TITLES = {"msl": "joint training", "mimo": "MIMO"}
 MARGIN = 0.5  # of the way between two solutions, that their plane shows on either side
 
@@ -63,6 +64,11 @@ class Recipe:
                 words = ", ".join(choice for choice in choices if choice)
                 problems.append(f"{name} should be one of {words}, found {getattr(self, name)!r}")
         raise_all(problems)
+
+    @property
+    def stem(self) -> str:
+        """What the files are called, so that both kinds of planes can lie in one folder."""
+        return "landscape" if self.plane == "own" else f"landscape-{self.plane}"
 
 
 @final
@@ -194,7 +200,7 @@ def gather(splits: Splits, entries: Sequence[Entry], recipe: Recipe, tell: Tell 
     protocol = chosen_protocol(recipe, entries[0].settings.fusion)
     device = device_of(entries[0].settings)
     parts = {name: subset(splits.parts[name], recipe.samples, recipe.seed, device) for name in ("train", "test")}
-    found = [_solved(splits, entry, recipe, protocol, parts, tell) for entry in entries]
+    found = side_by_side([partial(_solved, splits, entry, recipe, protocol, parts) for entry in entries], tell)
     if recipe.plane == "both":
         surfaces = [_through(found[0], found[1], recipe, parts, tell)]
     else:

@@ -46,7 +46,7 @@ def draw(facts: Facts, folder: Path, made: str) -> list[Path]:
             _plane(axes, surface, levels, most)
         _axis_names(planes, facts)
         _key(right, facts, most)
-        return drawing.save(figure, folder, "landscape", f"{made} {caption(facts)}")
+        return drawing.save(figure, folder, facts.recipe.stem, f"{made} {caption(facts)}")
 
 
 def caption(facts: Facts) -> str:

@@ -7,12 +7,9 @@ decide how sharp a picture looks. Biases and the parameters of normalisation sta
 
 from __future__ import annotations
 
-import copy
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from threading import local
+from functools import partial
 from typing import final
 
 import torch
@@ -21,6 +18,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from equipoise.data.splits import Part
+from equipoise.experiments.side_by_side import Tell, cores, side_by_side
 from equipoise.models import LateFusion
 from equipoise.models.evaluation import evaluating
 
@@ -134,19 +132,20 @@ def values_at(
     """
     batched = batches_well(model, part.label.device) if together is None else together
     rows, chunk = _sizes(model, part, len(places), batched=batched)
-    device, own = part.label.device, local()
-    workers = 1 if device.type == "cuda" else _cores()
+    device = part.label.device
+    chunks = places.to(device, torch.float32).split(chunk)
 
-    def work(some: Tensor) -> Tensor:
-        if not hasattr(own, "model"):  # a functional call borrows the module, so that no two threads may share one
-            own.model = copy.deepcopy(model).eval()
-        with torch.no_grad():
-            found = _sums(own.model, plane, some, part, rows, batched=batched)
-        on_done(len(some))
-        return found.cpu()
+    def share(first: int, tell: Tell) -> list[Tensor]:
+        found = []
+        with evaluating(model), torch.no_grad():
+            for some in chunks[first::workers]:
+                found.append(_sums(model, plane, some, part, rows, batched=batched).cpu())
+                tell(str(len(some)))
+        return found
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="landscape") as threads:
-        sums = torch.cat(list(threads.map(work, places.to(device, torch.float32).split(chunk))))
+    workers = min(len(chunks), cores())
+    shares = side_by_side([partial(share, first) for first in range(workers)], lambda words: on_done(int(words)))
+    sums = torch.cat([shares[number % workers][number // workers] for number in range(len(chunks))])
     count, names = len(part), ["fused", *model.encoders]
     loss = sums[:, 0] / count
     spread = (sums[:, 1] / count - loss.square()).clamp(min=0)
@@ -238,8 +237,3 @@ def _times(steps: Tensor, direction: Tensor) -> Tensor:
 def _inner(one: Weights, other: Weights) -> Tensor:
     shared = [name for name in one if name in other]
     return torch.stack([(one[name].double() * other[name].double()).sum() for name in shared]).sum()
-
-
-def _cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,8 +11,6 @@ import numpy as np
 
 from equipoise.experiments.landscape import Facts, Recipe, Star, Surface
 
-NAME = "landscape.npz"
-
 
 def keep(folder: Path, asked: dict[str, Any], facts: Facts) -> Path:
     """Write everything, under what was asked.
@@ -28,15 +26,16 @@ def keep(folder: Path, asked: dict[str, Any], facts: Facts) -> Path:
         grids |= {f"accuracy of {name}": grid for name, grid in surface.accuracy.items()}
         arrays |= {f"{number} {name}": grid for name, grid in grids.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f"unfinished-{NAME}"
+    name = f"{facts.recipe.stem}.npz"
+    unfinished = folder / f"unfinished-{name}"
     np.savez_compressed(unfinished, **arrays)  # ty: ignore[invalid-argument-type]
-    return unfinished.replace(folder / NAME)  # a kill leaves the old file or the new one
+    return unfinished.replace(folder / name)  # a kill leaves the old file or the new one
 
 
-def kept(folder: Path, asked: dict[str, Any]) -> Facts | None:
+def kept(folder: Path, stem: str, asked: dict[str, Any]) -> Facts | None:
     """What was found for the same question; None where there is nothing, or the answer to another one."""
     try:
-        with np.load(folder / NAME, allow_pickle=False) as stored:
+        with np.load(folder / f"{stem}.npz", allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         about = json.loads(str(arrays.pop("about")))
     except (OSError, KeyError, ValueError, zipfile.BadZipFile):  # not there, or not ours: found anew, and replaced

@@ -198,6 +198,8 @@ def all_runs(facts: Facts, folder: Path, made: str) -> list[Path]:
 
 def proved(facts: Facts, theory: Theory, folder: Path, made: str) -> list[Path]:
     """The condition as samples grow, Theorem 1, Theorem 2, and the rates of convergence."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     figure = drawing.canvas(9.2, 6.2)
     (condition, first), (second, rates) = figure.subplots(2, 2)
     for number, name in enumerate(facts.recipe.names):
@@ -215,6 +217,7 @@ def proved(facts: Facts, theory: Theory, folder: Path, made: str) -> list[Path]:
         condition.annotate(f"{share.holds:.0%}", (share.samples, 0.02), xycoords=("data", "axes fraction"), ha="center",
                            fontsize=8, color=FAINT)  # fmt: skip
     condition.set(xscale="log", xlabel="samples (percentages: seeds in which the condition holds)", ylim=(0, None))
+    condition.margins(x=0.08)  # room for the percentages beside the axis
     condition.set_title("Correlation with the label, its norm")
     condition.legend()
 
@@ -225,7 +228,7 @@ def proved(facts: Facts, theory: Theory, folder: Path, made: str) -> list[Path]:
     first.set_title("Theorem 1: the gap falls as λ⁻²")
     first.legend()
 
-    second.plot(theory.descent.bound, color=LINE, label="2 (F₀ − F_T) / Σ η")
+    second.plot(theory.descent.bound, color=LINE, label=r"$2\,(F_0 - F_T)\,/\,\Sigma\,\eta$")
     second.plot(theory.descent.smallest, color=JOINT, label="smallest ‖∇F‖² so far")
     second.set(yscale="log", xlabel="steps T")
     second.set_title("Theorem 2: safe step, both sides")
@@ -237,6 +240,9 @@ def proved(facts: Facts, theory: Theory, folder: Path, made: str) -> list[Path]:
         colour, marks = looks[variant]
         rates.plot([each[0] for each in points], [each[1] for each in points], marks, color=colour, ms=4, label=title)
     rates.set(xscale="log", yscale="log", xlabel="accuracy of the objective", ylabel="steps, each tuned")
+    rates.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    rates.yaxis.set_major_formatter("{x:g}")
+    rates.yaxis.set_minor_formatter(NullFormatter())
     rates.invert_xaxis()
     rates.set_title("Hard and smooth maximum")
     rates.legend()

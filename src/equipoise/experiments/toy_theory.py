@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.experiments.toy import Recipe, Toy
 from equipoise.experiments.toy_model import TwoLayer, losses
 from equipoise.methods.mimo import mimo_objective
-from equipoise.theory import least_norm, safe_step, smoothness
+from equipoise.theory import kl_bound, least_norm, pl_constant, safe_step, smoothness
 
 
 @final
@@ -241,7 +241,8 @@ def largest_gap_at(landscape: Landscape, point: Tensor) -> Tied:
     gram = gradients @ gradients.T
     shares = least_norm(gram)
     constant = min(_pl_constant(landscape.toy, name, pieces) for name in landscape.toy.inputs)
-    return Tied(gaps.tolist(), float(shares @ gram @ shares), constant * float(gaps.max()) / len(gaps))
+    bound = kl_bound(constant, len(gaps), float(gaps.max()))
+    return Tied(gaps.tolist(), float(shares @ gram @ shares), bound)
 
 
 def _gap_along_head(toy: Toy, name: str, pieces: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -260,7 +261,4 @@ def _pl_constant(toy: Toy, name: str, pieces: dict[str, Tensor]) -> float:
     With p = 2 C_k (θ_k ϑ_k − w_k), w_k the least-squares solution: ‖∇f_k‖² = ‖p‖² ‖ϑ_k‖² + ‖θ_kᵀ p‖², and the gap is
     ¼ pᵀ C_k⁻¹ p.
     """
-    encoder, head = pieces[f"encoders.{name}"], pieces[f"heads.{name}"]
-    least = float(torch.linalg.svdvals(encoder)[-1]) if encoder.shape[1] >= encoder.shape[0] else 0.0
-    smallest = float(torch.linalg.eigvalsh(toy.correlations.inputs[name, name])[0])
-    return 4 * smallest * (float(head.square().sum()) + least**2)
+    return pl_constant(toy.correlations.inputs[name, name], pieces[f"encoders.{name}"], pieces[f"heads.{name}"])

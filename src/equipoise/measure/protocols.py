@@ -90,7 +90,7 @@ def subset_accuracy(
     """
     label = part.label.to(model.committee.device)
     # An encoder reads its own modality only, so two runs of each serve all 2^K subsets.
-    silent = features_of_part(model, part, batch, silent=True)
+    silent = _features_of_silence(model, part, batch)
     values = {frozenset(): label.bincount().max().item() / len(label)}
     with evaluating(model), torch.no_grad():
         for size in range(1, len(model.encoders) + 1):
@@ -98,6 +98,14 @@ def subset_accuracy(
                 seen = {name: features[name] if name in subset else silent[name] for name in model.encoders}
                 values[subset] = accuracy(model.fusion(seen), label)
     return values
+
+
+def _features_of_silence(model: LateFusion, part: Part, batch: int) -> dict[str, Tensor]:
+    """The features of a part whose inputs are zero: one sample stands for all, unless they differ in length."""
+    if not set(part.inputs) <= set(model.encoders):
+        return features_of_part(model, part, batch, silent=True)
+    one = features_of_part(model, part.take(torch.zeros_like(part.label[:1])), batch, silent=True)
+    return {name: feature.expand(len(part), -1) for name, feature in one.items()}
 
 
 def shapley_values(values: Mapping[Subset, float]) -> Accuracies:

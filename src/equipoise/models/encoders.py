@@ -6,10 +6,11 @@ linear map.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from equipoise.models.names import raise_all
 from equipoise.models.ragged import fold_frames, mean_over_time, real_steps
@@ -96,21 +97,17 @@ class CNN1d(nn.Module):
         self.features = features
         self._channels = channels
         widths = [channels, width, 2 * width, 4 * width]
-        self.stages = nn.ModuleList(
-            nn.Sequential(nn.Conv1d(before, after, 5, padding=2, bias=False), nn.BatchNorm1d(after), nn.ReLU())
-            for before, after in pairwise(widths)
-        )
-        self.pool = nn.MaxPool1d(2, ceil_mode=True)  # ceil: a single step survives
+        self.stages = nn.ModuleList(_Stage(before, after) for before, after in pairwise(widths))
         self.project = _linear_relu(4 * width, features)
 
     def forward(self, signals: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Encode signals [B, C, T]; with `lengths` [B], in evaluation, as if each were cut there."""
         _expect(self, signals, "[B, C, T]", self._channels)
+        maps = _laid_out(signals.unsqueeze(2))  # images of one row: their operations know more layouts
         for stage in self.stages:
-            maps = stage(_silence_padding(signals, lengths))
-            signals = self.pool(_silence_padding(maps, lengths))
+            maps = stage(maps, lengths)
             lengths = None if lengths is None else (lengths + 1) // 2
-        return self.project(mean_over_time(signals.transpose(1, 2), lengths))
+        return self.project(mean_over_time(maps.squeeze(2).transpose(1, 2), lengths))
 
 
 @final
@@ -135,8 +132,8 @@ class CNN2d(nn.Module):
                 nn.Sequential(
                     nn.Conv2d(before, after, 3, padding=1, bias=False),
                     nn.BatchNorm2d(after),
-                    nn.ReLU(),
                     nn.MaxPool2d(2, ceil_mode=True),  # ceil: a single pixel survives
+                    nn.ReLU(),
                 )
                 for before, after in pairwise(widths)
             )
@@ -146,7 +143,7 @@ class CNN2d(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Encode images [B, C, H, W]."""
         _expect(self, images, "[B, C, H, W]", self._channels)
-        return self.project(self.stages(images).mean(dim=(2, 3)))
+        return self.project(self.stages(_laid_out(images)).mean(dim=(2, 3)))
 
 
 @final
@@ -224,14 +221,46 @@ class SequenceTransformer(nn.Module):
         return mean_over_time(self.layers(embedded, src_key_padding_mask=padding), lengths)
 
 
+@final
+class _Stage(nn.Sequential):
+    """Convolution over time, batch norm, pooling by 2 and ReLU, for images of one row: [B, C, 1, T] → [B, C', 1, T/2].
+
+    Pooling before the ReLU gives the same with half the work.
+    """
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__(nn.Conv1d(before, after, 5, padding=2, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, maps: Tensor, lengths: Tensor | None = None) -> Tensor:  # ty: ignore[lost-keyword-for-regular-parameter]
+        convolution, norm = cast("tuple[nn.Conv1d, nn.BatchNorm2d]", tuple(self))
+        maps, weight = _silence_padding(maps, lengths), convolution.weight.unsqueeze(2)
+        if norm.training or torch.is_grad_enabled():
+            maps = norm(F.conv2d(maps, weight, padding=(0, 2)))
+            return torch.max_pool2d(_silence_padding(maps, lengths), (1, 2), ceil_mode=True).relu()
+        # Nobody learns from this: the norm joins the convolution, and it need not be known where the maxima were.
+        mean, variance = cast("tuple[Tensor, Tensor]", (norm.running_mean, norm.running_var))
+        scale = norm.weight * (variance + norm.eps).rsqrt()
+        maps = F.conv2d(maps, weight * scale.reshape(-1, 1, 1, 1), norm.bias - mean * scale, padding=(0, 2))
+        maps, pairs = _silence_padding(maps, lengths), maps.shape[3] // 2
+        larger = torch.maximum(maps[..., 0 : 2 * pairs : 2], maps[..., 1 : 2 * pairs : 2])
+        return torch.cat([larger, maps[..., 2 * pairs :]], dim=3).relu()  # a single step at the end survives
+
+
+def _laid_out(maps: Tensor) -> Tensor:
+    """Put the channels of a place side by side on a CPU, where everything that follows is then twice as fast."""
+    return maps.contiguous(memory_format=torch.channels_last) if maps.device.type == "cpu" else maps
+
+
 def _linear_relu(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, outputs), nn.ReLU())
 
 
 def _silence_padding(signals: Tensor, lengths: Tensor | None) -> Tensor:
+    """Zero what lies behind the length of each sample along the last axis."""
     if lengths is None:
         return signals
-    return signals.masked_fill(~real_steps(lengths.to(signals.device), signals.shape[2]).unsqueeze(1), 0)
+    padding = ~real_steps(lengths.to(signals.device), signals.shape[-1])
+    return signals.masked_fill(padding.reshape(signals.shape[0], *[1] * (signals.dim() - 2), -1), 0)
 
 
 def _sinusoids(steps: int, width: int, like: Tensor) -> Tensor:

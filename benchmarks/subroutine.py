@@ -1,0 +1,187 @@
+"""The paper's subroutine time t(s) per batch, split up, by two clocks, beside imitations of public code; one run.
+
+    python benchmarks/subroutine.py --quick            # CREMA-D shapes, two ResNet-18 on a GPU; a small model on a CPU
+    python benchmarks/subroutine.py --json > t.json
+
+Every round times every line once by each clock, in turn. "t" is balance + update, "t + backward" adds the backward
+pass: the paper's definition can be read both ways. The last columns give the ratio of t to that of joint training
+beside the ratio that the paper publishes for CREMA-D. Lines with "imitated" are written here after what public code
+does; see `equipoise.measure.imitation`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+
+import equipoise
+from equipoise.data import Part
+from equipoise.measure.imitation import copied_mmpareto, looped_agm, looped_ogmge, looped_score, vectorised_score
+from equipoise.measure.subroutine import CLOCKS, PIECES, Step, balanced_step, subroutine_seconds
+from equipoise.models import CNN1d, LateFusion, ResNet18
+
+PUBLISHED = {  # seconds, CREMA-D, Table 1 of the paper; on other GPUs, so that only ratios compare
+    "msl": 0.038,
+    "ew": 0.036,
+    "mimo": 0.037,
+    "ogmge": 0.112,
+    "agm": 0.205,
+    "mgda": 0.310,
+    "mmpareto": 0.309,
+}
+OURS: dict[str, Callable[[], equipoise.Balancer]] = {
+    "msl": equipoise.MSL,
+    "ew": equipoise.EW,
+    "mimo": equipoise.MIMO,
+    "mimo, doubling": partial(equipoise.MIMO, overflow="double"),
+    "ogmge": equipoise.OGMGE,
+    "agm": equipoise.AGM,
+    "mgda": equipoise.MGDA,
+    "mmpareto": equipoise.MMPareto,
+}
+IMITATED: dict[str, tuple[Callable[..., Step], str | None]] = {
+    "ogmge, imitated": (looped_ogmge, "split"),
+    "agm, imitated": (looped_agm, None),
+    "mmpareto, imitated": (copied_mmpareto, "head"),
+}
+SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
+    "cremad": {"audio": (1, 257, 188), "video": (3, 2, 224, 224)},
+    "small": {"audio": (2, 100), "video": (3, 100)},
+}
+CLASSES = 6
+
+
+def model_for(shapes: str, unimodal: Any, device: torch.device) -> LateFusion:
+    torch.manual_seed(0)
+    make = ResNet18 if shapes == "cremad" else CNN1d
+    encoders = {name: make(shape[0]) for name, shape in SHAPES[shapes].items()}
+    return LateFusion(encoders, CLASSES, unimodal=unimodal).to(device)
+
+
+def steps_for(shapes: str, device: torch.device) -> dict[str, Step]:
+    found: dict[str, Step] = {}
+    for name, make in OURS.items():
+        balancer = make()
+        model = model_for(shapes, balancer.unimodal, device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
+        found[name] = balanced_step(model, balancer.to(device).attach(model, optimizer=optimizer), optimizer)
+    for name, (imitate, unimodal) in IMITATED.items():
+        model = model_for(shapes, unimodal, device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
+        found[name] = imitate(model, optimizer)
+    return found
+
+
+def measured(steps: dict[str, Step], batches: list[Part], rounds: int, count: int) -> dict[str, dict[str, Any]]:
+    """Per line and clock the medians over rounds."""
+    found: dict[str, dict[str, list[dict[str, float]]]] = {name: {clock: [] for clock in CLOCKS} for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            for clock in CLOCKS:
+                found[name][clock].append(subroutine_seconds(step, batches, count, clock))
+    return {
+        name: {
+            clock: {piece: median(one[piece] for one in each) for piece in each[0]} for clock, each in by_clock.items()
+        }
+        for name, by_clock in found.items()
+    }
+
+
+def score_seconds(batch: int, device: torch.device, repeats: int) -> dict[str, float]:
+    """One modality's score of one batch, in a loop over samples and at once."""
+    part = Part({}, torch.randint(0, CLASSES, (batch,), device=device))
+    logits = torch.randn(batch, CLASSES, device=device)
+
+    def step_with(score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Step:
+        def step(watch: Any, some: Part) -> None:
+            with watch("balance"):
+                score(logits, some.label)
+
+        return step
+
+    return {
+        name: subroutine_seconds(step_with(score), [part], repeats)["balance"]
+        for name, score in (("looped", looped_score), ("vectorised", vectorised_score))
+    }
+
+
+def row(name: str, clock: str, seconds: dict[str, float], joint: dict[str, float]) -> dict[str, Any]:
+    method, _, _ = name.partition(",")
+    published = PUBLISHED.get(method)
+    return {
+        "line": name,
+        "clock": clock,
+        "seconds": seconds,
+        "ratio": seconds["subroutine"] / joint["subroutine"],
+        "ratio with backward": seconds["with backward"] / joint["with backward"],
+        "published": published,
+        "published ratio": published / PUBLISHED["msl"] if published else None,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    heads = [*PIECES, "t", "±", "t + backward"]
+    lines = [
+        f"{'ms per batch':<20}" + "".join(f"{head:>13}" for head in heads) + "      × msl   × msl, wide   published"
+    ]
+    for clock in CLOCKS:
+        lines.append(f"-- {clock} --")
+        for each in (each for each in rows if each["clock"] == clock):
+            seconds = each["seconds"]
+            values = [*(seconds[piece] for piece in PIECES), seconds["subroutine"], seconds["spread"]]
+            numbers = "".join(f"{1e3 * value:>13.2f}" for value in [*values, seconds["with backward"]])
+            published = f"{each['published ratio']:>12.2f}" if each["published ratio"] else f"{'-':>12}"
+            lines.append(
+                f"{each['line']:<20}{numbers}{each['ratio']:>11.2f}{each['ratio with backward']:>14.2f}{published}"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10, help="steps per line, clock and round")
+    parser.add_argument("--shapes", choices=list(SHAPES), help="cremad on a GPU and small elsewhere by default")
+    parser.add_argument("--quick", action="store_true", help="one round of five steps")
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    options = parser.parse_args()
+    rounds, count = (1, 5) if options.quick else (options.rounds, options.steps)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cudnn.benchmark = True
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # small pieces: more threads mostly wait for each other
+    shapes = options.shapes or ("cremad" if device.type == "cuda" else "small")
+    random = torch.Generator(device).manual_seed(0)
+    batches = [
+        Part(
+            {
+                name: torch.randn(options.batch, *shape, device=device, generator=random)
+                for name, shape in SHAPES[shapes].items()
+            },
+            torch.randint(0, CLASSES, (options.batch,), device=device, generator=random),
+        )
+        for _ in range(2)
+    ]
+    found = measured(steps_for(shapes, device), batches, rounds, count)
+    rows = [row(name, clock, found[name][clock], found["msl"][clock]) for clock in CLOCKS for name in found]
+    scores = score_seconds(options.batch, device, 5 * count)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    facts = {"device": where, "torch": str(torch.__version__), "batch": options.batch, "shapes": shapes}
+    if options.json:
+        print(json.dumps({**facts, "rows": rows, "score seconds": scores}))
+        return
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    print(table(rows))
+    looped, at_once = (1e3 * scores[name] for name in ("looped", "vectorised"))
+    print(f"\nOne score of one modality: {looped:.2f} ms in a loop, {at_once:.3f} ms at once.")
+
+
+if __name__ == "__main__":
+    main()

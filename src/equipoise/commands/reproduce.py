@@ -1,0 +1,81 @@
+"""`equipoise reproduce`: a table of the paper, run again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equipoise.commands.options import Json, PresetName, Split, Workers
+from equipoise.errors import BadInput, FailedRuns, answers, look_up
+from equipoise.experiments.paper import TABLES
+
+EXAMPLE = "Example: equipoise reproduce avmnist --data data/avmnist --out runs/reproduce-avmnist"
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help=f"Which table: {', '.join(TABLES)}.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="name=value: epochs=10 or mimo.penalty=10; shown as a departure from the paper."),
+    ] = None,
+    *,
+    data: Annotated[
+        str | None, typer.Option("--data", help="A prepared folder, or a file; by default the table's data set.")
+    ] = None,
+    split: Split = None,
+    preset: PresetName = "auto",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs per method, with seeds 0, 1, …")] = 3,
+    grid: Annotated[
+        bool, typer.Option("--grid/--no-grid", help="Choose MIMO's λ and μ on validation data, or take the paper's.")
+    ] = True,
+    grid_seeds: Annotated[int, typer.Option("--grid-seeds", min=1, help="Runs per point of the grid.")] = 1,
+    control: Annotated[bool, typer.Option("--control", help="Run EW at MIMO's λ/K beside the others.")] = False,
+    scale: Annotated[
+        str, typer.Option("--scale", help="full, or small: the same on a tiny made-up stand-in, to see it run.")
+    ] = "full",
+    only_report: Annotated[
+        bool, typer.Option("--only-report", help="Run nothing: report what the folder holds, and what is missing.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for everything; by default runs/reproduce-NAME.")
+    ] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """A table of the paper: every method it holds, in its layout, beside its numbers, and what it claims of them."""
+    from equipoise.experiments import reproduce_figure, reproduce_report
+    from equipoise.experiments.reproduce import full_recipe, small_recipe, table_of
+    from equipoise.experiments.reproduce_outcome import outcome_of
+    from equipoise.experiments.reproduce_runs import DIVERGED, run
+
+    table, small = answers(lambda: table_of(name), lambda: look_up("scale", scale, {"full": False, "small": True}))
+    folder = out or Path("runs") / f"reproduce-{name}{'-small' if small else ''}"
+    if small and (data or split or preset != "auto"):
+        raise BadInput("--scale small makes its own data and settings; leave out --data, --split and --preset")
+    if not only_report:
+        if small:
+            recipe = small_recipe(table, words or (), grid=grid)
+        else:
+            recipe = full_recipe(table, words or (), data, split, preset, grid=grid)
+        recipe = replace(recipe, control=control)
+        given = {"--data": data, "--split": split, "--preset": preset if preset != "auto" else None}
+        options = [part for option, value in given.items() if value for part in (option, value)]
+        options += ["--scale", scale] if small else []
+        options += ["--seeds", str(seeds), *([] if grid else ["--no-grid"]), *(["--control"] if control else [])]
+        command = shlex.join(["equipoise", "reproduce", name, *(words or ()), *options])
+        run(recipe, seeds, folder, command=command, grid_seeds=grid_seeds, workers=workers, quiet=as_json)
+    outcome = outcome_of(folder, name)
+    content = reproduce_report.write(outcome, folder, reproduce_figure.draw(outcome, folder))
+    if as_json:
+        print(json.dumps(content))
+    else:
+        reproduce_report.show(outcome)
+        print(f"\nThe tables as markdown, LaTeX and csv, the figure as SVG and PNG, all numbers, every run: {folder}")
+    broken = [why for why in outcome.plan.failures.values() if DIVERGED not in why]
+    if broken and not only_report:  # a run that diverges is an answer, one that breaks is not
+        raise FailedRuns("\n".join(broken))

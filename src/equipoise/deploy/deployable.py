@@ -1,0 +1,231 @@
+"""The graph that is shipped: raw inputs and a validity flag per sensor in, probabilities out.
+
+What `LateFusion.predict` decides by which keys a dictionary has is decided here sample by sample, in tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.data.views import Scaled, TimeLast, View
+from equipoise.models.committee import _SURE_ENOUGH, FLOOR
+from equipoise.models.late_fusion import LateFusion
+from equipoise.models.names import NamedModules, raise_all
+from equipoise.models.ragged import real_steps
+
+VALID, LENGTH, HEAD = "_valid", "_length", "_head"
+COMMITTEE, FUSED = "committee", "fused"
+IN_THE_GRAPH = (Scaled, TimeLast)  # the other views choose frames or transform sound, which is left to the caller
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Intake:
+    """What one input of the graph is, and what becomes of it before its encoder reads it.
+
+    Args:
+        shape: Of one sample as the graph takes it.
+        dtype: Of its numbers.
+        ragged: Whether the graph also takes the number of real steps of each sample.
+        view: What the graph does to stored numbers; None for nothing.
+        mean: Taken off each channel, [C, 1, …]; None where inputs are not standardised.
+        deviation: That each channel is divided by.
+        before: The view that the caller has to apply, because it is not in the graph; None for none.
+        most: The largest whole number that a sensor of whole numbers may give, for trying a graph.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    ragged: bool = False
+    view: View | None = None
+    mean: Tensor | None = None
+    deviation: Tensor | None = None
+    before: View | None = None
+    most: int = 127
+
+    @property
+    def steps(self) -> int:
+        """How many steps a padded sample has: axis 2 of a batch as encoders read it, or the only one of words."""
+        read = self.shape if self.view is None else self.view.shape(self.shape)
+        return read[1] if len(read) > 1 else read[0]
+
+    def like(self, batch: int, random: torch.Generator | None = None) -> Tensor:
+        """Inputs as this sensor might give them, drawn at random."""
+        if not self.dtype.is_floating_point:
+            return torch.randint(self.most + 1, (batch, *self.shape), generator=random).to(self.dtype)
+        drawn = torch.randn(batch, *self.shape, generator=random)
+        if self.mean is not None and self.deviation is not None:
+            drawn = self.mean.cpu() + self.deviation.cpu() * drawn
+        return drawn.to(self.dtype)
+
+
+@final
+class _Reader(nn.Module):
+    """From a raw input to what an encoder reads: the view, then the standardisation of training."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, intake: Intake) -> None:
+        super().__init__()
+        self._view, self._standardised = intake.view, intake.mean is not None
+        if intake.mean is not None and intake.deviation is not None:
+            self.register_buffer("mean", intake.mean.float())
+            self.register_buffer("deviation", intake.deviation.float())
+
+    def forward(self, raw: Tensor, lengths: Tensor | None) -> Tensor:
+        if self._view is not None:
+            return self._view(raw, lengths, None)
+        if not self._standardised:
+            return raw
+        scaled = (raw - self.mean) / self.deviation
+        if lengths is None:
+            return scaled
+        real = real_steps(lengths, scaled.shape[2])
+        return scaled.where(real[(slice(None), None, slice(None), *[None] * (scaled.dim() - 3))], 0)
+
+
+@final
+class Deployable(nn.Module):
+    """A model as it is shipped: {input: tensor} → {output: tensor}, for any batch size.
+
+    Inputs, in this order for each sensor NAME: "NAME", raw; "NAME_length" [B] where time is ragged; "NAME_valid" [B], a
+    boolean per sample. What stands in the tensor of a sensor that is not valid is never read: it may be anything.
+
+    Outputs: "committee" and "fused", probabilities [B, C] as `LateFusion.predict` gives them for the sensors at hand;
+    "NAME_head", the log-probabilities of each sensor's own head, for a monitor. A sample without any valid sensor, and
+    the head of a sensor that is not valid, give every class the same probability. A model without uni-modal outputs has
+    "fused" only.
+
+    Args:
+        model: A classifier. It is not copied: its weights are the graph's.
+        intakes: What each input is; None where encoders read what they are given, as `examples` show.
+        examples: Inputs as for `LateFusion.forward`, of any batch size; needed where `intakes` is None.
+
+    Raises:
+        ValueError: If two inputs or outputs would share a name, or modalities and intakes do not match.
+    """
+
+    def __init__(
+        self,
+        model: LateFusion,
+        intakes: Mapping[str, Intake] | None = None,
+        examples: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.intakes = dict(_shown(model, examples or {}) if intakes is None else intakes)
+        raise_all(_problems(model, self.intakes))
+        self.model = model
+        self.readers = NamedModules({name: _Reader(intake) for name, intake in self.intakes.items()})
+
+    @property
+    def input_names(self) -> list[str]:
+        """In the order of the graph."""
+        return [
+            f"{name}{suffix}"
+            for name, intake in self.intakes.items()
+            for suffix in (("", LENGTH, VALID) if intake.ragged else ("", VALID))
+        ]
+
+    @property
+    def output_names(self) -> list[str]:
+        """In the order of the graph."""
+        own = [] if self.model.unimodal is None else [f"{name}{HEAD}" for name in self.intakes]
+        return [COMMITTEE, FUSED, *own] if own else [FUSED]
+
+    def examples(self, batch: int, random: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Inputs drawn at random, every sensor valid."""
+        drawn = {}
+        for name, intake in self.intakes.items():
+            drawn[name] = intake.like(batch, random)
+            if intake.ragged:
+                drawn[name + LENGTH] = torch.randint(1, intake.steps + 1, (batch,), generator=random)
+            drawn[name + VALID] = torch.ones(batch, dtype=torch.bool)
+        return drawn
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Decide on a batch."""
+        valid = {name: inputs[name + VALID] for name in self.intakes}
+        features = {name: self._features(name, inputs, here) for name, here in valid.items()}
+        present = torch.stack(list(valid.values()), dim=1)
+        fused = self.model.fusion(features).log_softmax(dim=1)
+        nothing = torch.full_like(fused, -math.log(fused.shape[1]))
+        fused = fused.where(present.any(dim=1, keepdim=True), nothing)
+        heads = {
+            name: output.log_softmax(dim=1).where(valid[name].unsqueeze(1), nothing)
+            for name, output in self._heads(features).items()
+        }
+        if not heads:
+            return {FUSED: fused.exp()}
+        votes = torch.stack([fused, *heads.values()], dim=1).clamp(min=_SURE_ENOUGH)
+        committee = (self._weights(present).unsqueeze(2) * votes).sum(dim=1).softmax(dim=1)
+        return {
+            COMMITTEE: committee,
+            FUSED: fused.exp(),
+            **{f"{name}{HEAD}": log for name, log in heads.items()},
+        }
+
+    def _features(self, name: str, inputs: Mapping[str, Tensor], here: Tensor) -> Tensor:
+        """What the encoder of a sensor makes of its input; zeros where it is not valid."""
+        raw = inputs[name]
+        if raw.dtype in (torch.int8, torch.int16):  # runtimes choose among wider numbers only
+            raw = raw.int()
+        known = raw.where(here.reshape(-1, *[1] * (raw.dim() - 1)), torch.zeros((), dtype=raw.dtype))
+        lengths = inputs[name + LENGTH].where(here, 1) if self.intakes[name].ragged else None
+        read = self.readers[name](known, lengths)
+        given = {} if lengths is None else {"lengths": lengths}
+        return self.model.encoders[name](read, **given).where(here.unsqueeze(1), 0)
+
+    def _heads(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.model.unimodal is None:
+            return {}
+        if self.model.unimodal == "split":
+            return self.model.fusion.share(features)
+        return {name: self.model.heads[name](feature) for name, feature in features.items()}
+
+    def _weights(self, present: Tensor) -> Tensor:
+        """With which weights each sample's members vote, [B, K + 1]: `surviving_weights`, sample by sample."""
+        weights = self.model.committee.float()
+        floor = FLOOR / len(weights)
+        raised = weights[1:].clamp(min=floor) * present
+        total = weights.sum().clamp(min=floor)
+        left = raised * (total / raised.sum(dim=1, keepdim=True).clamp(min=floor))
+        without_fused = torch.cat([torch.zeros_like(left[:, :1]), left], dim=1)
+        return torch.where(present.all(dim=1, keepdim=True), weights, without_fused)
+
+
+def _shown(model: LateFusion, examples: Mapping[str, Tensor]) -> dict[str, Intake]:
+    shown = {}
+    for name in model.encoders:
+        if name in examples:
+            one = examples[name]
+            most = 0 if one.is_floating_point() else int(one.max())
+            shown[name] = Intake(tuple(one.shape[1:]), one.dtype, name + LENGTH in examples, most=most)
+    return shown
+
+
+def _problems(model: LateFusion, intakes: Mapping[str, Intake]) -> list[str]:
+    if not isinstance(model, LateFusion):
+        return [
+            f"Deployable expected a LateFusion; found {type(model).__name__}. "
+            "Pass the model inside its wrapper, e.g. model.module."
+        ]
+    problems = [
+        f"Deployable expected to be told the input of {name!r}; found {sorted(intakes)}. Pass intakes, or examples."
+        for name in model.encoders
+        if name not in intakes
+    ]
+    taken = [COMMITTEE, *(f"{name}{suffix}" for name in intakes for suffix in (VALID, LENGTH, HEAD))]
+    problems += [
+        f"No sensor of an exported model may be called {name!r}: that is an input or output of the graph by itself. "
+        "Rename it in the data and train again."
+        for name in intakes
+        if name in taken
+    ]
+    return problems

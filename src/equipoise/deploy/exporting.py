@@ -1,0 +1,282 @@
+"""Export: one file for another runtime, compared with PyTorch before anybody relies on it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import combinations
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, LENGTH, VALID, Deployable
+from equipoise.errors import BadInput, look_up
+from equipoise.models.evaluation import class_log_probabilities, evaluating
+
+TOLERANCE = 1e-5
+"""How far an exported graph may be from PyTorch: in probabilities, and in log-probabilities relative to their size."""
+
+BATCHES = (1, 64)
+MOST_SUBSETS = 64
+EXAMPLE_BATCH = 3  # neither 0 nor 1, for which graphs are specialised
+INSTALL = "pip install 'equipoise[export]'"
+
+Runner = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+@final
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Args:
+        file: The graph.
+        form: "onnx" or "torch-export".
+        difference: The largest difference to PyTorch found; None where nothing was there to run it with.
+        checked: In words, what was compared.
+        inputs: Names of the graph's inputs, in order.
+        outputs: Names of its outputs.
+    """
+
+    file: Path
+    form: str
+    difference: float | None
+    checked: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def export(
+    model: Deployable, folder: Path | str, to: str = "onnx", *, facts: Mapping[str, str] | None = None
+) -> Exported:
+    """Write a model as one graph, run it, and compare it with PyTorch on every subset of the sensors.
+
+    Args:
+        model: What to export, with its inputs.
+        folder: Made if absent; the file is called model.onnx or model.pt2.
+        to: "onnx" or "torch-export".
+        facts: Plain words that travel inside an ONNX file, such as the names of the classes.
+
+    Returns:
+        What was written, and how far it is from PyTorch.
+
+    Raises:
+        BadInput: If the form is unknown, an encoder cannot be exported, or the graph does not agree with PyTorch; a
+            graph that does not agree is removed.
+        ModuleNotFoundError: If a package is not installed; it says what to type.
+    """
+    write = _asked(to)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with evaluating(model), torch.no_grad(), _plain_attention(), _quiet():
+        try:
+            file, run = write(model, folder, facts or {})
+        except BadInput:
+            raise
+        except Exception as found:  # exporters raise whatever their parts do
+            raise BadInput(_who_cannot(model, found, to)) from found
+        difference = None if run is None else compare(model, run)
+    if difference is not None and not difference <= TOLERANCE:
+        file.unlink()
+        raise BadInput(
+            f"the exported graph differs from PyTorch by {difference:.1g}, more than {TOLERANCE:g}; it was removed. "
+            f"Export the other way: --to {next(form for form in FORMS if form != to)}"
+        )
+    return Exported(file, to, difference, _checked(model), tuple(model.input_names), tuple(model.output_names))
+
+
+def compare(model: Deployable, run: Runner) -> float:
+    """The largest difference between a graph and `LateFusion.predict`, over batch sizes and subsets of the sensors.
+
+    Absent sensors hold NaN, or the largest number there is, so that a graph which reads them is found out. Beside whole
+    batches with the same sensors, one batch has other sensors in every sample; there the graph is compared with itself.
+    """
+    worst, random = 0.0, torch.Generator().manual_seed(0)
+    for batch in BATCHES:
+        inputs = model.examples(batch, random)
+        for subset in _subsets(list(model.intakes)):
+            given = _flagged(model, inputs, {name: torch.full((batch,), name in subset) for name in model.intakes})
+            worst = max(worst, _difference(_by_predict(model, inputs, subset), run(given)))
+    inputs = model.examples(BATCHES[-1], random)
+    mixed = {name: torch.rand(BATCHES[-1], generator=random) < 0.5 for name in model.intakes}
+    given = _flagged(model, inputs, mixed)
+    return max(worst, _difference(model(given), run(given)))
+
+
+def _asked(to: str) -> Callable[[Deployable, Path, Mapping[str, str]], tuple[Path, Runner | None]]:
+    try:
+        write = look_up("form", to, FORMS)
+    except ValueError as found:
+        raise BadInput(str(found)) from None
+    missing = [name for name in ("onnx", "onnxscript") if to == "onnx" and find_spec(name) is None]
+    if missing:
+        raise ModuleNotFoundError(f"export to ONNX needs {' and '.join(missing)}; type: {INSTALL}")
+    return write
+
+
+def _program(model: nn.Module, inputs: dict[str, Tensor]) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    return torch.export.export(model, (inputs,), dynamic_shapes=({name: {0: batch} for name in inputs},))
+
+
+def _to_onnx(model: Deployable, folder: Path, facts: Mapping[str, str]) -> tuple[Path, Runner | None]:
+    program = _program(model, model.examples(EXAMPLE_BATCH))
+    written = torch.onnx.export(
+        program, dynamo=True, input_names=model.input_names, output_names=model.output_names, verbose=False
+    )
+    assert written is not None
+    written.model.metadata_props.update({f"equipoise.{key}": value for key, value in facts.items()})
+    file = folder / "model.onnx"
+    written.save(str(file))
+    return file, run_onnx(file) if find_spec("onnxruntime") is not None else None
+
+
+def _to_torch_export(model: Deployable, folder: Path, _: Mapping[str, str]) -> tuple[Path, Runner]:
+    file = folder / "model.pt2"
+    torch.export.save(_program(model, model.examples(EXAMPLE_BATCH)), file)
+    return file, torch.export.load(file).module()
+
+
+FORMS: dict[str, Callable[[Deployable, Path, Mapping[str, str]], tuple[Path, Runner | None]]] = {
+    "onnx": _to_onnx,
+    "torch-export": _to_torch_export,
+}
+"""What a model can be exported to."""
+
+
+def run_onnx(file: Path | str) -> Runner:
+    """A function that runs an ONNX file in onnxruntime: tensors by name in, tensors by name out."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_outputs()]
+    wanted = {each.name for each in session.get_inputs()}  # an exporter leaves out what no output depends on
+
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        given = {name: value.numpy() for name, value in inputs.items() if name in wanted}
+        return {name: torch.from_numpy(each) for name, each in zip(names, session.run(None, given), strict=True)}
+
+    return run
+
+
+def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every non-empty subset of the sensors, the whole first; of very many those that lack or keep few."""
+    sizes = sorted(range(1, len(names) + 1), key=lambda size: (min(size, len(names) - size), -size))
+    return [subset for size in sizes for subset in combinations(names, size)][:MOST_SUBSETS]
+
+
+def _flagged(model: Deployable, inputs: Mapping[str, Tensor], valid: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    given = dict(inputs)
+    for name, here in valid.items():
+        raw = inputs[name]
+        poison = torch.nan if raw.is_floating_point() else torch.iinfo(raw.dtype).max
+        given[name] = raw.where(here.reshape(-1, *[1] * (raw.dim() - 1)), torch.tensor(poison, dtype=raw.dtype))
+        given[name + VALID] = here
+        if model.intakes[name].ragged:
+            given[name + LENGTH] = inputs[name + LENGTH].where(here, -5)
+    return given
+
+
+def _by_predict(model: Deployable, inputs: Mapping[str, Tensor], subset: Sequence[str]) -> dict[str, Tensor]:
+    """What the model itself says to these sensors, by the path that users of PyTorch take."""
+    plain, read = model.model, {}
+    for name in subset:
+        lengths = inputs.get(name + LENGTH)
+        read[name] = model.readers[name](inputs[name], lengths)
+        if lengths is not None:
+            read[name + LENGTH] = lengths
+    outputs = class_log_probabilities(plain(read))
+    found = {FUSED: plain.predict(read)}
+    if plain.unimodal is not None:
+        found[COMMITTEE] = plain.predict(read, decision="committee")
+        found |= {f"{name}{HEAD}": outputs[name] for name in subset}
+    return found
+
+
+def _difference(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> float:
+    worst = 0.0
+    for name, value in wanted.items():
+        gap = (found[name] - value).abs() / value.abs().clamp(min=1)
+        worst = max(worst, float(gap.max()) if gap.isfinite().all() else torch.inf)
+    return worst
+
+
+def _checked(model: Deployable) -> str:
+    subsets = len(_subsets(list(model.intakes)))
+    return f"{subsets} subset{'s' if subsets > 1 else ''} of the sensors, batches of {' and '.join(map(str, BATCHES))}"
+
+
+def _who_cannot(model: Deployable, found: Exception, to: str) -> str:
+    """Name the encoders that cannot be exported by themselves, and why."""
+    examples, problems = model.examples(EXAMPLE_BATCH), []
+    for name, intake in model.intakes.items():
+        lengths = examples.get(name + LENGTH)
+        alone = {"input": model.readers[name](examples[name], lengths)}
+        if intake.ragged and lengths is not None:
+            alone["lengths"] = lengths
+        encoder = model.model.encoders[name]
+        try:
+            program = _program(_Alone(encoder), alone)
+            if to == "onnx":
+                torch.onnx.export(program, dynamo=True, verbose=False)
+        except Exception as reason:
+            problems.append(f"the encoder of {name!r}, {type(encoder).__name__}, cannot be exported: {_first(reason)}")
+    if not problems:
+        return f"the model cannot be exported to {to}, though each encoder can by itself: {_first(found)}"
+    advice = "Let its forward decide by tensors (torch.where) and not by `if` on their values"
+    other = "" if to == "torch-export" else ", or try --to torch-export"
+    return "\n".join(
+        [*problems, f"{advice}{other}; or train with another encoder: encoder={next(iter(model.intakes))}:…"]
+    )
+
+
+@final
+class _Alone(nn.Module):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        given = {"lengths": inputs["lengths"]} if "lengths" in inputs else {}
+        return self.encoder(inputs["input"], **given)
+
+
+def _first(found: BaseException) -> str:
+    """The first words of a reason; exporters add pages to it, and wrap the first one."""
+    while found.__cause__ is not None:
+        found = found.__cause__
+    if "specialized it to be a constant" in str(found):
+        return "its forward fixes the size of the batch; there, write x.shape[0] for len(x), and no int(…) or .item()"
+    lines = [line.strip() for line in str(found).splitlines() if line.strip()]
+    return f"{type(found).__name__}: {lines[0][:300] if lines else 'no reason given'}"
+
+
+@contextmanager
+def _plain_attention() -> Generator[None]:
+    """Transformers by their plain steps: the fused kernel of evaluation has no counterpart in other runtimes."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Exporters warn of their own deprecations and of packages that nobody asked for."""
+    logger: Any = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,192 @@
+"""What a finished run keeps so that its model can be built again without its data: weights, and one plain file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from equipoise.catalogue import all_methods
+from equipoise.data.splits import Splits
+from equipoise.data.views import view_of
+from equipoise.deploy.deployable import IN_THE_GRAPH, LENGTH, Deployable, Intake
+from equipoise.errors import BadInput
+from equipoise.models import LateFusion
+from equipoise.models.choose import build_encoders
+
+FORMAT = 1
+PLAIN, WEIGHTS = "model.json", "model.safetensors"
+TRAIN = "equipoise train --data watch --method mimo --out runs/one"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class KeptRun:
+    """A finished run.
+
+    Args:
+        folder: Where it lies.
+        model: With its weights, its committee fitted, in evaluation mode.
+        row: Its row of results.
+        classes: Their names.
+        intakes: What each input of a deployed model is.
+        parts: How many samples and groups each part of the data had.
+    """
+
+    folder: Path
+    model: LateFusion
+    row: dict[str, Any]
+    classes: tuple[str, ...]
+    intakes: dict[str, Intake]
+    parts: dict[str, dict[str, int]]
+
+    def deployable(self) -> Deployable:
+        """The model as it is shipped."""
+        return Deployable(self.model, self.intakes)
+
+
+def keep(folder: Path, model: LateFusion, row: dict[str, Any], splits: Splits) -> None:
+    """Write what `open_run` reads, the plain file last: a kill leaves no half of a kept run.
+
+    Args:
+        folder: Of the run.
+        model: As it was measured, so with its committee fitted.
+        row: Its results.
+        splits: The data it was trained on.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_model
+
+    content = {
+        "format": FORMAT,
+        "classes": list(splits.classes),
+        "unimodal": model.unimodal,
+        "inputs": _inputs(splits),
+        "parts": {name: _counts(part) for name, part in splits.parts.items()},
+        "row": row,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, write in (
+        (WEIGHTS, lambda file: save_model(model, str(file))),
+        (PLAIN, lambda file: file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")),
+    ):
+        unfinished = folder / f"{name}.tmp"
+        try:
+            write(unfinished)
+        except SafetensorError as found:  # how it says that the disk is full
+            raise OSError(str(found)) from None
+        unfinished.replace(folder / name)
+
+
+def open_run(path: Path | str) -> KeptRun:
+    """Build the model of a finished run again.
+
+    Args:
+        path: The folder of a run, `OUT/runs/NAME`, or the folder OUT of a command that made a single one.
+
+    Raises:
+        BadInput: If there is no such run, or several, or its model cannot be built again.
+    """
+    folder = _find(Path(path))
+    try:
+        content = json.loads((folder / PLAIN).read_text(encoding="utf-8"))
+        found = content["format"]
+    except (ValueError, KeyError, TypeError) as problem:
+        raise BadInput(f"{folder / PLAIN}: expected the description of a model, found damage: {problem}") from None
+    if found != FORMAT:
+        raise BadInput(
+            f"{folder / PLAIN}: expected format {FORMAT}, found {found!r}; open it with the version it is of"
+        )
+    row = content["row"]
+    method = all_methods().get(row["method"])
+    if method is not None and not method.fused:
+        raise BadInput(
+            f"{folder}: {row['method']} trains every sensor alone and leaves the fused head as it was drawn, so that "
+            "there is no one model to ship; train with --method ensemble, whose sensors vote, or with another method"
+        )
+    model = _model(folder, content, row)
+    if method is not None and method.finish is not None:
+        model = method.finish(model)
+    _load(model, folder)
+    intakes = {name: _intake(plain) for name, plain in content["inputs"].items()}
+    return KeptRun(folder, model.eval(), row, tuple(content["classes"]), intakes, content["parts"])
+
+
+def _find(path: Path) -> Path:
+    if (path / PLAIN).is_file():
+        return path
+    runs = sorted(each.parent for each in path.glob(f"runs/*/{PLAIN}"))
+    if len(runs) == 1:
+        return runs[0]
+    if runs:
+        listed = "\n".join(f"  {each}  {_title(each)}" for each in runs)
+        raise BadInput(f"{path} holds {len(runs)} finished runs; name one of them:\n{listed}")
+    if not path.is_dir():
+        raise BadInput(f"no such folder: {path}; expected the folder of a finished run. Make one: {TRAIN}")
+    old = " (its runs were made before models were kept: train again)" if any(path.glob("**/epoch-*")) else ""
+    raise BadInput(f"{path}: expected the folder of a finished run, found no {PLAIN} in it{old}. Make one: {TRAIN}")
+
+
+def _title(folder: Path) -> str:
+    row = json.loads((folder / PLAIN).read_text(encoding="utf-8"))["row"]
+    fold = "" if row["fold"] is None else f", fold {row['fold']}"
+    return f"{row['label']} on {row['data']}, seed {row['seed']}{fold}"
+
+
+def _model(folder: Path, content: dict[str, Any], row: dict[str, Any]) -> LateFusion:
+    settings = row["run"]
+    shapes = {name: tuple(plain["read"]) for name, plain in content["inputs"].items()}
+    try:
+        encoders = build_encoders(settings["encoder"], shapes, settings["features"])
+    except ValueError as found:
+        raise BadInput(f"{folder}: the encoders of this run cannot be made again: {found}") from None
+    return LateFusion(encoders, len(content["classes"]), fusion=settings["fusion"], unimodal=content["unimodal"])
+
+
+def _load(model: nn.Module, folder: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    try:
+        load_model(model, str(folder / WEIGHTS))
+    except (OSError, SafetensorError, RuntimeError) as found:
+        reason = str(found).splitlines()[0]
+        raise BadInput(f"{folder / WEIGHTS}: expected the weights of this run's model, found: {reason}") from None
+
+
+def _inputs(splits: Splits) -> dict[str, dict[str, Any]]:
+    plain: dict[str, dict[str, Any]] = {}
+    for name, read in splits.shapes.items():
+        array, view = splits.train.inputs[name], splits.train.views.get(name)
+        plain[name] = {
+            "read": list(read),
+            "stored": list(array.shape[1:]),
+            "dtype": str(array.dtype).removeprefix("torch."),
+            "view": None if view is None else view.as_dict(),
+            "ragged": name + LENGTH in splits.train.inputs,
+        }
+        if name in splits.scales:
+            mean, deviation = splits.scales[name]
+            plain[name] |= {"mean": mean.flatten().tolist(), "deviation": deviation.flatten().tolist()}
+    return plain
+
+
+def _counts(part: Any) -> dict[str, int]:
+    groups = {} if part.group is None else {"groups": len(part.group.unique())}
+    return {"samples": len(part), **groups}
+
+
+def _intake(plain: dict[str, Any]) -> Intake:
+    """What the graph takes: what is stored where the graph can do the rest, or what encoders read."""
+    view = None if plain["view"] is None else view_of(plain["view"])
+    if view is not None and not isinstance(view, IN_THE_GRAPH):
+        return Intake(tuple(plain["read"]), ragged=plain["ragged"] and not view.takes_lengths, before=view)
+    stored = tuple(plain["stored"])
+    per_channel = (-1, *[1] * (len(stored) - 1))
+    scales = {key: torch.tensor(plain[key]).reshape(per_channel) for key in ("mean", "deviation") if key in plain}
+    mean, deviation = scales.get("mean"), scales.get("deviation")
+    return Intake(stored, getattr(torch, plain["dtype"]), plain["ragged"], view, mean, deviation)

@@ -1,0 +1,103 @@
+"""Work in several processes: what comes back, in which order, and how it ends."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.catalogue import entries
+from equipoise.errors import BadInput
+from equipoise.experiments import landscape_plane
+from equipoise.experiments import side_by_side as module
+from equipoise.experiments.landscape import Recipe, gather
+from equipoise.experiments.side_by_side import Tell, cores, side_by_side
+from experiments.test_landscape import signals
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=[1, 3], ids=["in turn", "at once"])
+def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(module, "cores", lambda: request.param)
+    return request.param
+
+
+def working(number: int, seconds: float) -> Callable[[Tell], tuple[int, int, torch.Tensor]]:
+    def work(tell: Tell) -> tuple[int, int, torch.Tensor]:
+        time.sleep(seconds)
+        tell(f"work {number}")
+        return number, os.getpid(), torch.full((3,), float(number))
+
+    return work
+
+
+def test_results_come_in_the_order_of_the_works_and_words_are_heard(several: int) -> None:
+    heard: list[str] = []
+    found = side_by_side([working(0, 0.2), working(1, 0.0), working(2, 0.0)], heard.append)
+    assert [number for number, _, _ in found] == [0, 1, 2]
+    assert sorted(heard) == ["work 0", "work 1", "work 2"]
+    assert all(torch.equal(value, torch.full((3,), float(number))) for number, _, value in found)
+    processes = {process for _, process, _ in found}
+    assert processes == {os.getpid()} if several == 1 else len(processes) == 3 and os.getpid() not in processes
+
+
+def test_a_failure_is_raised_as_what_it_is_and_ends_the_others(several: int, tmp_path: Path) -> None:
+    def failing(_: Tell) -> None:
+        raise BadInput("type something else")
+
+    def late(_: Tell) -> None:
+        time.sleep(1.0)
+        (tmp_path / "late").touch()
+
+    works = [failing, late] if several > 1 else [failing]
+    with pytest.raises(BadInput, match="type something else"):
+        side_by_side(works)
+    time.sleep(1.2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cores", lambda: 2)
+
+    def dying(_: Tell) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RuntimeError, match=r"ended without a word \(SIGKILL\)"):
+        side_by_side([dying, working(1, 0.0)])
+
+
+def test_children_use_one_core_each_and_have_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cores", lambda: 2)
+    found = side_by_side([lambda _: (torch.get_num_threads(), cores())] * 2)
+    assert [threads for threads, _ in found] == [1, 1]
+    monkeypatch.undo()
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
+    assert cores() == 1, "a process that may use a GPU is not doubled"
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
+    assert cores() == len(os.sched_getaffinity(0))
+
+
+def test_a_landscape_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = entries(["msl", "mimo"], ["fusion=sum", "batch=20"])
+    # Convolutions are judged eight places at a time: 50 places are seven shares for three processes.
+    recipe = Recipe(steps=3, points=7, samples=20)
+    before, found = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    try:
+        for count in (1, 3):
+            for where in (module, landscape_plane):
+                monkeypatch.setattr(where, "cores", lambda count=count: count)
+            found.append(gather(signals(), lines, recipe))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0].as_dict() == found[1].as_dict()
+    for one, other in zip(found[0].surfaces, found[1].surfaces, strict=True):
+        np.testing.assert_array_equal(one.train, other.train)
+        np.testing.assert_array_equal(one.test, other.test)
+        for name, grid in one.accuracy.items():
+            np.testing.assert_array_equal(grid, other.accuracy[name])

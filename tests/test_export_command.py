@@ -1,0 +1,82 @@
+"""`equipoise export` and `equipoise monitor`, from a trained run to the files beside it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise import cli
+
+
+@pytest.fixture
+def equipoise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["equipoise", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as done:
+            code = done.code if isinstance(done.code, int) else 1
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_from_a_run_to_an_exported_model_and_its_monitor(equipoise: Any, tmp_path: Path) -> None:
+    words = ["train", "--data", "generated", "--method", "mimo", "--out", tmp_path, "epochs=2", "features=8", "--json"]
+    code, printed, _ = equipoise(*words)
+    assert code == 0
+    (row,) = json.loads(printed)
+
+    code, printed, complaint = equipoise(
+        "export", tmp_path, "--to", "torch-export", "--out", tmp_path / "ship", "--json"
+    )
+    assert (code, complaint) == (0, "")
+    told = json.loads(printed)
+    assert sorted(each.name for each in (tmp_path / "ship").iterdir()) == ["card.json", "card.md", "model.pt2"]
+    assert json.loads((tmp_path / "ship" / "card.json").read_text()) == {
+        key: told[key] for key in told if key != "files"
+    }
+    assert told["verified"]["difference"] <= 1e-5
+    assert told["faults"] == row["test"]["faults"]
+    page = (tmp_path / "ship" / "card.md").read_text()
+    assert f"| easy alone | {100 * row['test']['head']['easy']:.1f} |" in page
+    assert row["split"] in page
+    assert "| `hard_valid` | batch | bool |" in page
+    absent = row["test"]["faults"]["easy"]["missing"]["absent"]
+    assert f"| easy | missing | absent | {100 * absent['fused']:.1f} | {100 * absent['committee']:.1f} |" in page
+
+    code, printed, complaint = equipoise("monitor", tmp_path, "--out", tmp_path / "ship", "--json")
+    assert (code, complaint) == (0, "")
+    told = json.loads(printed)
+    assert told["calibration"]["streams"] == 3
+    assert (tmp_path / "ship" / "monitor.json").is_file()
+    code, printed, _ = equipoise("monitor", tmp_path)
+    assert code == 0
+    assert f"Total failures found within 10 windows: {100 * told['trial']['total_failures_found']:.1f} %" in printed
+
+    code, printed, complaint = equipoise("monitor", tmp_path, "--data", "watch")
+    assert (code, printed) == (2, "")
+    assert "Give the same data" in complaint
+
+
+def test_what_is_no_run_is_refused(equipoise: Any, tmp_path: Path) -> None:
+    for command in ("export", "monitor"):
+        code, printed, complaint = equipoise(command, tmp_path)
+        assert (code, printed) == (2, "")
+        assert complaint.startswith("equipoise: ")
+        assert "Make one: equipoise train" in complaint
+
+
+@pytest.mark.slow
+def test_the_example_shows_a_hanging_sensor_named_and_its_flag_helping() -> None:
+    example = Path(__file__).parent.parent / "examples" / "shipped.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"windows: (.*)", done.stdout) == ["all is well", "easy", "all is well"]
+    both, hangs, flagged = (float(number) for number in re.findall(r"([\d.]+) %", done.stdout))
+    assert both >= flagged > hangs + 20

@@ -1,0 +1,482 @@
+"""`equipoise reproduce`: which runs a table takes, what is made of their numbers, and the command itself."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from equipoise.commands import reproduce as command
+from equipoise.data.source import PreparedFolder
+from equipoise.errors import BadInput, FailedRuns
+from equipoise.experiments import reproduce_report, reproduce_runs
+from equipoise.experiments.paper import GRID, TABLES, PaperRow, PaperTable
+from equipoise.experiments.reproduce import CONTROL, full_recipe, small_recipe
+from equipoise.experiments.reproduce_claims import above, claims, difference
+from equipoise.experiments.reproduce_figure import caption
+from equipoise.experiments.reproduce_outcome import Outcome, collect
+from equipoise.experiments.reproduce_runs import Plan, scores_of
+from equipoise.experiments.reproduce_tables import tables
+from equipoise.prepare import prepare
+from equipoise.store import Store
+from made_up import MadeUp, make_source
+
+EVERY = pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.command(epilog=command.EXAMPLE)(command.reproduce)
+
+
+@pytest.fixture
+def equipoise_reproduce(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs the command in this process."""
+
+    def run(*words: str | Path) -> None:
+        monkeypatch.setattr(sys, "argv", ["equipoise", *map(str, words)])
+        app(standalone_mode=False)
+
+    return run
+
+
+# -- which runs --
+
+
+@EVERY
+def test_every_method_of_the_table_is_run_once_with_the_same_settings(table: PaperTable) -> None:
+    recipe = small_recipe(table, ["epochs=7"], grid=True)
+    assert [entry.label for entry in recipe.entries] == list(dict.fromkeys(row.method for row in table.rows))
+    assert {entry.settings for entry in recipe.entries} == {recipe.trials[0].settings}
+    assert recipe.entries[0].settings.epochs == 7
+    assert recipe.entries[-1].params["overflow"] == "double", "the paper's rule"
+    for entry in recipe.entries:
+        assert {**entry.params, **table.borrowed.get(entry.label, {})} == entry.params
+
+
+def test_the_grid_is_the_papers_and_what_a_word_sets_is_not_searched(tmp_path: Path) -> None:
+    data = some_data(tmp_path)
+
+    def points(*words: str, grid: bool = True) -> tuple[list[tuple[float, float]], str]:
+        recipe = full_recipe(TABLES["avmnist"], words, str(data), None, "auto", grid=grid)
+        return [(trial.params["penalty"], trial.params["smoothing"]) for trial in recipe.trials], recipe.choice
+
+    every = [(penalty, smoothing) for penalty in GRID["penalty"] for smoothing in GRID["smoothing"]]
+    assert points() == (every, "grid")
+    assert points("mimo.penalty=3") == ([(3.0, smoothing) for smoothing in GRID["smoothing"]], "grid")
+    assert points("penalty=3", "mimo.smoothing=2", "mses.smoothing=recursive") == ([], "words")
+    assert points(grid=False) == ([], "paper")
+
+
+def test_departures_are_what_differs_from_the_papers_preset(tmp_path: Path) -> None:
+    data = str(some_data(tmp_path))
+    table = TABLES["avmnist"]
+    assert full_recipe(table, ["device=cpu"], data, None, "auto", grid=True).departures == []
+    words = ["epochs=3", "agm.strength=2", "mimo.overflow=stable", "mimo.penalty=3"]
+    assert full_recipe(table, words, data, None, "auto", grid=False).departures == [
+        "epochs=3 instead of 100", "agm.strength=2 instead of 1", "mimo.penalty=3 instead of 10",
+        "mimo.overflow=stable instead of double",
+    ]  # fmt: skip
+    for grid, words, told in (
+        (True, [], []),
+        (True, ["penalty=3"], ["mimo.penalty=3 instead of 100"]),
+        (False, [], ["mimo.penalty=10 instead of 100", "mimo.smoothing=0.1 instead of 0.01"]),
+    ):
+        found = full_recipe(TABLES["ave"], words, data, None, "none", grid=grid).departures
+        assert [each for each in found if each.startswith(("mimo.penalty", "mimo.smoothing"))] == told
+    assert (
+        "precision=bf16 instead of fp32"
+        in full_recipe(table, ["precision=bf16"], data, None, "auto", grid=True).departures
+    ), "the codes the paper builds on are in single precision, on a GPU too"
+    lenet = full_recipe(table, [], data, None, "avmnist-lenet", grid=True).departures
+    assert "encoder=lenet instead of resnet18" in lenet
+
+
+def test_prepared_data_is_cut_as_in_the_paper_where_it_can_be(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source", count=12)
+    prepare(MadeUp(), source, tmp_path / "out", workers=1)
+    table = replace(TABLES["ave"], split="families")
+
+    def protocol(table: PaperTable, split: str | None) -> str | None:
+        load = full_recipe(table, [], str(tmp_path / "out"), split, "none", grid=False).source.load
+        assert isinstance(load, PreparedFolder)
+        return load.protocol
+
+    assert protocol(table, None) == "families"
+    assert protocol(table, "published") == "published", "what is typed goes before"
+    assert protocol(replace(table, split="nobody's"), None) is None, "the data's own first"
+
+
+def some_data(folder: Path) -> Path:
+    import numpy as np
+
+    count = 30
+    arrays: dict[str, Any] = {
+        "image": np.zeros((count, 1, 8, 8), "float32"),
+        "sound": np.zeros((count, 1, 8, 8), "float32"),
+    }
+    np.savez(folder / "some.npz", **arrays, label=np.arange(count) % 3, split=np.arange(count) // 3 % 3)
+    return folder / "some.npz"
+
+
+def test_without_the_data_it_says_what_to_get_and_to_type(
+    equipoise_reproduce: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EQUIPOISE_DATA", raising=False)
+    for table in TABLES.values():
+        with pytest.raises(BadInput) as found:
+            equipoise_reproduce(table.name, "epoch=3", "--preset", "auto")
+        for part in (
+            f"equipoise prepare {table.name} --source DIR --out data/{table.name}",
+            "DIR is the folder of the originals",
+            f"equipoise reproduce {table.name} --scale small",
+            "did you mean 'epochs'?",
+        ):
+            assert part in str(found.value)
+    with pytest.raises(BadInput, match=r"equipoise prepare ave --source DIR --out nowhere/ave"):
+        equipoise_reproduce("ave", "--data", "nowhere/ave")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["avmnst", "--scale", "tiny"],
+            "did you mean 'avmnist'.*\n.*unknown scale 'tiny'; expected one of full, small",
+        ),
+        (["ave", "--scale", "small", "--data", "x"], "makes its own data and settings; leave out --data"),
+        (
+            ["ave", "--data", "generated"],
+            "expected the modalities of the paper's table, audio, video, found easy, hard",
+        ),
+        (["ave", "--only-report"], r"expected plan.json.*leave out --only-report"),
+    ],
+)
+def test_bad_input_gets_one_message(equipoise_reproduce: Any, tmp_path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        equipoise_reproduce(*words, "--out", tmp_path)
+
+
+# -- what is made of the numbers --
+
+SPREAD = (-0.001, 0.0, 0.001)
+
+
+def outcome(
+    table: PaperTable,
+    *,
+    scale: str = "full",
+    seeds: int = 3,
+    without: tuple[str, ...] = (),
+    control: float | None = None,
+    **better: float,
+) -> Outcome:
+    """The paper's own numbers, as if three runs of each method had given them, some methods better by so much.
+
+    A control is so much better than MIMO.
+    """
+    rows, jobs = [], {}
+    for method in table.methods:
+        own = [row for row in table.rows if row.method == method]
+        jobs[method] = [f"{method} {seed}" for seed in range(seeds)]
+        if method not in without:
+            rows += [made_up(table, own, seed, better.get(method, 0.0)) for seed in range(seeds)]
+    if control is not None:
+        jobs[CONTROL] = [f"{CONTROL} {seed}" for seed in range(seeds)]
+        rows += [
+            {**made_up(table, [table.rows[-1]], seed, control), "config": jobs[CONTROL][seed]} for seed in range(seeds)
+        ]
+    plan = Plan(
+        table.name, scale, "made up", "in three", f"equipoise reproduce {table.name}", 1, seeds, 1, "paper",
+        {"epochs": 1, "batch": 2, "lr": 0.1, "encoder": "auto"},
+        {"mimo": {"penalty": table.penalty, "smoothing": table.smoothing}}, [], jobs, [],
+    )  # fmt: skip
+    return collect(plan, rows, [])
+
+
+def made_up(table: PaperTable, own: list[PaperRow], seed: int, better: float) -> dict[str, Any]:
+    shift = SPREAD[seed] + better
+    view = "head" if own[0].method in ("unimodal", "ew", "mgda", "mmpareto", "mimo") else "detached"
+    alone = {name: mean / 100 + shift for row in own for name, (mean, _) in row.alone.items()}
+    fused = None if own[0].acc is None else own[0].acc[0] / 100 + shift
+    time = own[0].time[0]
+    return {
+        "config": f"{own[0].method} {seed}", "label": own[0].method, "method": own[0].method, "seed": seed,
+        "fold": None, "split": "same", "params": {}, "run": {}, "selected": {"by": "last"}, "device": "cpu",
+        "validation": {"fused": fused, "fused_loss": 1.0},
+        "test": {"fused": fused, "view": view, view: {name: alone[name] for name in table.modalities},
+                 "disparity": max(alone.values()) - min(alone.values())},
+        "seconds": {"balance": time / 4, "update": 3 * time / 4, "backward": 0.0, "step": 2 * time},
+    }  # fmt: skip
+
+
+A, D, O = "agrees", "differs", "open"  # noqa: E741
+JUDGED = {  # what the paper's own numbers say of its own sentences, worked out by hand
+    "cremad": [A, A, A, D, D, A, A, A],
+    "urfunny": [A, A, A, D],
+    "vggsound": [A, A, A, D],
+    "kinetics-sounds": [A, A, A, D],
+    "avmnist": [A, A, A, A, A, A],
+    "mosei": [A, A, A, A, A],
+    "ave": [A, A, D, D, A],
+}
+
+
+@EVERY
+def test_the_papers_own_numbers_are_judged_as_by_hand(table: PaperTable) -> None:
+    found = claims(outcome(table))
+    assert [claim.verdict for claim in found] == JUDGED[table.name], [claim.says for claim in found]
+    contradicted = [claim.says for claim in found if "the other way round" in claim.says]
+    assert len(contradicted) == {"cremad": 2, "ave": 2}.get(table.name, 0)
+
+
+def test_a_difference_is_clear_when_its_interval_is() -> None:
+    flat = {0: 0.5, 1: 0.5, 2: 0.5}
+    found = difference({0: 0.5, 1: 0.7, 2: 0.6, 9: 0.0}, flat)
+    assert found is not None
+    assert (found.mean, found.low, found.high) == pytest.approx(
+        (0.1, -0.14841, 0.34841), abs=1e-5
+    )  # ± 4.30265 · 0.1 / √3
+    assert above(found) == "open"
+    assert above(difference({0: 0.7, 1: 0.71, 2: 0.72}, flat)) == "agrees"
+    assert above(difference(flat, {0: 0.7, 1: 0.71, 2: 0.72})) == "differs"
+    assert difference({0: 0.5}, {1: 0.5}) is None
+
+
+@EVERY
+def test_a_claim_needs_its_runs_and_more_than_one(table: PaperTable) -> None:
+    accuracy = [each for each in claims(outcome(table, seeds=1)) if each.where != "time"]
+    assert {each.verdict for each in accuracy} == {"open"}
+    missing = claims(outcome(table, without=("mimo",)))
+    assert all(each.verdict == "open" for each in missing if each.says.startswith(("MIMO", "of the three")))
+    fewer = claims(outcome(table, without=("msl",)))
+    assert next(each for each in fewer if each.says.startswith("MIMO")).verdict == "open"
+
+
+def test_a_better_method_refutes_the_best() -> None:
+    table = TABLES["avmnist"]
+    comparable, best, *_ = claims(outcome(table, ew=0.02))
+    assert (comparable.verdict, best.verdict) == ("differs", "differs")
+    assert "EW (-1.45 points" in best.measured
+    comparable, best, *_ = claims(outcome(table, ew=0.01))
+    assert (comparable.verdict, best.verdict) == ("agrees", "differs"), "0.45 points above is comparable"
+
+
+@EVERY
+def test_the_papers_numbers_differ_by_nothing_from_themselves(table: PaperTable) -> None:
+    made = tables(outcome(table))
+    for name, paper in ((row.name, row) for row in table.rows):
+        for key in ("acc", *(f"acc.{modality}" for modality in table.modalities), "disparity"):
+            cell = made["beside"].at(name, f"{key}.difference")
+            assert cell.value == pytest.approx(0.0, abs=1e-9) if cell.value is not None else cell.main == "–"
+        assert made["beside"].at(name, "acc.difference").main.lstrip("+-") == ("–" if paper.sensor else "0.00")
+    assert made["table"].labels == tuple(row.name for row in table.rows)
+    assert made["table"].at("MIMO", "acc").best
+    time = made["time"]
+    assert time.at("MIMO", "subroutine").value == pytest.approx(table.rows[-1].time[0])
+    assert time.at("MIMO", "subroutine.ratio").value == pytest.approx(time.at("MIMO", "paper.ratio").value)
+
+
+@pytest.mark.parametrize(
+    ("name", "underlined"),
+    [("cremad", "MIMO"), ("urfunny", "MIMO"), ("vggsound", "EW"), ("kinetics-sounds", "MIMO"), ("avmnist", "MIMO"),
+     ("mosei", "MSL"), ("ave", "MSL")],
+)  # fmt: skip
+def test_what_the_paper_underlines_is_underlined(name: str, underlined: str) -> None:
+    table = tables(outcome(TABLES[name]))["table"]
+    assert [label for label in table.labels if table.at(label, "t").fastest] == [underlined]
+
+
+def test_times_hold_what_they_say() -> None:
+    found = outcome(TABLES["ave"])
+    row = found.lines["MIMO"].rows[0]
+    assert row["time"] == pytest.approx({"subroutine": 0.029, "with backward": 0.029, "step": 0.058})
+    assert found.lines["Audio"].of("time", "subroutine") is None, "all sensors are one run, whose time is of them all"
+    assert set(found.lines["Audio"].alone) == {"audio"}
+
+
+@pytest.mark.parametrize(("control", "verdict"), [(-0.01, "agrees"), (0.01, "differs")])
+def test_a_control_stands_below_and_competes_for_no_claim_of_the_paper(control: float, verdict: str) -> None:
+    table = TABLES["avmnist"]
+    found = outcome(table, control=control)
+    *others, last = claims(found)
+    assert [claim.verdict for claim in others] == JUDGED["avmnist"]
+    assert (last.where, last.verdict) == ("control", verdict)
+    made = tables(found)
+    assert made["table"].labels == (*(row.name for row in table.rows), CONTROL)
+    assert made["beside"].at(CONTROL, "acc.paper").main == made["time"].at(CONTROL, "paper").main == "–"
+    recipe = small_recipe(table, [], grid=False)
+    assert recipe.control_at(10.0).params == {"weight": 5.0}
+    assert small_recipe(TABLES["urfunny"], [], grid=False).control_at(30.0).params == {"weight": 10.0}
+
+
+def test_a_stand_in_has_no_number_of_the_paper_beside_it() -> None:
+    small = outcome(TABLES["ave"], scale="small")
+    made = tables(small)
+    assert "beside" not in made
+    assert not [column.key for table in made.values() for column in table.columns if "paper" in column.key]
+    content = reproduce_report.in_values(small)
+    assert (content["claims"], content["notes"]) == ([], [])
+    assert "mean nothing" in made["table"].title
+    assert "mean nothing" in caption(small)
+
+
+def test_what_is_missing_is_named() -> None:
+    table = TABLES["ave"]
+    found = outcome(table, without=("agm",))
+    assert found.missing == {"AGM": "3 of 3 not run yet"}
+    note = next(each for each in tables(found)["table"].notes if each.startswith("NOT COMPLETE"))
+    assert note == "NOT COMPLETE: AGM: 3 of 3 not run yet."
+    assert not reproduce_report.in_values(found)["complete"]
+    assert "Not complete: AGM." in caption(found)
+
+
+def test_a_run_that_diverged_is_none() -> None:
+    table = TABLES["ave"]
+    whole = outcome(table)
+    rows = [made_up(table, [row], seed, 0.0) for row in table.rows if row.acc for seed in range(3)]
+    rows[0]["validation"]["fused_loss"] = None
+    found = collect(whole.plan, rows, [])
+    assert found.missing["MSL"] == "1 of 3 diverged"
+    assert [row["seed"] for row in found.lines["MSL"].rows] == [1, 2]
+    failed = replace(whole.plan, failures={"msl 1": "msl, seed 1: FloatingPointError: loss"})
+    told = collect(failed, [row for row in rows if row["config"] != "msl 1"], []).missing["MSL"]
+    assert told == "1 of 3 diverged, 1 of 3 failed (FloatingPointError: loss)"
+
+
+def test_the_grid_is_judged_on_validation_over_its_seeds() -> None:
+    points: list[tuple[dict[str, Any], list[str]]] = [
+        ({"penalty": 1.0}, ["a0", "a1"]), ({"penalty": 2.0}, ["b0", "b1"]), ({"penalty": 3.0}, ["c0", "c1"]),
+    ]  # fmt: skip
+    plan = replace(outcome(TABLES["ave"]).plan, trials=points)
+
+    def row(config: str, accuracy: float, loss: float | None = 1.0) -> dict[str, Any]:
+        return {"config": config, "validation": {"fused": accuracy, "fused_loss": loss}}
+
+    rows = [row("a0", 0.5), row("a1", 0.7), row("b0", 0.9), row("b1", 0.99, None), row("c0", 0.99)]
+    assert [score for _, score in scores_of(plan, rows)] == [pytest.approx(0.6), None, None]
+
+
+def test_a_plan_comes_back_as_it_was(tmp_path: Path) -> None:
+    plan = replace(outcome(TABLES["ave"]).plan, trials=[({"penalty": 1.0}, ["a"])], failures={"a": "b"})
+    plan.save(tmp_path)
+    assert Plan.load(tmp_path) == plan
+
+
+# -- the command --
+
+
+def stored(folder: Path) -> list[dict[str, Any]]:
+    return Store(folder).rows()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_runs_on_its_stand_in(
+    equipoise_reproduce: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    words = (name, "--scale", "small", "--seeds", "1", "--out", tmp_path)
+    equipoise_reproduce(*words, "--json")
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    content = json.loads(printed.out, parse_constant=pytest.fail)
+    table = TABLES[name]
+    assert content["complete"]
+    assert content["tables"].keys() == {"table", "time"}
+    lines = {line["label"]: line for line in content["tables"]["table"]["lines"]}
+    assert list(lines) == [row.name for row in table.rows]
+    for row in table.rows:
+        assert (lines[row.name]["acc"] is None) == (row.sensor is not None)
+        assert {name for name in table.modalities if lines[row.name][f"acc.{name}"]} == set(row.alone)
+    assert all("test" not in row for row in stored(tmp_path / "grid")), "λ and μ are chosen before the test is read"
+    best = max(content["grid"]["points"], key=lambda point: point["validation"])
+    assert content["grid"]["chosen"] == {key: best[key] for key in ("penalty", "smoothing")}
+    assert [row["params"]["penalty"] for row in stored(tmp_path) if row["method"] == "mimo"] == [best["penalty"]]
+    assert (tmp_path / "reproduce.png").read_bytes().startswith(b"\x89PNG")
+    for kind in ("md", "tex", "csv"):
+        assert "MIMO" in (tmp_path / f"reproduce-table.{kind}").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_it_goes_on_where_it_was_and_reports_what_there_is(
+    equipoise_reproduce: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("mosei", "--scale", "small", "--seeds", "2", "epochs=1", "--no-grid", "--out", tmp_path)
+    equipoise_reproduce(*words, "--json")
+    first = json.loads(capsys.readouterr().out)
+    rows = (tmp_path / "results.jsonl").read_bytes()
+    equipoise_reproduce(*words, "--json")
+    assert json.loads(capsys.readouterr().out) == first
+    assert (tmp_path / "results.jsonl").read_bytes() == rows, "nothing is run twice"
+    assert first["grid"]["choice"] == "paper"
+    assert not (tmp_path / "grid").exists()
+
+    kept = rows.splitlines(keepends=True)[:5]
+    (tmp_path / "results.jsonl").write_bytes(b"".join(kept))
+    equipoise_reproduce("mosei", "--only-report", "--out", tmp_path)
+    printed = capsys.readouterr().out
+    assert "NOT COMPLETE" in printed
+    assert (tmp_path / "results.jsonl").read_bytes() == b"".join(kept), "a report runs nothing"
+    with pytest.raises(BadInput, match="expected runs for ave, found those for mosei"):
+        equipoise_reproduce("ave", "--only-report", "--out", tmp_path)
+
+    equipoise_reproduce(*words, "--json")
+    again = json.loads(capsys.readouterr().out)
+    assert again["complete"]
+    numbers = [[line["acc"] for line in each["tables"]["table"]["lines"]] for each in (first, again)]
+    assert numbers[0] == numbers[1]
+
+
+@pytest.mark.slow
+def test_it_runs_as_a_command_of_its_own(tmp_path: Path) -> None:
+    words = ["reproduce", "ave", "--scale", "small", "--no-grid", "--control", "--seeds", "1", "epochs=1"]
+    program = "import equipoise_command; equipoise_command.main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *words, "--out", str(tmp_path)], capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "AVE on a made-up stand-in: these numbers mean nothing" in ended.stdout
+    assert "5/5 " in ended.stderr
+    assert "EW at λ/K, seed 0: validation" in ended.stderr
+    assert "Made by `equipoise reproduce ave epochs=1 --scale small" in (tmp_path / "reproduce.svg").read_text("utf-8")
+
+
+def test_a_run_that_diverges_is_an_answer_and_one_that_breaks_is_not(
+    equipoise_reproduce: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, reason = TABLES["ave"], ["FloatingPointError: loss"]
+
+    def study(jobs: Any, _: Any, store: Store, *, on_event: Any, **__: Any) -> None:
+        for job in jobs:
+            own = [row for row in table.rows if row.method == job.entry.label]
+            if job.entry.label == "agm":
+                on_event("failed", job, {"reason": reason[0]})
+            else:
+                store.append({**made_up(table, own, job.seed, 0.0), "config": job.config})
+        raise FailedRuns("agm")
+
+    monkeypatch.setattr(reproduce_runs, "run_study", study)
+    words = ("ave", "--scale", "small", "--no-grid")
+    equipoise_reproduce(*words, "--out", tmp_path / "one")
+    assert "AGM: 3 of 3 failed (FloatingPointError: loss)" in " ".join(capsys.readouterr().out.split())
+    reason[0] = "OutOfMemoryError: too much"
+    with pytest.raises(FailedRuns, match="agm, seed 0: OutOfMemoryError"):
+        equipoise_reproduce(*words, "--out", tmp_path / "two")
+    assert "MIMO" in capsys.readouterr().out, "what there is is shown all the same"
+
+
+def test_a_grid_of_which_nothing_came_to_an_end_stops_it(
+    equipoise_reproduce: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def study(jobs: Any, *_: Any, on_event: Any, **__: Any) -> None:
+        for job in jobs:
+            on_event("failed", job, {"reason": "FloatingPointError: loss"})
+        raise FailedRuns("all")
+
+    monkeypatch.setattr(reproduce_runs, "run_study", study)
+    with pytest.raises(FailedRuns, match=r"no point of the grid.*smaller lr"):
+        equipoise_reproduce("ave", "--scale", "small", "--out", tmp_path)
