@@ -1,16 +1,14 @@
 """An epoch that is killed half-way goes on from there, to the same bits."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from equipoise import MIMO, checkpoint
-from equipoise import train as loop
+from equipoise import run as loop
 from equipoise.data.feed import Feed
 from equipoise.data.generated import two_sensors
-from equipoise.data.splits import Part
 from equipoise.settings import Settings
 from equipoise.train import train
 
@@ -23,25 +21,23 @@ class Killed(Exception):  # noqa: N818
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Let the feed die after so many batches, once."""
-    healthy, left = Feed.training, [after]
+    """Let training die after so many batches, once."""
+    left, healthy = [after], Feed.seed_views
 
-    def training(self: Feed, *arguments: object) -> Iterator[Part]:
-        for batch in healthy(self, *arguments):  # ty: ignore[invalid-argument-type]
-            if left[0] == 0:
-                left[0] = -1
-                raise Killed
-            left[0] -= 1
-            yield batch
+    def seed_views(self: Feed, epoch: int, number: int) -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            raise Killed
+        healthy(self, epoch, number)
 
-    monkeypatch.setattr(Feed, "training", training)
+    monkeypatch.setattr(Feed, "seed_views", seed_views)
 
 
 @pytest.mark.parametrize("after", [1, 5, 11, 12, 17, 30])
 def test_killed_inside_an_epoch(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     undisturbed = train(DATA, MIMO(), SETTINGS, seed=4)
     monkeypatch.setattr(loop, "WITHIN_EPOCH", 0.0)
-    monkeypatch.setattr(loop._Run, "_patience", lambda _: 0.0)
+    monkeypatch.setattr(loop.Run, "_patience", lambda _: 0.0)
     dying(monkeypatch, after)
     with pytest.raises(Killed):
         train(DATA, MIMO(), SETTINGS, seed=4, folder=tmp_path, checkpoint_seconds=0)
