@@ -200,3 +200,14 @@ def test_labels_are_only_text(tmp_path: Path) -> None:
     assert next(csv.DictReader(io.StringIO(as_csv(table))))["label"] == HOSTILE
     assert json.loads(as_json(table))["lines"][0]["label"] == HOSTILE
     assert "<script" not in html_table(table)
+
+
+def test_runs_on_a_gpu_say_how_their_steps_were_done(tmp_path: Path) -> None:
+    paths = ["yes", "yes", "its step waits for the device (at encoder.py:3)"]
+    rows = [
+        {**make_row("mimo", seed), "device": "cuda", "path": {"precision": "bf16", "captured": captured}}
+        for seed, captured in enumerate(paths)
+    ]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    notes = "\n".join(tables(read(tmp_path))[0].notes)
+    assert "On a GPU in bf16, steps played back from a recording; 1 run as written, since its step waits" in notes

@@ -23,6 +23,7 @@ def notes_below(lines: Sequence[Line], differences: Sequence[Difference]) -> lis
             _marks(lines),
             _intervals(differences),
             _mixtures(lines),
+            _paths(lines),
         )
         if each
     ]
@@ -112,6 +113,19 @@ def _intervals(differences: Sequence[Difference]) -> str:
 def _mixtures(lines: Sequence[Line]) -> str:
     mixed = [f"{line.label} ({', '.join(names)})" for line in lines if (names := varying(line.rows))]
     return f"Settings differ between the runs of: {'; '.join(mixed)}." if mixed else ""
+
+
+def _paths(lines: Sequence[Line]) -> str:
+    """On GPUs: the precision, and why steps were not played back where they were not."""
+    there = [row for line in lines for row in line.rows if str(row.get("device", "")).startswith("cuda")]
+    precisions = sorted({str(each) for row in there if (each := dig(row, "path", "precision"))})
+    if not precisions:
+        return ""
+    reasons = Counter(str(why) for row in there if (why := dig(row, "path", "captured")) not in (None, "yes"))
+    slow = "; ".join(f"{_plural(count, 'run')} as written, since {why}" for why, count in reasons.most_common(3))
+    return f"On a GPU in {' and '.join(precisions)}, steps played back from a recording" + (
+        f"; {slow}." if slow else "."
+    )
 
 
 def _plural(count: int, word: str) -> str:
