@@ -14,6 +14,8 @@ from typing import Any, Literal, final
 import torch
 
 import equipoise
+from equipoise import ranks
+from equipoise.balancer import Balancer
 from equipoise.catalogue import DataSet, Entry
 from equipoise.data.splits import Splits
 from equipoise.deploy.kept import keep
@@ -42,6 +44,7 @@ class Job:
         threads: That the run may use.
         measure: "all"; "quick", without sensor faults and the costlier protocols; or "validation", for trials that
             must not see the test part.
+        device: Where it takes place, if not on this machine; "" for what this machine makes of the settings.
     """
 
     entry: Entry
@@ -51,6 +54,7 @@ class Job:
     split: str
     threads: int = 1
     measure: Measure = "all"
+    device: str = ""
 
     @property
     def name(self) -> str:
@@ -71,7 +75,7 @@ class Job:
             "seed": self.seed,
             "threads": self.threads,
             "measure": self.measure,
-            "device": device_of(self.entry.settings),
+            "device": self.device or device_of(self.entry.settings),
             "version": equipoise.__version__,
         }
 
@@ -90,7 +94,7 @@ def run_job(
     checkpoint_seconds: float = 10.0,
     trackers: Trackers | None = None,
 ) -> dict[str, Any]:
-    """Train, measure, and give the row of one run.
+    """Train, measure, and give the row of one run; of several processes the first measures, the others' rows are empty.
 
     Trackers see it under its own name; they decide nothing, so that they are no fact of it.
     """
@@ -109,6 +113,15 @@ def run_job(
         checkpoint_seconds=checkpoint_seconds,
         trackers=_named(trackers, job),
     )
+    if ranks.rank() > 0:
+        return {}
+    with ranks.alone():
+        return _row(job, trained, balancer, splits, folder)
+
+
+def _row(job: Job, trained: Trained, balancer: Balancer, splits: Splits, folder: Path) -> dict[str, Any]:
+    """Measure what was trained, and keep it."""
+    entry = job.entry
     timing = step_seconds(
         trained.model,
         balancer,
