@@ -8,8 +8,11 @@ from equipoise import heap
 
 # A process of its own: what glibc keeps depends on all that was freed before.
 PROGRAM = """
-import resource, sys, torch
+import ctypes, resource, sys, torch
 from equipoise import heap
+
+for option in (-1, -3):
+    ctypes.CDLL(None).mallopt(option, 2**17)  # what glibc begins with
 
 def steps(count):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
