@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from equipoise import MIMO, MSL, Balancer
+from equipoise.data.feed import share_of_rank
 from equipoise.data.original import Clip, Clips, Field, Original, Protocol
 from equipoise.data.prepared import Prepared
 from equipoise.data.splits import Splits
@@ -78,6 +79,7 @@ def steps_alone(splits: Splits, make: type[Balancer], settings: Settings, epochs
     ready = Splits("ready", made, made, made, splits.classes)
     run = Run(ready, make(), settings.changed({"capture": True}), 0, None, Trackers(), 1e9)
     run.model.train()
+    run.pieces = share_of_rank(torch.arange(settings.batch), 0, 1, 1)
     rows = torch.arange(settings.batch, device="cuda")
     found = []
     for _ in range(epochs):

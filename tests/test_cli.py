@@ -40,8 +40,10 @@ COMMANDS = [
     "landscape",
     "ablate",
     "reproduce",
+    "tune",
     "export",
     "monitor",
+    "bench",
     "version",
 ]
 QUICK = ["--data", "generated", "epochs=2", "features=8"]

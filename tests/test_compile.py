@@ -24,8 +24,13 @@ pytestmark = [
 COUNT = 2
 INDUCTOR = ["mimo", "mmpareto", "ogmge"]
 TOLERANCE = 1e-5
-# A model compiled as a whole is one node of the graph. These methods need not know which head belongs to which loss.
-WHOLE = [name for name, make in METHODS.items() if make().route in {"loss", "gram"} or make().unimodal == "head"]
+# A model compiled as a whole is one node of the graph. These methods need not know which head belongs to which loss,
+# nor where an encoder ends.
+WHOLE = [
+    name
+    for name, make in METHODS.items()
+    if (make().route in {"loss", "gram"} or make().unimodal == "head") and make().at == "parameters"
+]
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise import MIMO, checkpoint
-from equipoise import run as loop
+from equipoise.cadence import Cadence
 from equipoise.data.feed import Feed
 from equipoise.data.generated import two_sensors
 from equipoise.settings import Settings
@@ -36,8 +36,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
 @pytest.mark.parametrize("after", [1, 5, 11, 12, 17, 30])
 def test_killed_inside_an_epoch(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     undisturbed = train(DATA, MIMO(), SETTINGS, seed=4)
-    monkeypatch.setattr(loop, "WITHIN_EPOCH", 0.0)
-    monkeypatch.setattr(loop.Run, "_patience", lambda _: 0.0)
+    monkeypatch.setattr(Cadence, "due_within", lambda *_: True)
     dying(monkeypatch, after)
     with pytest.raises(Killed):
         train(DATA, MIMO(), SETTINGS, seed=4, folder=tmp_path, checkpoint_seconds=0)

@@ -133,7 +133,7 @@ def bare_loop(splits: Splits, settings: Settings, seed: int, clip: float | None 
     """Joint training as anyone would write it, with heads on detached features beside it."""
     torch.manual_seed(seed)
     model = build_model(splits, MSL(), settings)
-    optimizer = torch.optim.SGD(model.parameters(), settings.lr, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), settings.lr, momentum=0.9, weight_decay=1e-4, fused=True)
     shuffle = torch.Generator().manual_seed(seed)
     part = splits.train
     for _ in range(settings.epochs):

@@ -21,6 +21,7 @@ from equipoise.models import fit_committee as fit_committee
 from equipoise.observe import Seen as Seen
 from equipoise.optimum import Trajectory as Trajectory
 from equipoise.optimum import least_squares as least_squares
+from equipoise.rates import layerwise as layerwise
 from equipoise.routes import Weights as Weights
 from equipoise.table import Table as Table
 from equipoise.window import Window as Window

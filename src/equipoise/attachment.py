@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import ASGD, SGD, Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.features import Tap
 
 Encoder: TypeAlias = "nn.Module | str | Sequence[nn.Module | Tensor | str]"
 
@@ -79,6 +83,7 @@ class Attachment:
         self.model = self.layers[-1] if self.layers else None
         self.optimizer = unwrap_optimizer(optimizer) if optimizer is not None else None
         self._told = encoders
+        self._taps: dict[str, tuple[nn.Module, Tap]] = {}
         empty = [name for name, parts in self.encoders.items() if not _tensors(parts, _parameters_of)]
         if empty:
             listed = ", ".join(map(repr, empty))
@@ -103,6 +108,35 @@ class Attachment:
     def everything(self, modality: str) -> list[Tensor]:
         """Every parameter and buffer of one encoder: what has to stand still when it is frozen."""
         return _tensors(self.encoders[modality], lambda module: [*module.parameters(), *module.buffers()])
+
+    def tap(self, method: str) -> list[RemovableHandle]:
+        """Have each encoder's outputs remembered from now on; what stops it again.
+
+        Args:
+            method: Who asks.
+
+        Raises:
+            ValueError: If an encoder is not one module, and so has no output.
+        """
+        modules = {name: parts[0] for name, parts in self.encoders.items() if len(parts) == 1}
+        self._taps = {name: (module, Tap()) for name, module in modules.items() if isinstance(module, nn.Module)}
+        loose = ", ".join(repr(name) for name in self.encoders if name not in self._taps)
+        if loose:
+            msg = (
+                f"attach: {method}(at='features') reads what each encoder gives, and expected one module for each; "
+                f"found bare parameters or several parts for {loose}. Type encoders={{'audio': model.audio_net, …}} "
+                f"with the module whose output is the feature, or {method}(at='parameters')"
+            )
+            raise ValueError(msg)
+        handles = [module.register_forward_hook(tap) for module, tap in self._taps.values()]
+        for handle in handles:  # also when nobody says so: a hook that nobody reads would hold on to a graph
+            weakref.finalize(self, handle.remove).atexit = False
+        return handles
+
+    def taps(self) -> dict[str, Tap | None]:
+        """What remembers the outputs by modality; None where an encoder has been replaced since."""
+        now = self.encoders
+        return {name: tap if now.get(name) == [module] else None for name, (module, tap) in self._taps.items()}
 
     def compiled(self) -> bool:
         """Whether any part of what was attached has been through torch.compile."""
@@ -156,7 +190,12 @@ def _submodule(model: nn.Module | None, name: str) -> nn.Module:
 
 
 def _parameters_of(module: nn.Module) -> Iterable[Tensor]:
-    return module.parameters()
+    """What `module.parameters()` gives, without making a name for each: this runs in every step."""
+    waiting = [module]
+    while waiting:
+        found = waiting.pop()
+        yield from (tensor for tensor in found._parameters.values() if tensor is not None)
+        waiting.extend(child for child in reversed(found._modules.values()) if child is not None)
 
 
 def _tensors(parts: Iterable[nn.Module | Tensor], of: Callable[[nn.Module], Iterable[Tensor]]) -> list[Tensor]:

@@ -103,6 +103,8 @@ class Balancer(Questions):
     ) -> Self:
         """Tell the balancer about a model. Nothing of the model is registered, copied or changed.
 
+        A method that decides at features puts a forward hook on each encoder, until it is attached to another model.
+
         Args:
             model: The model, bare or wrapped (DDP, torch.compile, Accelerate, Fabric).
             encoders: Per modality a module, a dotted name in the model, or a list of these and of parameters. A model
@@ -253,8 +255,10 @@ class Balancer(Questions):
             return weighted_sum(scalars, extra, weights, value)
         by_name = attachment.parameters() if attachment is not None else {}
         encoders = [by_name[name] for name in self.modalities if name in by_name]
+        remembered = attachment.taps() if attachment is not None else {}
+        taps = [remembered[name] for name in self.modalities if name in remembered]
         try:
-            step = Step(self, scalars, extra, seen, weights, encoders)
+            step = Step(self, scalars, extra, seen, weights, encoders, taps)
         except HiddenGraphError:
             if weights is None or self.route != "loss":
                 raise
@@ -274,6 +278,8 @@ class Balancer(Questions):
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._updates = [], None
+        if self.at == "features":
+            self._hooks += attachment.tap(type(self).__name__)
         optimizer = attachment.optimizer
         if optimizer is None:
             if self.modulates:

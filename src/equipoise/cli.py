@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +14,12 @@ except ModuleNotFoundError:
     msg = "the command needs packages that are not installed; type: pip install 'equipoise[train]'"
     raise ModuleNotFoundError(msg) from None
 
-from equipoise import __version__, comparison
+from equipoise import __version__, comparison, distributed
 from equipoise.catalogue import all_methods, entries, look_up
-from equipoise.commands import ablate, check, export, landscape, monitor, prepare, reproduce, toy
-from equipoise.commands.options import Data, Folds, Json, PresetName, Split, Workers, data_and
+from equipoise.clusters import place_of
+from equipoise.commands import ablate, bench, check, export, landscape, monitor, prepare, reproduce, toy, tune
+from equipoise.commands.config import Config, after_config
+from equipoise.commands.options import Data, Folds, Json, On, PresetName, Split, Workers, data_and
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import all_data
 from equipoise.errors import BadInput, FailedRuns, answers
@@ -32,7 +35,8 @@ Out = Annotated[Path, typer.Option("--out", help="Folder for results, curves, ch
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs per method, with seeds 0, 1, …")]
 Track = Annotated[str, typer.Option("--track", help=f"Log every epoch to {', '.join(NAMES)}; commas between.")]
 Words = Annotated[
-    list[str] | None, typer.Argument(help="name=value: a setting (epochs=30) or a parameter (mimo.penalty=10).")
+    list[str] | None,
+    typer.Argument(callback=after_config, help="name=value: a setting (epochs=30) or a parameter (mimo.penalty=10)."),
 ]
 
 
@@ -42,6 +46,7 @@ Words = Annotated[
 def compare(
     words: Words = None,
     *,
+    _config: Config = None,
     data: Data = "watch",
     split: Split = None,
     preset: PresetName = "auto",
@@ -53,11 +58,14 @@ def compare(
     quick: Annotated[bool, typer.Option("--quick", help="Leave out sensor faults and the costlier protocols.")] = False,
     out: Out = Path("runs/compare"),
     workers: Workers = None,
+    on: On = None,
     track: Track = "",
     as_json: Json = False,
 ) -> None:
     """Train every method on the same data and print the table; the page is written beside it."""
-    source, chosen, trackers = _asked(data, split, preset, methods.split(","), words, track)
+    source, chosen, trackers, place = _asked(
+        data, split, preset, methods.split(","), words, lambda: _trackers(track), lambda: place_of(on)
+    )
     if controls:
         chosen += comparison.controls(chosen, source)
     rows = comparison.compare(
@@ -69,6 +77,7 @@ def compare(
         tune=tune,
         quick=quick,
         workers=workers,
+        on=place,
         trackers=trackers,
         quiet=as_json,
     )
@@ -81,6 +90,7 @@ def compare(
 def train(
     words: Words = None,
     *,
+    _config: Config = None,
     data: Data = "watch",
     split: Split = None,
     preset: PresetName = "auto",
@@ -92,7 +102,8 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train one model and say what it can do."""
-    source, chosen, trackers = _asked(data, split, preset, [method], [*words_for(step), *(words or ())], track)
+    asked = [*words_for(step), *(words or ())]
+    source, chosen, trackers = _asked(data, split, preset, [method], asked, lambda: _trackers(track))
     rows = comparison.compare(chosen, source, [seed], out, workers=1, trackers=trackers, quiet=as_json)
     _show(out, rows, as_json=as_json)
     if not as_json and (rate := rows[0].get("path", {}).get("learning rate")):
@@ -123,6 +134,7 @@ def report(
 def diagnose(
     words: Words = None,
     *,
+    _config: Config = None,
     data: Data = "watch",
     split: Split = None,
     preset: PresetName = "auto",
@@ -135,7 +147,7 @@ def diagnose(
     """Is there an imbalance worth treating? Joint training against uni-modal training, measured alike."""
     from equipoise.diagnose import diagnose as judge
 
-    source, chosen, _ = _asked(data, split, preset, ["msl", "unimodal"], words)
+    source, chosen = _asked(data, split, preset, ["msl", "unimodal"], words)
     rows = comparison.compare(chosen, source, range(seeds), out, folds=folds, workers=workers, quiet=as_json)
     joint, alone = ([row for row in rows if row["method"] == name] for name in ("msl", "unimodal"))
     found = judge(joint, alone)
@@ -214,8 +226,10 @@ for _room, _command in (
     (landscape, landscape.landscape),
     (ablate, ablate.ablate),
     (reproduce, reproduce.reproduce),
+    (tune, tune.tune),
     (export, export.export),
     (monitor, monitor.monitor),
+    (bench, bench.bench),
 ):
     app.command(epilog=_room.EXAMPLE)(_command)
 
@@ -229,6 +243,7 @@ def version() -> None:
 def main() -> None:
     """Run the command; bad input ends with exit code 2 and one message, Ctrl-C with how to go on."""
     try:
+        distributed.only_the_first_speaks(sys.argv[1:])
         code = app(standalone_mode=False)  # None, or an exit code where a command did not come to its end
         if code == INTERRUPTED:
             raise KeyboardInterrupt  # the parser made a code of it
@@ -237,7 +252,7 @@ def main() -> None:
         say_stopped()
         sys.exit(INTERRUPTED)
     except (BadInput, OSError, ModuleNotFoundError) as found:
-        print(f"equipoise: {found}", file=sys.stderr)
+        distributed.say(f"equipoise: {found}", known_to_all=isinstance(found, BadInput))
         sys.exit(2)
     except FailedRuns as found:
         kept = "the others are kept: `equipoise report` shows them"
@@ -245,16 +260,16 @@ def main() -> None:
         sys.exit(1)
     except Exception as found:
         if hasattr(found, "format_message"):  # how the parser of the command line says what is wrong with it
-            print(f"equipoise: {found.format_message()}", file=sys.stderr)  # ty: ignore[call-non-callable]
+            distributed.say(f"equipoise: {found.format_message()}")  # ty: ignore[call-non-callable]
             sys.exit(2)
         raise
 
 
 def _asked(
-    data: str, split: str | None, preset: str, methods: list[str], words: list[str] | None, track: str = ""
+    data: str, split: str | None, preset: str, methods: list[str], words: list[str] | None, *others: Callable[[], Any]
 ) -> list[Any]:
-    """The data, the lines of the comparison and the trackers, or one message with everything that is wrong."""
-    return data_and(data, split, preset, lambda chosen: entries(methods, words or (), chosen), lambda: _trackers(track))
+    """The data, the lines of the comparison and the rest, or one message with everything that is wrong."""
+    return data_and(data, split, preset, lambda chosen: entries(methods, words or (), chosen), *others)
 
 
 def _trackers(text: str) -> Trackers:
@@ -262,6 +277,8 @@ def _trackers(text: str) -> Trackers:
 
 
 def _show(out: Path, rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    if not distributed.leads():
+        return
     if as_json:
         print(json.dumps(rows))
         return

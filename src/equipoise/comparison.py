@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
-from equipoise import tuning
+from equipoise import distributed, tuning
 from equipoise.catalogue import DataSet, Entry, all_methods
-from equipoise.errors import BadInput
+from equipoise.clusters import Place
+from equipoise.errors import BadInput, answers
 from equipoise.job import Job
+from equipoise.machinery import device_of
 from equipoise.progress import Progress
 from equipoise.store import Store
 from equipoise.study import plan, run_study
@@ -33,6 +35,7 @@ def compare(
     tune: int = 0,
     quick: bool = False,
     workers: int | None = None,
+    on: Place | None = None,
     trackers: Trackers | None = None,
     quiet: bool = False,
 ) -> list[dict[str, Any]]:
@@ -47,25 +50,32 @@ def compare(
         tune: Trials per method and fold.
         quick: Leave out sensor faults and the costlier protocols.
         workers: Runs side by side; None for one per core, or one per GPU.
+        on: Where they take place, if not on this machine.
         trackers: Where runs are logged while they train. Trials are not: they are many, and no result.
         quiet: Show no progress.
     """
     torch.set_num_threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
     if folds and not source.folds:
         raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
-    store = Store(out)
+    if on is None and distributed.launched():  # elsewhere, every run is a process of its own
+        distributed.meet(*answers(lambda: device_of(chosen[0].settings)))
+    with distributed.one_by_one():
+        store = Store(out)
+    quiet = quiet or not distributed.leads()
     cuts = list(range(source.folds)) if folds else [None]
-    jobs, splits = plan(chosen, source, seeds, cuts, measure="quick" if quick else "all")
-    if trackers is not None:
-        trackers.try_out()
-    (out / COMMAND).write_text(shlex.join(["equipoise", *sys.argv[1:]]) + "\n", encoding="utf-8")
+    jobs, splits = plan(chosen, source, seeds, cuts, measure="quick" if quick else "all", on=on)
+    if distributed.leads():
+        if trackers is not None:
+            trackers.try_out()
+        (out / COMMAND).write_text(shlex.join(["equipoise", *sys.argv[1:]]) + "\n", encoding="utf-8")
     if tune:
-        trials = Store(out / "tuning")
+        with distributed.one_by_one():
+            trials = Store(out / "tuning")
         every = [job for some in tuning.plan_trials(chosen, jobs, tune).values() for job in some]
         with Progress(_left(every, trials), "tuning on validation data", quiet=quiet) as progress:
-            jobs = tuning.tune(chosen, jobs, splits, trials, tune, workers=workers, on_event=progress.event)
+            jobs = tuning.tune(chosen, jobs, splits, trials, tune, workers=workers, on=on, on_event=progress.event)
     with Progress(_left(jobs, store), "runs", quiet=quiet) as progress:
-        return run_study(jobs, splits, store, workers=workers, on_event=progress.event, trackers=trackers)
+        return run_study(jobs, splits, store, workers=workers, on=on, on_event=progress.event, trackers=trackers)
 
 
 def controls(chosen: Sequence[Entry], source: DataSet) -> list[Entry]:

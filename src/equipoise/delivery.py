@@ -8,7 +8,7 @@ once, and whoever calls `backward` (a plain loop, Accelerate, Fabric, Lightning)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, final
 
 import torch
@@ -24,7 +24,13 @@ class HiddenGraphError(RuntimeError):
     """Gradients taken through part of this graph would be wrong, or it cannot be seen through."""
 
 
-def leaves_under(loss: Tensor, compiled: set[tuple[Node, int]] | None = None) -> dict[int, Tensor]:
+def leaves_under(
+    loss: Tensor,
+    compiled: set[tuple[Node, int]] | None = None,
+    *,
+    ends: Collection[tuple[Node, int]] = (),
+    met: set[tuple[Node, int]] | None = None,
+) -> dict[int, Tensor]:
     """Every tensor that a loss would send a gradient to, by identity.
 
     Walked at each call: it costs about a hundredth of the backward pass, and a model may change what it uses.
@@ -32,14 +38,20 @@ def leaves_under(loss: Tensor, compiled: set[tuple[Node, int]] | None = None) ->
     Args:
         loss: Where to start.
         compiled: Takes the outputs of compiled graphs that were met, by graph and number.
+        ends: Edges of the graph beyond which not to look.
+        met: Takes those of them that were met.
     """
     found: dict[int, Tensor] = {}
     if loss.grad_fn is None:
         return {id(loss): loss} if loss.requires_grad else {}
     seen: set[tuple[Node, int]] = set()
-    waiting: list[tuple[Node, int]] = [(loss.grad_fn, 0)]
+    waiting: list[tuple[Node, int]] = [(loss.grad_fn, loss.output_nr)]
     while waiting:
         node, index = waiting.pop()
+        if (node, index) in ends:
+            if met is not None:
+                met.add((node, index))
+            continue
         name = node.name()
         through_sink = name == "_DDPSinkBackward"
         if compiled is not None and name == "CompiledFunctionBackward":
@@ -253,7 +265,7 @@ def _at_least_single(tensor: Tensor) -> Tensor:
 
 def _inner(a: list[Tensor], b: list[Tensor]) -> Tensor:
     if a is b:
-        return torch.stack(list(torch._foreach_norm(a, 2, dtype=_wide(a)))).square().sum()
+        return torch.stack(list(torch._foreach_norm(a, 2, dtype=wide(a)))).square().sum()
     return sums(torch._foreach_mul(a, b)).sum()
 
 
@@ -262,13 +274,14 @@ def sums(tensors: Sequence[Tensor]) -> Tensor:
 
     There are such kernels for norms only: the sum is twice that of what is positive, less that of all magnitudes.
     """
-    wide = _wide(tensors)
-    positive = torch._foreach_norm(torch._foreach_clamp_min(list(tensors), 0.0), 1, dtype=wide)
-    magnitudes = torch._foreach_norm(list(tensors), 1, dtype=wide)
+    dtype = wide(tensors)
+    positive = torch._foreach_norm(torch._foreach_clamp_min(list(tensors), 0.0), 1, dtype=dtype)
+    magnitudes = torch._foreach_norm(list(tensors), 1, dtype=dtype)
     return 2 * torch.stack(list(positive)) - torch.stack(list(magnitudes))
 
 
-def _wide(tensors: Sequence[Tensor]) -> torch.dtype:
+def wide(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The widest type that the device of some tensors has."""
     return torch.float32 if tensors[0].device.type == "mps" else torch.float64
 
 

@@ -91,6 +91,14 @@ class Hands:
             hand = self._new(job, folder)
         self._working[hand.pipe] = (hand, job)
 
+    def stop(self, job: Job) -> None:
+        """End a run before its time."""
+        hand = next(hand for hand, doing in self._working.values() if doing.config == job.config)
+        del self._working[hand.pipe]
+        hand.process.kill()
+        hand.process.join()
+        hand.pipe.close()
+
     def news(self) -> Iterator[tuple[Job, str, dict[str, Any]]]:
         """Wait until somebody says something, and pass it on."""
         for ready in wait(list(self._working)):

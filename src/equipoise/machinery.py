@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from equipoise import distributed, ranks
 from equipoise.data.splits import Part
 from equipoise.settings import Settings
 from equipoise.tracking import PROJECT, Trackers
 
 
 def pieces(part: Part, count: int) -> Iterator[Part]:
-    """A batch in micro-batches."""
-    if count == 1:
+    """A batch in so many micro-batches."""
+    return split(part, [len(each) for each in torch.arange(len(part)).chunk(count)])
+
+
+def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:
+    """A batch in micro-batches of these sizes."""
+    if len(sizes) == 1:
         yield part
         return
-    for rows in torch.arange(len(part), device=part.label.device).chunk(count):
+    for rows in torch.arange(len(part), device=part.label.device).split(list(sizes)):
         yield part.take(rows)
 
 
@@ -71,7 +77,7 @@ def why_not_captured(settings: Settings, device: torch.device, ranks: int, steps
 def make_accelerator(settings: Settings, trackers: Trackers, folder: Path | None) -> Any:
     """Precision, device and trackers, as Accelerate does them."""
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
+    from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import patch_environment
 
     # A run may follow another of other precision in one process.
@@ -81,14 +87,18 @@ def make_accelerator(settings: Settings, trackers: Trackers, folder: Path | None
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
     torch.backends.cudnn.benchmark = not settings.deterministic  # batches have one size, so looking for it pays
     device = device_of(settings)
+    distributed.meet(device)
+    # What `accelerate launch` leaves for a loop of its own; ours cuts batches and models itself.
+    ours = {"accelerate_gradient_accumulation_steps": "1", "accelerate_use_fsdp": "false"}
     numbered = {"accelerate_torch_device": device} if ":" in device else {}
-    with patch_environment(**numbered):
+    with patch_environment(**ours, **numbered):
+        PartialState(cpu=device == "cpu")  # before trackers, which would have it made as it comes
         accelerator = Accelerator(
             mixed_precision={"fp32": "no"}.get(precision := precision_of(settings, device), precision),
             cpu=device == "cpu",
-            log_with=trackers.make(folder) or None,
+            log_with=(trackers.make(folder) if ranks.rank() == 0 else []) or None,
         )
-    if trackers.names:
+    if trackers.names and ranks.rank() == 0:
         facts = {**settings.as_dict(), **trackers.facts}
         accelerator.init_trackers(PROJECT, config={name: str(value) for name, value in facts.items()})
     return accelerator
@@ -104,7 +114,8 @@ def make_optimizer(model: nn.Module, settings: Settings, *, recorded: bool = Fal
     """
     first = next(model.parameters())
     rate = torch.tensor(settings.lr, device=first.device) if recorded else settings.lr
-    fused = True if recorded else None
+    whole = settings.parallel == "ddp"  # the fused ones do not know shards
+    fused = True if recorded or (whole and first.device.type == "cpu") else None
     if settings.optimizer == "sgd":
         return torch.optim.SGD(
             model.parameters(), rate, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=fused

@@ -61,16 +61,17 @@ def ending_of(code: int | None) -> str:
 
 
 @contextmanager
-def alone_in(folder: Path, doing: str) -> Generator[None, None, None]:
+def alone_in(folder: Path, doing: str, patience: float = PATIENCE) -> Generator[None, None, None]:
     """Keep a second process out of a folder, which leaves no file behind: the folder itself is locked.
 
     Args:
         folder: Must exist.
         doing: What another process there would be doing, for the message.
+        patience: Seconds to wait for it.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + patience
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

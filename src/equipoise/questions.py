@@ -22,6 +22,8 @@ class Questions(PerModality):
     route: Route = "loss"
     """How encoders learn: "loss" (one weighted sum for all parameters), "fused" (from the fused loss, times a factor),
     "weighted" (from their own weighted sum, times a factor), "gram" (from a mixture that their gradients decide)."""
+    at: Literal["parameters", "features"] = "parameters"
+    """Where the "gram" route takes the gradients that decide: at an encoder's parameters, or at its output."""
     unimodal: ClassVar[View | None] = "head"
     """Which uni-modal outputs the method wants a model to offer."""
     search: ClassVar[Mapping[str, tuple[Any, ...]]] = {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -12,22 +13,68 @@ from torch import Tensor
 
 Group: TypeAlias = "Any | Literal['world'] | None"
 
+# No context variables: backward passes on a GPU run in a thread of their own, which would not see them.
+_alone = False
+_weight = 1.0
 
-def size(group: Group) -> int:
+
+def size(group: Group = "world") -> int:
     """Ranks that train one model together: 1 without torch.distributed, or where averaging was declined."""
-    if group is None or not dist.is_available() or not dist.is_initialized():
+    if _alone or group is None or not dist.is_available() or not dist.is_initialized():
         return 1
     return dist.get_world_size(_of(group))
 
 
+def rank() -> int:
+    """The number of this rank among all; 0 where there is one."""
+    return dist.get_rank() if size() > 1 else 0
+
+
+@contextmanager
+def alone() -> Generator[None]:
+    """As if there was one rank, for what each does by itself, or one does while the others wait."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
+
+
+@contextmanager
+def weighing(weight: float) -> Generator[None]:
+    """Let the values of this rank count so much in means: where ranks have unequal numbers of samples.
+
+    Means of gradients are not changed by this: there the weight belongs on the loss that is differentiated.
+
+    Args:
+        weight: The share of this rank in all samples, times the number of ranks.
+    """
+    global _weight
+    before, _weight = _weight, weight
+    try:
+        yield
+    finally:
+        _weight = before
+
+
 def mean(values: Tensor, group: Group) -> Tensor:
-    """The mean of a tensor over ranks."""
+    """The mean of a tensor over ranks, each with its weight."""
     ranks = size(group)
     if ranks == 1:
         return values
-    total = values.clone()
+    total = values * _weight
     dist.all_reduce(total, group=_of(group))
     return total / ranks
+
+
+def total(values: Tensor, group: Group = "world") -> Tensor:
+    """The sum of a tensor over ranks."""
+    if size(group) == 1:
+        return values
+    summed = values.clone()
+    dist.all_reduce(summed, group=_of(group))
+    return summed
 
 
 def log_mean_exp(values: Tensor, group: Group) -> Tensor:
@@ -35,8 +82,9 @@ def log_mean_exp(values: Tensor, group: Group) -> Tensor:
     ranks = size(group)
     if ranks == 1:
         return values
+    values = values + (math.log(_weight) if _weight > 0 else -math.inf)
     gathered = [torch.empty_like(values) for _ in range(ranks)]
-    dist.all_gather(gathered, values.contiguous(), group=_of(group))
+    dist.all_gather(gathered, values, group=_of(group))
     return torch.logsumexp(torch.stack(gathered), dim=0) - math.log(ranks)
 
 
@@ -53,6 +101,18 @@ def mean_of_each(tensors: Sequence[Tensor], group: Group) -> list[Tensor]:
         pieces = (flat / ranks).split([tensor.numel() for _, tensor in same])
         averaged.update((index, piece.view(tensor.shape)) for (index, tensor), piece in zip(same, pieces, strict=True))
     return [averaged[index] for index in range(len(tensors))]
+
+
+def from_first(tensors: Sequence[Tensor]) -> None:
+    """Give every rank the values of rank 0, in place, in one message per dtype."""
+    if size() == 1:
+        return
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        same = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in same])
+        dist.broadcast(flat, 0)
+        for tensor, piece in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
+            tensor.detach().copy_(piece.view(tensor.shape))
 
 
 def everywhere(flag: Tensor, group: Group) -> Tensor:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
 
-from equipoise import delivery, ranks
+from equipoise import delivery, features, ranks
 from equipoise.delivery import Gradients, Pass, Reach
+from equipoise.features import Cut, Tap
 from equipoise.observe import Seen
 
 if TYPE_CHECKING:
     from equipoise.balancer import Balancer
+
+Group: TypeAlias = "tuple[list[int], list[Tensor]]"
+"""Encoders that are decided on together, and where their gradients were taken."""
 
 
 class Weights(NamedTuple):
@@ -85,6 +89,7 @@ class Step:
         seen: The values of those losses.
         weights: What the method made of them; None on the "gram" route, which decides from gradients.
         encoders: Trainable tensors per modality, in the same order; empty for a method that needs none.
+        taps: What remembers the encoders' outputs, for a method that decides there.
     """
 
     def __init__(
@@ -95,9 +100,11 @@ class Step:
         seen: Seen,
         weights: Weights | None,
         encoders: Sequence[Sequence[Tensor]],
+        taps: Sequence[Tap | None] = (),
     ) -> None:
         self.method, self.losses, self.extra, self.seen, self.weights = method, losses, extra, seen, weights
         self.reach = Reach(losses, extra, encoders)
+        self.cut = Cut(losses, taps, self.reach) if taps else None
         self.encoder_tensors = list({id(t): t for block in self.reach.encoders for t in block}.values())
 
     def scalar(self, value: Tensor) -> Tensor:
@@ -128,20 +135,25 @@ class Step:
                 )
             if self.method.modulates and not any(map(self.method.touches, self.reach.encoders[block])):
                 found.append(f"encoder {name!r} has no tensor that this method modulates; choose parameters='all'")
+        if self.cut is not None and not found:
+            found = self.cut.problems(self.method.modalities, type(self.method).__name__)
         return found
 
     def _gradients(self, scale: Tensor) -> Gradients:
-        return self._mixture(scale) if self.weights is None else self._weighted_sum(scale, self.weights)
+        if self.weights is not None:
+            return self._weighted_sum(scale, self.weights)
+        return self._mixture(scale) if self.cut is None else features.mixture(self, self.cut, scale)
 
     def _weighted_sum(self, scale: Tensor, weights: Weights) -> Gradients:
         """Encoders learn from the fused loss, or from a weighted sum: one pass through them."""
-        *others, last = delivery.run([*self._extra_pass(), *self._passes(weights)], scale)
+        *others, last = delivery.run([*self.extra_pass(), *self._passes(weights)], scale)
         found = self._modulated(self._of_encoders(last), weights.encoders)
         for more in (*others, self._of_heads(last)):
             delivery.add(found, more)
         return found
 
-    def _extra_pass(self) -> list[Pass]:
+    def extra_pass(self) -> list[Pass]:
+        """The losses that belong to no modality, which count at weight one everywhere."""
         return [] if self.extra is None else [Pass([self.extra], None, list(self.reach.leaves.values()))]
 
     def _passes(self, weights: Weights) -> list[Pass]:
@@ -182,13 +194,16 @@ class Step:
             delivered.update((id(tensor), gradient) for tensor, gradient in zip(tensors, mixed, strict=True))
         return delivered
 
+    def objectives(self, tensors: Sequence[Tensor], *, separate: bool) -> list[Pass]:
+        """A pass for the fused loss and one for all the others, or one for each where encoders are entangled."""
+        unimodal = [self.losses[1:]] if separate else [[loss] for loss in self.losses[1:]]
+        return [Pass(losses, None, tensors) for losses in (self.losses[:1], *unimodal)]
+
     def _mixture(self, scale: Tensor) -> Gradients:
         """Encoders learn from a mixture that their gradients decide: two passes, or K + 1 where they are entangled."""
-        everything = [*self.reach.heads, *self.encoder_tensors]
         separate = self.reach.separate()
-        unimodal = [self.losses[1:]] if separate else [[loss] for loss in self.losses[1:]]
-        objectives = [Pass(losses, None, everything) for losses in (self.losses[:1], *unimodal)]
-        results = delivery.run([*self._extra_pass(), *objectives], scale)
+        objectives = self.objectives([*self.reach.heads, *self.encoder_tensors], separate=separate)
+        results = delivery.run([*self.extra_pass(), *objectives], scale)
         extra, results = results[: -len(objectives)], results[-len(objectives) :]
         found = self._mixed(self._averaged([self._of_encoders(result) for result in results]), separate=separate)
         for more in (*extra, *(self._of_heads(result) for result in results)):
@@ -200,19 +215,29 @@ class Step:
         groups = list(self._groups(objectives[0]))
         parts = [[[found[id(t)] for t in tensors] for found in objectives] for _, tensors in groups]
         if not parts:
-            method.fill(self._table([], self.seen.fused.new_zeros(0, 1), separate=separate))
+            self.fill([], None, separate=separate)
             return {}
         gram = torch.stack([delivery.gram_matrix(part) for part in parts])
-        largest = gram.diagonal(dim1=1, dim2=2).amax(dim=1)[:, None, None]
-        coefficients = method.mix(torch.where(largest == 0, gram, gram / largest))
-        method.fill(self._table(groups, coefficients, separate=separate))
+        coefficients = self.decided(groups, gram, separate=separate)
         delivered: Gradients = {}
         for (group, tensors), part, weights in zip(groups, parts, coefficients.unbind(), strict=True):
             mixed = method.refined(method.modalities[group[0]], delivery.combined(part, weights), part)
             delivered.update((id(tensor), gradient) for tensor, gradient in zip(tensors, mixed, strict=True))
         return delivered
 
-    def _table(self, groups: Sequence[tuple[list[int], list[Tensor]]], mixture: Tensor, *, separate: bool) -> Tensor:
+    def decided(self, groups: Sequence[Group], gram: Tensor, *, separate: bool) -> Tensor:
+        """What the method makes of inner products; the table is filled with it."""
+        largest = gram.diagonal(dim1=1, dim2=2).amax(dim=1)[:, None, None]
+        coefficients = self.method.mix(torch.where(largest == 0, gram, gram / largest))
+        self.fill(groups, coefficients, separate=separate)
+        return coefficients
+
+    def fill(self, groups: Sequence[Group], mixture: Tensor | None, *, separate: bool) -> None:
+        """Keep the table of a mixture; None where there was nothing to mix."""
+        known = self.seen.fused.new_zeros(0, 1) if mixture is None else mixture
+        self.method.fill(self._table(groups, known, separate=separate))
+
+    def _table(self, groups: Sequence[Group], mixture: Tensor, *, separate: bool) -> Tensor:
         """The table of a mixture; the heads learn from every loss at weight one."""
         count = len(self.method.modalities)
         table = mixture.new_zeros(count + 1, count + 1)
@@ -224,7 +249,7 @@ class Step:
                     table[row, block] = weight
         return table
 
-    def _groups(self, found: Gradients) -> list[tuple[list[int], list[Tensor]]]:
+    def _groups(self, found: Gradients) -> list[Group]:
         """Encoders with their tensors that have a gradient; encoders that share parameters come together."""
         together = []
         for group in self.reach.groups():

@@ -10,18 +10,20 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from equipoise import checkpoint, safe_step
+from equipoise import checkpoint, distributed, ranks, safe_step
 from equipoise.balancer import Balancer
+from equipoise.cadence import Cadence
 from equipoise.capture import EARNS, Player
 from equipoise.compiling import Compiling
-from equipoise.data.feed import Batch, Feed, epoch_rows
+from equipoise.data.feed import Batch, Feed, Piece, epoch_rows, mixed, share_of_rank
 from equipoise.data.splits import Splits
+from equipoise.distributed_model import spread
 from equipoise.machinery import (
     make_accelerator,
     make_optimizer,
     make_schedule,
-    pieces,
     precision_of,
+    split,
     why_not_captured,
 )
 from equipoise.models import LateFusion
@@ -29,7 +31,6 @@ from equipoise.settings import Settings
 from equipoise.step import build_model, evaluate, losses_of
 from equipoise.tracking import Trackers, numbers
 
-WITHIN_EPOCH = 1.0  # seconds an epoch lasts at least before it is kept half done
 Record = dict[str, Any]
 """What one epoch showed: its number, seconds, training losses, validation accuracies, and the balancing table."""
 
@@ -70,23 +71,29 @@ class Run:
         trackers: Trackers,
         checkpoint_seconds: float,
     ) -> None:
+        distributed.check(settings, balancer)
         torch.manual_seed(seed)
         self.settings, self.balancer, self.folder = settings, balancer, folder
-        self.checkpoint_seconds = checkpoint_seconds
         self.accelerator = make_accelerator(settings, trackers, folder)
         device = self.accelerator.device
-        self.train = Feed(splits.train, device, settings.feed, seed)
-        self.validation = Feed(splits.validation, device, settings.feed)
+        place = {"rank": ranks.rank(), "ranks": ranks.size()}
+        self.train = Feed(splits.train, device, settings.feed, seed, **place)
+        self.validation = Feed(splits.validation, device, settings.feed, **place)
         self.model = build_model(splits, balancer, settings).to(device)
         self.precision = precision_of(settings, device)
         if device.type == "cuda" and not settings.deterministic:
             # Matrix units read channels last; with few channels, batch statistics of the other layout take 3 × as long.
             self.model.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
-        self.compiling = Compiling(self.model, settings, splits.shapes, self.precision)
+        self.spread = spread(self.model, settings, device)
+        compiles = settings if self.spread.attaches else settings.changed({"compile": False})
+        self.compiling = Compiling(self.model, compiles, splits.shapes, self.precision)
         steps = settings.epochs * (len(self.train) // settings.batch)
         why_not = why_not_captured(settings, device, self.accelerator.num_processes, steps, EARNS)
         self.plain = make_optimizer(self.model, settings, recorded=not why_not)
-        self.optimizer = self.accelerator.prepare_optimizer(self.plain)
+        # Alone and without a scaler, Accelerate's wrappers only pass on what they are told, which takes time on a CPU.
+        bare = self.accelerator.scaler is None and self.accelerator.num_processes == 1
+        self.optimizer = self.plain if bare else self.accelerator.prepare_optimizer(self.plain)
+        self.backward = torch.Tensor.backward if bare else self.accelerator.backward
         self.schedule = make_schedule(self.plain, settings)
         self.attach()
         self.play = Player(self.step, self.attach, balancer, self.train, settings.batch, why_not)
@@ -96,35 +103,60 @@ class Run:
         self.best: tuple[float, int, dict[str, Tensor]] = (-1.0, 0, {})
         self.epoch, self.seconds = 0, 0.0
         self.batch, self.samples, self.epoch_seconds = 0, 0, 0.0  # of the epoch under way
-        self.sums: dict[str, Tensor] = {}
-        self._saved, self._save_seconds = time.perf_counter(), 0.0
+        self.sums: dict[str, Tensor] = {}  # of the samples this process has seen
+        self.cadence = Cadence(checkpoint_seconds)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that tells and writes."""
+        return ranks.rank() == 0
+
+    def choose_step(self) -> None:
+        """Set the learning rate, where the settings leave it to theory: every process to that of the first."""
+        if self.settings.step == "given":
+            return
+        model = self.spread.whole().to(self.accelerator.device)
+        with ranks.alone():
+            safe_step.before_epoch(self.settings, self.epoch, self.batch, model, self.balancer, self.train, self.plain)
+        if ranks.size() > 1:
+            for group in self.plain.param_groups:
+                group["lr"] = distributed.agreed(float(group["lr"]))
 
     def one_epoch(self) -> dict[str, float]:
         """Train on every batch once, or on those that were left; the mean loss of each objective."""
         self.model.train()
         self.shuffle_before = self.shuffle.get_state()
         rows = epoch_rows(len(self.train), self.settings.batch, self.shuffle)
+        accumulate = self.settings.accumulate
+        shares = [share_of_rank(each, ranks.rank(), ranks.size(), accumulate) for each in rows[self.batch :]]
         self._clock = time.perf_counter() - self.epoch_seconds
-        for batch in self.train.batches(rows[self.batch :]):
+        self.cadence.new_epoch()
+        for pieces, batch in zip(shares, self.train.batches([_together(each) for each in shares]), strict=True):
+            self.pieces = pieces
             self.train.seed_views(self.epoch, self.batch)
+            if ranks.size() > 1:  # dropout draws differently on each, and does not depend on what came before
+                torch.manual_seed(mixed(self.train.seed_of(self.epoch, self.batch), 1))
             self.play(batch)
-            self.samples += len(batch)
+            self.samples += len(rows[self.batch])
             self.batch += 1
-            if self.batch < len(rows) and self.since_checkpoint() >= self._patience():
+            if self.batch < len(rows) and self.cadence.due_within(self.batch, self._clock):
                 self.save()
         if self.schedule is not None:
             self.schedule.step()
-        return {name: float(total) / max(self.samples, 1) for name, total in self.sums.items()}
+        totals = ranks.total(torch.stack(list(self.sums.values()))).tolist() if self.sums else []
+        return {name: total / max(self.samples, 1) for name, total in zip(self.sums, totals, strict=True)}
 
     def step(self, batch: Batch) -> None:
         """Everything one batch does; nothing here waits, and what outlives the step is changed in place."""
+        self.spread.share_buffers()
         part = self.train.made(batch)
-        for micro in pieces(part, self.settings.accumulate):
-            with self.accelerator.autocast():
-                loss, seen = losses_of(self.model, self.balancer, micro)
-            self.accelerator.backward(loss * (len(micro) / len(part)))
+        for piece, micro in zip(self.pieces, split(part, [len(each.rows) for each in self.pieces]), strict=True):
+            with self.spread.meeting(last=piece is self.pieces[-1]):
+                with self.accelerator.autocast(), ranks.weighing(piece.share):
+                    loss, seen = losses_of(self.spread.called, self.balancer, micro)
+                self.backward(loss * piece.weight)
             for name, value in seen.items():
-                total = value.detach().sum()
+                total = value.detach().sum() if piece.weight else torch.zeros_like(value.detach().sum())
                 self.sums.setdefault(name, torch.zeros_like(total)).add_(total)
         if self.settings.clip is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip)
@@ -134,17 +166,20 @@ class Run:
     def attach(self) -> None:
         """Tell the method about the model, or tell it again."""
         self.plain.zero_grad()
-        self.balancer.to(self.accelerator.device).attach(self.model, optimizer=self.plain)
+        self.balancer.to(self.accelerator.device)
+        if self.spread.attaches:
+            self.balancer.attach(self.model, optimizer=self.plain)
 
     def look(self, losses: dict[str, float]) -> Record:
         """Evaluate on the validation part, tell the method, and keep the best."""
         self.epoch += 1
-        seconds = time.perf_counter() - self._clock
+        seconds = distributed.agreed(time.perf_counter() - self._clock)
         self.seconds += seconds
         whole = self.epoch_seconds == 0  # no part of it in an earlier sitting
         self.batch, self.samples, self.epoch_seconds = 0, 0, 0.0
         for total in self.sums.values():
             total.zero_()
+        self.spread.share_buffers()
         found = evaluate(self.model, self.validation)
         table = self.balancer.table.numbers()
         self.balancer.end_epoch({name: found[name] for name in self.balancer.modalities if name in found})
@@ -168,18 +203,10 @@ class Run:
         patience = self.settings.patience
         return patience is not None and self.epoch - self.best[1] >= patience and self.epoch > 0
 
-    def since_checkpoint(self) -> float:
-        """Seconds since the state was last written."""
-        return time.perf_counter() - self._saved
-
-    def _patience(self) -> float:
-        """Least time between two checkpoints inside an epoch: short ones need none, and writing should cost little."""
-        return max(self.checkpoint_seconds, WITHIN_EPOCH, 30 * self._save_seconds)
-
     def save(self) -> None:
         """Write everything that the rest of the run depends on."""
         if self.folder is None:
-            self._saved = time.perf_counter()
+            self.cadence.written()
             return
         started = time.perf_counter()
         rest = {
@@ -187,11 +214,11 @@ class Run:
             "seconds": self.seconds,
             "batch": self.batch,
             "samples": self.samples,
-            "sums": self.sums,
+            "sums": distributed.gathered(self.sums),
             "epoch_seconds": started - self._clock if self.batch else 0.0,
             "curves": self.curves,
-            "best": self.best,
-            "optimizer": self.optimizer.state_dict(),
+            "best": self.spread.joined(self.best),
+            "optimizer": self.spread.joined(self.optimizer.state_dict()),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "balancer": self.balancer.state_dict(),
             "scaler": None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
@@ -199,22 +226,29 @@ class Run:
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state_all() if self.accelerator.device.type == "cuda" else [],
         }
-        checkpoint.save(self.folder, self.epoch, self.model, rest, batch=self.batch)
-        self._saved = time.perf_counter()
-        self._save_seconds = self._saved - started
+        model = self.spread.whole()
+        if self.leads:
+            checkpoint.save(self.folder, self.epoch, model, rest, batch=self.batch)
+        self.cadence.written(started)
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint, if there is one."""
-        rest = checkpoint.load(self.folder, self.model) if self.folder is not None else None
+        """Go on from the newest checkpoint, if there is one, whatever the number of processes that wrote it."""
+        if self.folder is None:
+            return
+        model = self.spread.whole()
+        rest = distributed.agreed(checkpoint.load(self.folder, model) if self.leads else None)
         if rest is None:
             return
+        if ranks.size() > 1:
+            self.spread.take(distributed.agreed(model.state_dict()))
         self.epoch, self.seconds, self.curves = rest["epoch"], rest["seconds"], rest["curves"]
-        self.best = tuple(rest["best"])
+        score, best, weights = rest["best"]
+        self.best = (score, best, dict(self.spread.cut(weights)))
         self.batch, self.samples, self.epoch_seconds = rest["batch"], rest["samples"], rest["epoch_seconds"]
-        self.sums = {name: total.to(self.accelerator.device) for name, total in rest["sums"].items()}
+        self.sums = _own_sums(rest["sums"], self.accelerator.device)
         for record in self.curves:  # a tracker may take this sitting for a run of its own
             self.accelerator.log(numbers(record), step=record["epoch"])
-        self.optimizer.load_state_dict(rest["optimizer"])
+        self.optimizer.load_state_dict(self.spread.cut_moments(rest["optimizer"], self.plain))
         if self.schedule is not None:
             self.schedule.load_state_dict(rest["schedule"])
         if self.accelerator.scaler is not None:
@@ -223,7 +257,7 @@ class Run:
         self.shuffle.set_state(rest["shuffle"])
         torch.set_rng_state(rest["random"])
         if rest["random_cuda"]:
-            torch.cuda.set_rng_state_all(rest["random_cuda"])
+            torch.cuda.set_rng_state_all(rest["random_cuda"][: torch.cuda.device_count()])
 
     def result(self) -> Trained:
         """The model of the selected epoch."""
@@ -231,10 +265,15 @@ class Run:
         if self.settings.select == "best" and self.best[2]:
             self.model.load_state_dict(self.best[2])
             epoch = self.best[1]
-        self.accelerator.end_training()
+        for tracker in self.accelerator.trackers:  # not `end_training`: several processes go on together
+            tracker.finish()
         path = {"precision": self.precision, "captured": self.play.why_not or "yes", "compiled": self.compiling.told}
         path |= safe_step.learning_rate(self.settings, self.plain)
-        return Trained(self.model, self.curves, epoch, self.seconds, str(self.accelerator.device), path)
+        if ranks.size() > 1:
+            path["processes"] = f"{ranks.size()}, {self.spread.told}"
+        self.spread.share_buffers()
+        model = self.spread.whole().to(self.accelerator.device)
+        return Trained(model, self.curves, epoch, self.seconds, str(self.accelerator.device), path)
 
 
 def _headline(balancer: Balancer, validation: dict[str, float]) -> float:
@@ -243,3 +282,15 @@ def _headline(balancer: Balancer, validation: dict[str, float]) -> float:
         return validation["fused"]
     alone = [value for name, value in validation.items() if name != "fused"]
     return sum(alone) / len(alone)
+
+
+def _together(pieces: list[Piece]) -> Tensor:
+    return pieces[0].rows if len(pieces) == 1 else torch.cat([each.rows for each in pieces])
+
+
+def _own_sums(kept: list[dict[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
+    """The sums of this process; where other processes wrote them, the first takes those of all."""
+    if len(kept) == ranks.size():
+        return {name: total.to(device) for name, total in kept[ranks.rank()].items()}
+    taken = float(ranks.rank() == 0)
+    return {name: taken * torch.stack([each[name] for each in kept]).sum(dim=0).to(device) for name in kept[0]}

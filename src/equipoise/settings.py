@@ -18,6 +18,7 @@ Selection = Literal["last", "best"]
 StepRule = Literal["given", "safe", "safe-each-epoch"]
 Fusion = Literal["concat", "sum", "gated", "film"]
 Feeding = Literal["auto", "resident", "streamed"]
+Parallel = Literal["ddp", "fsdp"]
 
 
 @final
@@ -51,6 +52,7 @@ class Settings:
         device: "auto", "cpu", "cuda" or "cuda:1".
         feed: Keep the data on the device ("resident"), read batches ahead from where it lies ("streamed"), or whichever
             fits ("auto").
+        parallel: How several processes share a model: "ddp", a copy in each; or "fsdp", a piece in each.
         deterministic: Ask for the same bits again on a GPU too, at some cost: fp32, and neither captured nor compiled
             unless asked for.
     """
@@ -76,6 +78,7 @@ class Settings:
     dropout: float = 0.0
     device: str = "auto"
     feed: Feeding = "auto"
+    parallel: Parallel = "ddp"
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -103,6 +106,7 @@ class Settings:
             ("select", Selection),
             ("fusion", Fusion),
             ("feed", Feeding),
+            ("parallel", Parallel),
             ("compile", Literal[True, False, "auto"]),
             ("capture", Literal[True, False, "auto"]),
         ):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from equipoise import ranks
 from equipoise.balancer import Balancer
 from equipoise.data.feed import Feed
 from equipoise.data.splits import Part, Splits
@@ -47,18 +48,21 @@ def step_losses(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Loss
 
 
 def evaluate(model: LateFusion, part: Part | Feed, batch: int = 1024) -> dict[str, dict[str, float]]:
-    """Loss and accuracy of the fused decision and of every head, counting each sample once."""
+    """Loss and accuracy of the fused decision and of every head, counting each sample once.
+
+    The processes that share a feed each take a part of it, and all give what they found together.
+    """
     feed = part if isinstance(part, Feed) else Feed(part, part.label.device)
     sums: dict[str, Tensor] = {}
     with evaluating(model), torch.no_grad():
-        for some in feed.fixed(batch):
+        for some, counts in feed.own_fixed(batch):
             for name, logits in model(some.inputs).items():
                 loss = F.cross_entropy(logits, some.label, reduction="sum")
                 hits = (logits.argmax(dim=1) == some.label).sum()
-                sums[name] = sums.get(name, 0) + torch.stack([loss, hits])
-    return {
-        name: dict(zip(("loss", "accuracy"), (total / len(feed)).tolist(), strict=True)) for name, total in sums.items()
-    }
+                sums[name] = sums.get(name, 0) + torch.stack([loss, hits]) * counts
+    together = ranks.total(torch.stack(list(sums.values()))) if feed.ranks > 1 else torch.stack(list(sums.values()))
+    means = (together / len(feed)).tolist()
+    return {name: {"loss": loss, "accuracy": hits} for name, (loss, hits) in zip(sums, means, strict=True)}
 
 
 def _cross_entropies(outputs: dict[str, Tensor], label: Tensor) -> dict[str, Tensor]:

@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
+from equipoise import distributed
 from equipoise.catalogue import DataSet, Entry
 from equipoise.checkpoint import damage_in
+from equipoise.clusters import Place, Workforce
 from equipoise.data.splits import Splits
+from equipoise.distributed_study import run_together
 from equipoise.errors import BadInput, answers
 from equipoise.errors import FailedRuns as FailedRuns
 from equipoise.hands import Hands
@@ -35,17 +38,20 @@ def plan(
     folds: Sequence[int | None],
     threads: int = 1,
     measure: Measure = "all",
+    on: Place | None = None,
 ) -> tuple[list[Job], dict[int | None, Splits]]:
     """Every run of a comparison, and the data they share, checked."""
+    device = device_of if on is None else on.device_of
     (splits,) = answers(lambda: {fold: data.load(fold).check() for fold in folds})
     modalities = splits[folds[0]].modalities
     answers(
-        *(partial(device_of, entry.settings) for entry in entries),
+        *(partial(device, entry.settings) for entry in entries),
+        *(partial(distributed.check, entry.settings, entry.balancer()) for entry in entries),
         *(partial(_check_modality, entry, modalities) for entry in entries),
     )
     marks = {fold: parts.fingerprint() for fold, parts in splits.items()}
     jobs = [
-        Job(entry, data, fold, seed, marks[fold], threads, measure)
+        Job(entry, data, fold, seed, marks[fold], threads, measure, "" if on is None else device(entry.settings))
         for fold in folds
         for seed in seeds
         for entry in entries
@@ -59,17 +65,21 @@ def run_study(
     store: Store,
     *,
     workers: int | None = None,
+    on: Place | None = None,
     on_event: Event | None = None,
     checkpoint_seconds: float = 10.0,
     trackers: Trackers | None = None,
 ) -> list[dict[str, Any]]:
     """Run what is not done yet, and give the rows of all jobs, in their order.
 
+    Where this process is one of several that a launcher started, all of them do one run after the other together.
+
     Args:
         jobs: What is wanted.
         splits: The data of each fold.
         store: Where rows are kept.
         workers: Runs side by side; None for one per core, or as many as the GPUs carry.
+        on: Where they take place, if not on this machine.
         on_event: Told of everything that happens.
         checkpoint_seconds: Least time between two checkpoints of a run.
         trackers: Where each run is logged while it trains, under its own name.
@@ -80,15 +90,16 @@ def run_study(
             running.
     """
     tell = on_event or (lambda *_: None)
+    if on is None and distributed.launched():
+        how = partial(run_job, checkpoint_seconds=checkpoint_seconds, trackers=trackers)
+        return run_together(jobs, splits, store, how, tell)
     with store.locked():
         done = {row["config"]: row for row in store.rows()}
         waiting = list({job.config: job for job in jobs if job.config not in done}.values())
         if damaged := [each for job in waiting if (each := damage_in(store.run_folder(job.config)))]:
             raise BadInput("\n".join(damaged))
-        if waiting:
-            _import_for_all()
         failures: list[str] = []
-        with _crew(waiting, splits, store, workers, checkpoint_seconds, trackers) as crew:
+        with crew_for(waiting, splits, store, workers, on, checkpoint_seconds, trackers) as crew:
             while waiting or crew.busy:
                 while waiting and crew.has_room:
                     job = waiting.pop(0)
@@ -116,17 +127,23 @@ def _check_modality(entry: Entry, modalities: Sequence[str]) -> None:
 
 
 @contextmanager
-def _crew(
+def crew_for(
     jobs: Sequence[Job],
     splits: dict[int | None, Splits],
     store: Store,
     workers: int | None,
-    checkpoint_seconds: float,
-    trackers: Trackers | None,
-) -> Generator[Hands, None, None]:
-    """Processes for these jobs: one per core, or as many as the GPUs carry at the same time."""
+    on: Place | None = None,
+    checkpoint_seconds: float = 10.0,
+    trackers: Trackers | None = None,
+) -> Generator[Workforce, None, None]:
+    """Who does these jobs: processes, one per core or as many as the GPUs carry at the same time; or a cluster."""
     how = partial(run_job, checkpoint_seconds=checkpoint_seconds, trackers=trackers)
     with ExitStack() as stack:
+        if on is not None and jobs:
+            yield stack.enter_context(on.workforce(how, splits, store, workers))
+            return
+        if jobs:
+            _import_for_all()
         if not _wants_cuda(jobs):
             limit = workers or max(1, (os.cpu_count() or 1) // max((job.threads for job in jobs), default=1))
             yield stack.enter_context(Hands(how, splits, store, limit))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from equipoise import safe_step
 from equipoise.balancer import Balancer
 from equipoise.data.splits import Splits
 from equipoise.run import Record as Record
@@ -35,13 +34,15 @@ def train(
 ) -> Trained:
     """Train a model on the training part, watching the validation part.
 
+    Where `torchrun` or `accelerate launch` started this process, all of them train one model together.
+
     Args:
         splits: The data.
         balancer: The method; a fresh one for each run.
         settings: How to build and train the model.
         seed: Of weights, batches and dropout.
         folder: Where to keep checkpoints. A run that finds one there goes on from it, to the same bits on a CPU.
-        on_epoch: Called after each epoch with what it showed.
+        on_epoch: Called after each epoch with what it showed; of several processes, in the first alone.
         checkpoint_seconds: Least time between two checkpoints.
         trackers: Where to log every epoch: `Trackers(("tensorboard",))`.
 
@@ -56,10 +57,10 @@ def train(
     run = Run(splits, balancer, settings, seed, folder, trackers or Trackers(), checkpoint_seconds)
     run.resume()
     while run.epoch < settings.epochs and not run.finished():
-        safe_step.before_epoch(settings, run.epoch, run.batch, run.model, balancer, run.train, run.plain)
+        run.choose_step()
         record = run.look(run.one_epoch())
-        if on_epoch is not None:
+        if on_epoch is not None and run.leads:
             on_epoch(record)
-        if run.since_checkpoint() >= checkpoint_seconds or run.epoch == settings.epochs:
+        if run.cadence.due(checkpoint_seconds) or run.epoch == settings.epochs:
             run.save()
     return run.result()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from equipoise.catalogue import Entry
+from equipoise.clusters import Place
 from equipoise.data.splits import Splits
 from equipoise.store import Store
 from equipoise.study import Event, FailedRuns, Job, run_study
@@ -59,6 +60,7 @@ def tune(
     count: int,
     *,
     workers: int | None = None,
+    on: Place | None = None,
     on_event: Event | None = None,
 ) -> list[Job]:
     """The same jobs with each method's best trial of its fold in place of its entry.
@@ -70,12 +72,13 @@ def tune(
         store: Where the trials are kept, apart from the results.
         count: Trials per method and fold.
         workers: Runs side by side.
+        on: Where they take place, if not on this machine.
         on_event: Told of everything that happens.
     """
     planned = plan_trials(entries, jobs, count)
     every = [job for some in planned.values() for job in some]
     try:
-        run_study(every, splits, store, workers=workers, on_event=on_event)
+        run_study(every, splits, store, workers=workers, on=on, on_event=on_event)
     except FailedRuns:
         # A trial that diverges has lost, no more: only a method that fails at every setting stops the comparison.
         judged = {row["config"] for row in store.rows()}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from equipoise.data import Part
-from equipoise.data.feed import Feed, Mode, epoch_rows, share_of_rank
+from equipoise.data.feed import Feed, Mode, Piece, epoch_rows, share_of_rank
 from equipoise.data.views import Frames
 
 
@@ -63,15 +63,34 @@ def test_what_breaks_in_a_reader_is_heard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-@pytest.mark.parametrize(("count", "size"), [(100, 10), (101, 10), (57, 16), (30, 7), (8, 8), (50, 64)])
-def test_processes_together_take_every_sample_once(count: int, size: int, ranks: int) -> None:
-    rows = epoch_rows(count, size, torch.Generator().manual_seed(0))
-    shares = [share_of_rank(rows, rank, ranks) for rank in range(ranks)]
-    assert len({len(share) for share in shares}) == 1  # they take the same number of steps
-    assert all(len(each) for share in shares for each in share)
-    taken = torch.cat([each for share in shares for each in share])
-    assert sorted(taken.tolist()) == sorted(torch.cat(rows).tolist())
-    assert len(taken) >= count - 1  # at most a last batch of one is left out
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("count", [1, 2, 6, 8, 16, 57])
+def test_processes_together_take_every_sample_once_and_weigh_alike(count: int, micro: int, ranks: int) -> None:
+    rows, values = torch.randperm(count), torch.randn(count, dtype=torch.float64)
+    shares = [share_of_rank(rows, rank, ranks, micro) for rank in range(ranks)]
+    assert len({len(share) for share in shares}) == 1  # they meet as often
+    assert all(len(piece.rows) for share in shares for piece in share)
+    taken = [piece.rows for share in shares for piece in share if piece.weight > 0]
+    assert sorted(torch.cat(taken).tolist()) == list(range(count))
+
+    def mean(pieces: list[Piece], weights: list[float]) -> float:
+        each = [weight * values[piece.rows].mean() for piece, weight in zip(pieces, weights, strict=True)]
+        return float(torch.stack(each).sum()) / ranks
+
+    every = [piece for share in shares for piece in share]
+    assert mean(every, [piece.weight for piece in every]) == pytest.approx(float(values.mean()))
+    for number, whole in enumerate(rows.chunk(micro)):
+        pieces = [share[number] for share in shares]
+        assert mean(pieces, [piece.share for piece in pieces]) == pytest.approx(float(values[whole].mean()))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_processes_together_look_at_every_sample_once(ranks: int) -> None:
+    part = Part({"a": torch.arange(10)}, torch.arange(10))
+    found = [list(Feed(part, "cpu", rank=rank, ranks=ranks).own_fixed(4)) for rank in range(ranks)]
+    assert len({len(each) for each in found}) == 1
+    labels = [some.label for each in found for some, counts in each if counts]
+    assert sorted(torch.cat(labels).tolist()) == list(range(10))
 
 
 def test_data_on_disk_is_not_read_whole_on_a_cpu(tmp_path: Path) -> None:

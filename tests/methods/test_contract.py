@@ -59,6 +59,11 @@ class TestMGDA(BalancerContract):
         return MGDA()
 
 
+class TestMGDAAtFeatures(BalancerContract):
+    def make(self) -> Balancer:
+        return MGDA(at="features")
+
+
 class TestMMPareto(BalancerContract):
     def make(self) -> Balancer:
         return MMPareto()
@@ -67,6 +72,11 @@ class TestMMPareto(BalancerContract):
 class TestMMParetoPerEncoder(BalancerContract):
     def make(self) -> Balancer:
         return MMPareto(rescale="encoder")
+
+
+class TestMMParetoAtFeatures(BalancerContract):
+    def make(self) -> Balancer:
+        return MMPareto(at="features")
 
 
 class TestOGM(BalancerContract):

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from equipoise.commands.config import Config, after_config
 from equipoise.commands.options import Data, Folds, Json, PresetName, Split, Workers, data_and
 from equipoise.experiments.ablation import Sweep, sweep_of
 from equipoise.presets import Preset
@@ -19,9 +20,13 @@ EXAMPLE = "Example: equipoise ablate --data watch --method mimo penalty=1,10,100
 def ablate(
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="penalty=1,10,100 varies a parameter or a setting, epochs=20 sets one; the paper's grid."),
+        typer.Argument(
+            callback=after_config,
+            help="penalty=1,10,100 varies a parameter or a setting, epochs=20 sets one; the paper's grid.",
+        ),
     ] = None,
     *,
+    _config: Config = None,
     data: Data = "watch",
     split: Split = None,
     preset: PresetName = "auto",

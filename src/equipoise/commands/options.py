@@ -20,6 +20,9 @@ Folds = Annotated[bool, typer.Option("--folds", help="Every group-wise fold inst
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="Runs side by side; by default one per core or GPU.")
 ]
+On = Annotated[
+    str | None, typer.Option("--on", help="Where runs take place: ray, ray://HOST:10001, or slurm; by default here.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, TypeAlias, final
+from typing import Literal, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -35,19 +35,41 @@ def epoch_rows(count: int, size: int, shuffle: torch.Generator) -> list[Tensor]:
     return found
 
 
-def share_of_rank(rows: Sequence[Tensor], rank: int, ranks: int) -> list[Tensor]:
-    """What one of several processes takes of each batch: together they take every sample once.
+class Piece(NamedTuple):
+    """What one of several processes takes of a micro-batch.
 
-    All have the same number of batches, and none an empty one: a last batch with fewer samples than processes joins the
-    one before it.
+    The mean of a gradient over processes is that of the whole batch where each multiplies its own by `weight`, and the
+    mean of a loss that of the whole micro-batch where it counts as `share`: they may have unequal numbers of samples.
+
+    Args:
+        rows: Which samples.
+        weight: Processes × samples here / samples of the batch.
+        share: Processes × samples here / samples of the micro-batch.
     """
-    if ranks == 1:
-        return list(rows)
-    joined = list(rows)
-    if len(joined) > 1 and len(joined[-1]) < ranks:
-        last = joined.pop()
-        joined[-1] = torch.cat([joined[-1], last])
-    return [each.tensor_split(ranks)[rank] for each in joined]
+
+    rows: Tensor
+    weight: float = 1.0
+    share: float = 1.0
+
+
+def share_of_rank(rows: Tensor, rank: int = 0, ranks: int = 1, micro: int = 1) -> list[Piece]:
+    """What one of several processes takes of a batch, in micro-batches: together they take every sample once.
+
+    All have the same number of pieces, and none an empty one, since they meet in every step: where there are fewer
+    samples than processes, some take a sample that counts for nothing.
+
+    Args:
+        rows: Of the batch, whatever the number of processes.
+        rank: Which process.
+        ranks: How many there are.
+        micro: Micro-batches of the batch.
+    """
+    pieces = []
+    for whole in rows.chunk(micro):
+        own = whole.tensor_split(ranks)[rank]
+        counted = ranks * len(own)
+        pieces.append(Piece(own if len(own) else whole[:1], counted / len(rows), counted / len(whole)))
+    return pieces
 
 
 @final
@@ -59,11 +81,22 @@ class Feed:
         device: Where batches are wanted.
         mode: "resident": the part is moved to the device once, as it is stored, and batches are gathered there.
             "streamed": it stays where it is, usually on disk. "auto": resident where it fits.
-        seed: Of the random views of training: a batch's depend on this, the epoch and its number, and on nothing else.
+        seed: Of the random views of training: a batch's depend on this, the epoch, its number, and which of several
+            processes takes it, and on nothing else.
+        rank: Which process this is.
+        ranks: How many train together.
     """
 
-    def __init__(self, part: Part, device: torch.device | str, mode: Mode = "auto", seed: int = 0) -> None:
-        self.device, self.seed = torch.device(device), seed
+    def __init__(
+        self,
+        part: Part,
+        device: torch.device | str,
+        mode: Mode = "auto",
+        seed: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        self.device, self.seed, self.rank, self.ranks = torch.device(device), seed, rank, ranks
         self.resident = mode == "resident" or (mode == "auto" and fits(part, self.device))
         self.part = part.to(self.device) if self.resident else part
         self.random = torch.Generator(self.device)
@@ -88,13 +121,32 @@ class Feed:
         for some in self.batches(list(torch.arange(len(self.part)).split(batch))):
             yield self.made(some, at_random=False)
 
+    def own_fixed(self, batch: int) -> Iterator[tuple[Part, bool]]:
+        """What this process takes of all samples, in order, in the fixed view, and whether it counts.
+
+        Args:
+            batch: Samples of all processes together.
+        """
+        pieces = [
+            piece
+            for rows in torch.arange(len(self.part)).split(batch)
+            for piece in share_of_rank(rows, self.rank, self.ranks)
+        ]
+        found = self.batches([piece.rows for piece in pieces])
+        for piece, some in zip(pieces, found, strict=True):
+            yield self.made(some, at_random=False), piece.weight > 0
+
     def batches(self, rows: Sequence[Tensor]) -> Iterator[Batch]:
         """The batches of these rows, each on the device and still to be made."""
         return self._numbers(rows) if self.resident else self._streamed(rows)
 
     def seed_views(self, epoch: int, number: int) -> None:
         """Let the next batch that is made be number so-and-so of an epoch."""
-        self.random.manual_seed(_mixed(self.seed, epoch, number))
+        self.random.manual_seed(self.seed_of(epoch, number))
+
+    def seed_of(self, epoch: int, number: int) -> int:
+        """A seed for one batch of this process."""
+        return mixed(self.seed, epoch, number, *([self.rank] if self.rank else []))
 
     def made(self, batch: Batch, *, at_random: bool = True) -> Part:
         """A batch as encoders read it: gathered where only its rows are known, then viewed."""
@@ -144,9 +196,9 @@ def _sent(part: Part, device: torch.device) -> Part:
     return Part(inputs, part.label.to(device, non_blocking=True), group, views=part.views)
 
 
-def _mixed(*numbers: int) -> int:
+def mixed(*numbers: int) -> int:
     """One seed from several."""
-    mixed = 0
+    seed = 0
     for number in numbers:
-        mixed = (mixed * 1_000_003 + number + 1) % 2**63
-    return mixed
+        seed = (seed * 1_000_003 + number + 1) % 2**63
+    return seed

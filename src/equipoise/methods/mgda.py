@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Literal, final
 
 from torch import Tensor
 
 from equipoise.balancer import Balancer
+from equipoise.checks import demand
 from equipoise.theory import least_norm
 
 
@@ -19,8 +20,14 @@ class MGDA(Balancer):
     encoder is Pareto-stationary. Heads follow their own losses. Where a loss reaches several encoders, all K + 1
     gradients are mixed.
 
+    With ``at="features"`` the mixture is the shortest at what the encoder gives, z, and goes on from there to its
+    parameters θ. The two agree where JJᵀ is a multiple of the identity, J = ∂z/∂θ; elsewhere a loss may rise.
+
     Paper: Désidéri, "Multiple-gradient descent algorithm (MGDA) for multiobjective optimization" (2012).
     Cost: two backward passes through separate encoders, K + 1 otherwise.
+
+    Args:
+        at: Decide at the encoders' "parameters", or at their outputs, the "features": then one pass through encoders.
 
     Example:
         >>> from equipoise import LateFusion
@@ -35,8 +42,10 @@ class MGDA(Balancer):
     route = "gram"
     unimodal = "head"
 
-    def __init__(self) -> None:
+    def __init__(self, at: Literal["parameters", "features"] = "parameters") -> None:
         super().__init__()
+        demand("MGDA", (at in ("parameters", "features"), "at should be 'parameters' or 'features'", at))
+        self.at = at
 
     def mix(self, gram: Tensor) -> Tensor:
         """Weights of the shortest vector in the convex hull."""

@@ -28,6 +28,10 @@ class MMPareto(Balancer):
         boost: γ; the published code has 1.5 written into it.
         rescale: Restore the length per "tensor", as the published code does, or per "encoder", which keeps the
             direction.
+        at: Decide by the gradients at the encoders' "parameters", or at their outputs, the "features": one pass through
+            the encoders then. There is one length per encoder then, that at its features, whatever ``rescale`` says,
+            and the table holds the stretch too. It agrees with ``rescale="encoder"`` where JJᵀ is a multiple of the
+            identity, with J the derivative of an encoder's output by its parameters.
 
     Example:
         >>> from equipoise import LateFusion
@@ -44,14 +48,20 @@ class MMPareto(Balancer):
     search: ClassVar = {"boost": (1.0, 1.5, 2.0)}
     refines = True
 
-    def __init__(self, boost: float = 1.5, rescale: Literal["tensor", "encoder"] = "tensor") -> None:
+    def __init__(
+        self,
+        boost: float = 1.5,
+        rescale: Literal["tensor", "encoder"] = "tensor",
+        at: Literal["parameters", "features"] = "parameters",
+    ) -> None:
         super().__init__()
         demand(
             "MMPareto",
             (boost > 0, "boost should be above zero", boost),
             (rescale in ("tensor", "encoder"), "rescale should be 'tensor' or 'encoder'", rescale),
+            (at in ("parameters", "features"), "at should be 'parameters' or 'features'", at),
         )
-        self.boost, self.rescale = boost, rescale
+        self.boost, self.rescale, self.at = boost, rescale, at
 
     def mix(self, gram: Tensor) -> Tensor:
         """Equal weights where no two gradients conflict, else the shortest mixture; together n · γ."""
@@ -60,7 +70,10 @@ class MMPareto(Balancer):
         apart = ~torch.eye(gram.shape[-1], dtype=torch.bool, device=gram.device)
         compared = present[..., :, None] & present[..., None, :] & apart
         agree = ((gram > 0) | ~compared).flatten(-2).all(dim=-1, keepdim=True)
-        return self.boost * count * torch.where(agree, present / count, least_norm(gram))
+        mixture = count * torch.where(agree, present / count, least_norm(gram))
+        if self.at == "features":  # lengths there follow from inner products, which all ranks have in common
+            mixture = mixture * _stretch(_length(gram, present.to(gram.dtype)), _length(gram, mixture))[..., None]
+        return self.boost * mixture
 
     def refine(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:  # noqa: ARG002
         """Stretch what came out shorter than the plain sum of the gradients."""
@@ -71,6 +84,16 @@ class MMPareto(Balancer):
         found = torch.stack(list(torch._foreach_norm(mixed)))
         if self.rescale == "encoder":
             wanted, found = (torch.linalg.vector_norm(n).expand_as(n) for n in (wanted, found))
-        # A mixture that cancelled to nothing has no direction to stretch along: it stays zero.
-        stretch = torch.where(found == 0, 1.0, wanted / found).clamp(min=1)
-        return list(torch._foreach_mul(mixed, list(stretch.unbind())))
+        return list(torch._foreach_mul(mixed, list(_stretch(wanted, found).unbind())))
+
+
+def _stretch(wanted: Tensor, found: Tensor) -> Tensor:
+    """What makes a length at least the wanted one; a mixture that cancelled has no direction, and stays zero."""
+    return torch.where(found == 0, 1.0, wanted / found).clamp(min=1)
+
+
+def _length(gram: Tensor, coefficients: Tensor) -> Tensor:
+    """The length of a mixture, from inner products; what rounding leaves of nothing is nothing."""
+    squared = (coefficients[..., None, :] @ gram @ coefficients[..., :, None])[..., 0, 0]
+    least = torch.finfo(gram.dtype).eps * gram.diagonal(dim1=-2, dim2=-1).amax(dim=-1)
+    return torch.where(squared <= 4 * least, torch.zeros_like(squared), squared.clamp(min=0)).sqrt()

@@ -1,0 +1,205 @@
+"""The runs of a study as an array job of Slurm, submitted by submitit."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import submitit
+from submitit.core.utils import DelayedSubmission, FailedJobError, UncompletedJobError
+
+from equipoise.clusters.errand import TRIES, Errand, Outcome
+from equipoise.errors import BadInput
+from equipoise.job import Job
+from equipoise.store import Store
+
+TICK = 1.0  # seconds between two looks
+USUAL = {"time": 60, "job_name": "equipoise"}  # minutes; whoever needs longer is queued again, and goes on
+REQUEUES = 100
+EPOCHS, SUBMITTED = "epochs.jsonl", "submitted.jsonl"
+UNDER_WAY = {"PENDING", "RUNNING", "REQUEUED", "COMPLETING", "PREEMPTED", "CONFIGURING", "SUSPENDED"}
+
+
+@final
+@dataclass(frozen=True)
+class Task:
+    """What one task of the array does.
+
+    Args:
+        errand: Its run.
+    """
+
+    errand: Errand
+
+    def __call__(self) -> Outcome:
+        """Do the run from its newest checkpoint, on data that is loaded here and compared with what was planned on."""
+        job, folder = self.errand.job, self.errand.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / EPOCHS).open("a", buffering=1, encoding="utf-8") as file:
+            return self.errand.do(
+                lambda: job.data.load(job.fold), lambda record: print(json.dumps(record), file=file, flush=True)
+            )
+
+    def checkpoint(self) -> DelayedSubmission:
+        """What submitit queues again when time is up or another job goes first: the same, which goes on."""
+        return DelayedSubmission(self)
+
+
+@final
+class _Watched:
+    """A run somewhere in the queue, and how much of its news was read."""
+
+    def __init__(self, job: Job, task: submitit.Job[Outcome], epochs: Path, tries: int) -> None:
+        self.job, self.task, self.tries = job, task, tries
+        self._epochs = epochs
+        self._read = epochs.stat().st_size if epochs.exists() else 0
+
+    def new_epochs(self) -> list[dict[str, Any]]:
+        if not self._epochs.exists():
+            return []
+        with self._epochs.open("rb") as file:
+            file.seek(self._read)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._read += len(whole) + len(newline)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+@final
+class SlurmHands:
+    """Runs jobs as tasks of one array job. Use it as a context: at its end, what still runs is cancelled.
+
+    The folder of the study has to lie where every machine of the cluster sees it, as submitit demands. If this process
+    is killed, or the connection to it breaks, the array goes on; the same command finds it again.
+
+    Args:
+        run: Does a job: (job, splits, folder, on_epoch) → row.
+        store: Knows the folder of each run.
+        limit: Runs at once; None for as many as Slurm allows.
+        options: Of sbatch, by the names submitit has for them.
+        cluster: "slurm", or "local" for processes of this machine.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., dict[str, Any]],
+        store: Store,
+        limit: int | None = None,
+        options: Mapping[str, int | str] | None = None,
+        cluster: str = "slurm",
+    ) -> None:
+        self._run, self._store, self._limit = run, store, limit
+        self._options, self._cluster = dict(options or {}), cluster
+        self._folder = store.folder.resolve() / "slurm"
+        self._new: list[tuple[Job, int]] = []
+        self._watched: dict[str, _Watched] = {}
+
+    def __enter__(self) -> SlurmHands:
+        try:
+            self._executor(threads=1, gpus=0)
+        except (RuntimeError, ValueError, NameError) as found:
+            raise BadInput(f"--on slurm: {found}") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._watched.values():
+            each.task.cancel(check=False)  # checkpoints are whole at any moment
+            self._note(each.job, "")
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody works or waits."""
+        return bool(self._new or self._watched)
+
+    @property
+    def has_room(self) -> bool:
+        """Always: the queue is Slurm's."""
+        return True
+
+    def start(self, job: Job) -> None:
+        """Put a run into the next array, unless an earlier sitting did so and it is still there."""
+        known = self._submitted().get(job.config)
+        if known:
+            kind = submitit.SlurmJob if self._cluster == "slurm" else submitit.LocalJob
+            task: submitit.Job[Outcome] = kind(self._folder, known)
+            if task.paths.result_pickle.exists() or task.state.upper() in UNDER_WAY:
+                self._watched[job.config] = _Watched(job, task, self._store.run_folder(job.config) / EPOCHS, tries=1)
+                return
+        self._new.append((job, 1))
+
+    def stop(self, job: Job) -> None:
+        """End a run before its time."""
+        self._watched.pop(job.config).task.cancel(check=False)
+        self._note(job, "")
+
+    def news(self) -> Iterator[tuple[Job, str, dict[str, Any]]]:
+        """Submit what is new as one array, then wait until somebody says something, and pass it on."""
+        self._submit()
+        told = False
+        while not told:
+            for config, each in list(self._watched.items()):
+                for record in each.new_epochs():
+                    told = True
+                    yield each.job, "epoch", record
+                    if config not in self._watched:  # it was stopped for what it showed
+                        break
+                if config in self._watched and each.task.done():
+                    told = True
+                    del self._watched[config]
+                    self._note(each.job, "")
+                    yield from self._ended(each)
+            if not told:
+                time.sleep(TICK)
+
+    def _ended(self, each: _Watched) -> Iterator[tuple[Job, str, dict[str, Any]]]:
+        try:
+            kind, content, _ = each.task.result()
+        except (UncompletedJobError, FailedJobError) as found:  # a task answers with its problems: its machine is gone
+            state = each.task.state
+            if each.tries < TRIES and not state.upper().startswith("CANCELLED"):
+                self._new.append((each.job, each.tries + 1))
+                return
+            kind, content = "failed", {"reason": f"Slurm says {state}: {str(found).strip().splitlines()[0]}"}
+        yield each.job, kind, content
+
+    def _submit(self) -> None:
+        """What is new, in one array for each kind of machine, written down so that another sitting finds it."""
+        kinds: dict[tuple[int, int], list[tuple[Job, int]]] = {}
+        for job, tries in self._new:
+            gpus = 1 if job.facts()["device"].startswith("cuda") else 0
+            kinds.setdefault((job.threads, gpus), []).append((job, tries))
+        self._new.clear()
+        for (threads, gpus), some in kinds.items():
+            executor = self._executor(threads, gpus)
+            errands = [self._errand(job) for job, _ in some]
+            with executor.batch():
+                tasks = [executor.submit(Task(errand)) for errand in errands]
+            for (job, tries), errand, task in zip(some, errands, tasks, strict=True):
+                self._note(job, task.job_id)
+                self._watched[job.config] = _Watched(job, task, errand.folder / EPOCHS, tries)
+
+    def _errand(self, job: Job) -> Errand:
+        return Errand(self._run, job, job.facts(), self._store.run_folder(job.config).resolve())
+
+    def _note(self, job: Job, number: str) -> None:
+        with (self._folder / SUBMITTED).open("a", encoding="utf-8") as file:
+            print(json.dumps({"config": job.config, "id": number}), file=file)
+
+    def _submitted(self) -> dict[str, str]:
+        """The number that each run has in the queue; "" where its answer was taken, or it was cancelled."""
+        file = self._folder / SUBMITTED
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        return {row["config"]: row["id"] for row in map(json.loads, lines)}
+
+    def _executor(self, threads: int, gpus: int) -> Any:
+        executor = submitit.AutoExecutor(self._folder, cluster=self._cluster, slurm_max_num_timeout=REQUEUES)
+        options = {**USUAL, "cpus_per_task": threads, **({"gpus_per_node": gpus} if gpus else {}), **self._options}
+        if self._limit:
+            options["array_parallelism"] = self._limit
+        executor.update_parameters(**{f"slurm_{name}": value for name, value in options.items()})
+        if self._cluster == "local":
+            executor.update_parameters(timeout_min=options["time"])
+        return executor

@@ -1,0 +1,258 @@
+"""Searching parameters: between the limits, on validation data alone, and on after any interruption."""
+
+import importlib
+import json
+import random
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise import cli
+from equipoise.catalogue import DataSet, all_methods, entries
+from equipoise.data.generated import two_sensors
+from equipoise.data.splits import Splits
+from equipoise.errors import BadInput, FailedRuns
+from equipoise.experiments import tune_report, tune_runs
+from equipoise.experiments.tune import Choice, Interval, Search, as_typed, search_of
+from equipoise.experiments.tune_outcome import Outcome, Tried
+from equipoise.experiments.tune_runs import STARTS, run
+from equipoise.progress import Progress
+from equipoise.store import Store
+
+SHORT = ["epochs=4", "features=8"]
+WORDS = [*SHORT, "penalty=1..100:log", "lr=0.0001..0.3:log"]
+
+
+def load(fold: int | None) -> Splits:
+    return two_sensors(samples=150, seed=fold or 0)
+
+
+DATA = DataSet("small", load, 10, "Small.")
+
+
+# -- what is looked for --
+
+
+def test_words_say_what_is_looked_for_and_what_is_set() -> None:
+    words = ["penalty=1..100:log", "smoothing=0.01,0.1", "run.batch=16..64", "select=last,best", "epochs=7"]
+    search = search_of("mimo", words)
+    assert search.space == {
+        "penalty": Interval(1.0, 100.0, log=True),
+        "smoothing": Choice((0.01, 0.1)),
+        "run.batch": Interval(16, 64, log=False),
+        "select": Choice(("last", "best")),
+    }
+    assert search.base.settings.epochs == 7
+    entry = search.at({"penalty": 3.0, "smoothing": 0.1, "run.batch": 20, "select": "best"})
+    assert (entry.params["penalty"], entry.params["smoothing"]) == (3.0, 0.1)
+    assert (entry.settings.batch, entry.settings.select, entry.settings.epochs) == (20, "best", 7)
+
+
+@pytest.mark.parametrize("method", sorted(all_methods()))
+def test_every_method_has_something_to_look_for(method: str) -> None:
+    search = search_of(method, [])
+    assert search.space["lr"] == Interval(0.001, 0.1, log=True)
+    assert {key.rpartition(".")[2] for key in search.space} - {"lr"} == set(all_methods()[method].make.search)
+    assert search.start() is not None, "what the method is by itself lies in its own space"
+    assert "lr" not in search_of("mimo", ["lr=0.01"]).space
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    words = ["penalty=100..1", "lr=0..1:log", "select=last..best", "smoothing=1..x", "rate=1,2", "batch=1..2:exp"]
+    with pytest.raises(BadInput) as found:
+        search_of("mimo", words)
+    for part in (
+        "expected the smaller limit first, found 100 and 1",
+        "lr should be above zero",
+        "select=last..best: expected numbers as limits",
+        "smoothing should be a number, found 'x'",
+        "unknown setting 'rate'",
+        "batch should be a whole number, found '2:exp'",
+    ):
+        assert part in str(found.value)
+    with pytest.raises(BadInput, match="expected limits above zero for :log, found 0"):
+        search_of("mimo", ["dropout=0..0.5:log"])
+
+
+class Anywhere:
+    """Suggests any number that Optuna may suggest."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def suggest_float(self, _: str, low: float, high: float, *, log: bool) -> float:
+        assert log in (True, False)
+        return self.random.choice([low, high, self.random.uniform(low, high)])
+
+    def suggest_int(self, _: str, low: int, high: int, *, log: bool) -> int:
+        assert log in (True, False)
+        return self.random.randint(low, high)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_suggested_lies_within_and_is_what_one_types(seed: int) -> None:
+    draw = random.Random(seed)
+    low = 10 ** draw.uniform(-6, 3)
+    search = Search(entries(["mimo"])[0], {"lr": Interval(low, low * draw.uniform(1.0001, 50), log=True)})
+    for attempt in range(20):
+        values = search.suggest(Anywhere(attempt))
+        assert search.space["lr"].holds(values["lr"])
+        (typed,) = entries(["mimo"], [f"{key}={as_typed(value)}" for key, value in values.items()])
+        assert typed.settings.lr == values["lr"] == search.at(values).settings.lr
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(10.0, "10"), (0.1, "0.1"), (1e-7, "1e-07"), (True, "true"), (None, "none"), ("sgd", "sgd")]
+)
+def test_values_as_one_types_them(value: Any, text: str) -> None:
+    assert as_typed(value) == text
+
+
+def test_a_missing_package_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "equipoise.experiments.tune_runs")
+    with pytest.raises(ModuleNotFoundError, match=r"type: pip install 'equipoise\[tune\]'"):
+        importlib.import_module("equipoise.experiments.tune_runs")
+
+
+# -- what is printed --
+
+
+def test_the_best_is_the_first_of_the_best_that_were_finished() -> None:
+    tried = [
+        Tried(0, {"lr": 0.01}, "finished", 0.7, 4),
+        Tried(1, {"lr": 0.02}, "pruned", 0.9, 2),
+        Tried(2, {"lr": 0.03}, "finished", 0.8, 4),
+        Tried(3, {"lr": 0.04}, "diverged", None, 1),
+        Tried(4, {"lr": 0.05}, "finished", 0.8, 4),
+    ]
+    outcome = Outcome(search_of("mimo", ["lr=0.01..0.1"]), "small", "", 40, 0, tried, {})
+    assert outcome.best.number == 2
+    assert [each.number for each in tune_report.ranked(outcome)] == [2, 4, 0, 1, 3]
+    text = tune_report.text(outcome, "equipoise train lr=0.03")
+    assert "As it stood the method had 70.0 %." in text
+    assert "  2      0.03  80.0          4       best" in text.splitlines()
+    assert "1 diverged, 3 finished, 1 pruned" in text
+    assert text.endswith("\n  equipoise train lr=0.03")
+    assert "| 3 | 0.04 | – | 1 | diverged |" in tune_report.markdown(outcome, "")
+
+
+# -- searching --
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return run(search_of("mimo", WORDS), DATA, 12, folder, workers=1, quiet=True), folder
+
+
+@pytest.mark.slow
+def test_a_search_finishes_some_and_prunes_others(undisturbed: tuple[Outcome, Path]) -> None:
+    outcome, folder = undisturbed
+    states = [each.state for each in outcome.trials]
+    assert [each.number for each in outcome.trials] == list(range(12))
+    assert states[:STARTS] == ["finished"] * STARTS, "none is pruned before there is something to compare with"
+    assert states.count("pruned") >= 1
+    assert outcome.trials[0].values == {"penalty": 10.0, "lr": 0.01}, "first the method as it stands"
+    assert all(2 <= each.epochs < 4 for each in outcome.trials if each.state == "pruned")
+    assert sum(outcome.importance.values()) == pytest.approx(1.0)
+    rows = Store(folder / "trials").rows()
+    assert len(rows) == states.count("finished")
+    assert all("test" not in row for row in rows)
+    assert {each.score for each in outcome.trials if each.state == "finished"} == {
+        row["validation"]["fused"] for row in rows
+    }
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_as_if_nothing_had_happened(
+    undisturbed: tuple[Outcome, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [(Progress, "event"), (tune_runs, "_report")]
+    for moment in (8, 5, 26):  # before the last epoch of the first trial is written down, and somewhere on the way
+        left = [moment]
+
+        def interrupting(verb: Any, left: list[int] = left) -> Any:
+            def interrupt(*what: Any) -> None:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+                verb(*what)
+
+            return interrupt
+
+        with monkeypatch.context() as patched:
+            for place, name in places:
+                patched.setattr(place, name, interrupting(getattr(place, name)))
+            with pytest.raises(KeyboardInterrupt):
+                run(search_of("mimo", WORDS), DATA, 12, tmp_path, workers=1, quiet=True)
+    outcome = run(search_of("mimo", WORDS), DATA, 12, tmp_path, workers=1, quiet=True)
+    assert outcome.trials == undisturbed[0].trials
+    fewer = run(search_of("mimo", WORDS), DATA, 5, tmp_path, workers=1, quiet=True)
+    assert fewer.trials == outcome.trials, "what was tried is kept"
+
+
+@pytest.mark.slow
+def test_the_test_part_changes_nothing(undisturbed: tuple[Outcome, Path], tmp_path: Path) -> None:
+    def other(fold: int | None) -> Splits:
+        splits = load(fold)
+        noise = {name: 1e3 * torch.randn_like(array) for name, array in splits.test.inputs.items()}
+        return replace(splits, test=replace(splits.test, inputs=noise, label=splits.test.label.flip(0)))
+
+    outcome = run(search_of("mimo", WORDS), replace(DATA, load=other), 12, tmp_path, workers=1, quiet=True)
+    assert outcome.trials == undisturbed[0].trials
+
+
+@pytest.mark.slow
+def test_a_folder_keeps_to_one_search(undisturbed: tuple[Outcome, Path]) -> None:
+    for words in ([*WORDS, "batch=32"], [*SHORT, "penalty=1..10:log", "lr=0.0001..0.3:log"]):
+        with pytest.raises(BadInput, match=r"holds another search \((run|space) .* choose another folder with --out"):
+            run(search_of("mimo", words), DATA, 12, undisturbed[1], workers=1, quiet=True)
+
+
+@pytest.mark.slow
+def test_what_was_tried_is_not_run_again(tmp_path: Path) -> None:
+    outcome = run(search_of("msl", [*SHORT, "lr=0.01,0.02"]), DATA, 7, tmp_path, workers=2, quiet=True)
+    assert len(outcome.trials) == 7
+    assert len(Store(tmp_path / "trials").rows()) == len({each.values["lr"] for each in outcome.trials}) <= 2
+    by_rate = {each.values["lr"]: each.score for each in outcome.trials}
+    assert all(each.score == by_rate[each.values["lr"]] for each in outcome.trials)
+
+
+@pytest.mark.slow
+def test_a_trial_that_diverges_has_lost_and_no_more(tmp_path: Path) -> None:
+    outcome = run(search_of("msl", [*SHORT, "lr=0.01,1e30"]), DATA, 6, tmp_path, workers=1, quiet=True)
+    assert {each.values["lr"]: each.state for each in outcome.trials} == {0.01: "finished", 1e30: "diverged"}
+    with pytest.raises(FailedRuns, match="FloatingPointError"):
+        run(search_of("msl", [*SHORT, "lr=1e29,1e30"]), DATA, 2, tmp_path / "all", workers=1, quiet=True)
+
+
+@pytest.mark.slow
+def test_the_command_that_is_printed_trains_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def equipoise(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["equipoise", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    out = str(tmp_path / "tune")
+    asked = ["tune", "--data", "generated", "--method", "ew", "--trials", "4", "--workers", "2", "--out", out]
+    found = json.loads(equipoise(*asked, "--json", *SHORT, "lr=0.001..0.1:log", "weight=1,2"))
+    assert found["space"] == {"lr": "0.001..0.1:log", "weight": "1,2"}
+    again = equipoise(*asked, *SHORT, "lr=0.001..0.1:log", "weight=1,2")
+    assert f"  {found['command']}" in again.splitlines()
+    assert all(Path(figure).stat().st_size > 10_000 for figure in found["figures"])
+    assert {Path(figure).suffix for figure in found["figures"]} == {".svg", ".png"}
+    assert found["command"] in (tmp_path / "tune" / "tune.md").read_text(encoding="utf-8")
+    _, *words = shlex.split(found["command"])
+    (row,) = json.loads(equipoise(*words, "--json"))
+    assert row["validation"]["fused"] == found["best"]["score"]
+    assert {**row["params"], "lr": row["run"]["lr"]} == found["best"]["values"]
