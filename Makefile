@@ -31,7 +31,7 @@ fast: $(READY)  ## the tests that start no processes
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 slow: $(READY)  ## the tests that start processes or compilers
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 -m slow
 
 docs: $(READY)  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
