@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, final
 
 from equipoise.catalogue import Entry, all_methods, entries, look_up
 from equipoise.errors import BadInput, answers
+from equipoise.experiments.keys import is_parameter, own_name, put, value_at
 from equipoise.presets import Preset
 
 PAPER = {"penalty": ("1", "10", "100"), "smoothing": ("0.001", "0.01", "0.1", "1")}
@@ -86,7 +87,7 @@ def sweep_of(
         partial(entries, [method], fixed, preset), *(partial(entries, [method], [word], preset) for word in single)
     )
     axes = {key: _ordered(base, key, some) for key, some in texts.items()}
-    enlarging = next((key for key in axes if _name(key) in ENLARGING and _is_parameter(base, key)), None)
+    enlarging = next((key for key in axes if own_name(key) in ENLARGING and is_parameter(base, key)), None)
     if divided and enlarging is None:
         raise BadInput(
             "--scaled-rate divides the learning rate by 1 + λ for every λ that is tried; expected several values of "
@@ -110,14 +111,14 @@ def in_words(value: Any) -> str:
 
 def _varies(word: str) -> bool:
     key, _, text = word.partition("=")
-    return "," in text and _name(key) not in WHOLE
+    return "," in text and own_name(key) not in WHOLE
 
 
 def _usual(method: str, fixed: Sequence[str]) -> list[str]:
     """What is varied where nobody says: all that is usually tried and was not set."""
     known = look_up("method", method, all_methods())
     space: Mapping[str, Iterable[Any]] = PAPER if method == "mimo" else known.make.search
-    is_set = {_name(word.partition("=")[0]) for word in fixed}
+    is_set = {own_name(word.partition("=")[0]) for word in fixed}
     found = [f"{method}.{name}={','.join(map(in_words, some))}" for name, some in space.items() if name not in is_set]
     if not found:
         raise ValueError(
@@ -131,7 +132,7 @@ def _ordered(base: Entry, key: str, texts: Iterable[str]) -> dict[Any, Entry]:
     found = {}
     for text in texts:
         entry = _moved(base, key, text)
-        found[_value(entry, key)] = entry
+        found[value_at(entry, key)] = entry
     numbers = all(isinstance(value, (int, float)) for value in found)
     return dict(sorted(found.items())) if numbers else found
 
@@ -149,16 +150,18 @@ def _curve(
     for value in values:
         entry = base
         for each, at in {**others, key: value}.items():
-            entry = _put(entry, each, at)
+            entry = put(entry, each, at)
         if divided_by is not None:
-            entry = entry.changed({}, {"lr": entry.settings.lr / (1 + _value(entry, divided_by))})
+            entry = entry.changed({}, {"lr": entry.settings.lr / (1 + value_at(entry, divided_by))})
         entry = entry.changed({}, {}, _label(base, entry))
         known = points.setdefault(entry.label, entry)
         if known != entry:
             raise BadInput(f"two of the values look alike when six digits are shown ({entry.label}); leave one out")
         labels[value] = entry.label
-    around = all(_value(base, each) == at for each, at in others.items())
-    return Curve(_name(key), labels, {_name(each): at for each, at in others.items()}, divided_by is not None, around)
+    around = all(value_at(base, each) == at for each, at in others.items())
+    return Curve(
+        own_name(key), labels, {own_name(each): at for each, at in others.items()}, divided_by is not None, around
+    )
 
 
 def _grid_lines(axes: Mapping[str, Mapping[Any, Entry]]) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -183,21 +186,4 @@ def _label(base: Entry, entry: Entry) -> str:
 
 def _moved(base: Entry, key: str, text: str) -> Entry:
     (one,) = entries([base.method.name], [f"{key}={text}"])
-    return _put(base, key, _value(one, key))
-
-
-def _put(entry: Entry, key: str, value: Any) -> Entry:
-    change = {_name(key): value}
-    return entry.changed(change, {}) if _is_parameter(entry, key) else entry.changed({}, change)
-
-
-def _value(entry: Entry, key: str) -> Any:
-    return entry.params[_name(key)] if _is_parameter(entry, key) else getattr(entry.settings, _name(key))
-
-
-def _is_parameter(entry: Entry, key: str) -> bool:
-    return not key.startswith("run.") and _name(key) in entry.params
-
-
-def _name(key: str) -> str:
-    return key.rpartition(".")[2]
+    return put(base, key, value_at(one, key))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 from equipoise.catalogue import Entry, all_methods, entries, look_up
 from equipoise.errors import BadInput, answers
 from equipoise.experiments.ablation import WHOLE
+from equipoise.experiments.keys import own_name, put, value_at
 from equipoise.presets import Preset
 
 DIGITS = 4  # of a number that is tried, so that a person can type it
@@ -89,13 +90,12 @@ class Search:
         """The method with these values."""
         entry = self.base
         for key, value in values.items():
-            change = {_name(key): value}
-            entry = entry.changed(change, {}) if _is_parameter(entry, key) else entry.changed({}, change)
+            entry = put(entry, key, value)
         return entry.changed({}, {}, " ".join(f"{key}={as_typed(value)}" for key, value in values.items()))
 
     def start(self) -> dict[str, Any] | None:
         """Where the method stands now; None where that is outside the space."""
-        found = {key: _value(self.base, key) for key in self.space}
+        found = {key: value_at(self.base, key) for key in self.space}
         return found if all(each.holds(found[key]) for key, each in self.space.items()) else None
 
 
@@ -125,12 +125,12 @@ def as_typed(value: Any) -> str:
 
 def _looks(word: str) -> bool:
     key, _, text = word.partition("=")
-    return (".." in text or "," in text) and _name(key) not in WHOLE
+    return (".." in text or "," in text) and own_name(key) not in WHOLE
 
 
 def _usual(base: Entry, fixed: Iterable[str]) -> list[str]:
     """What is looked for where nobody says: what the method's author tries, and the learning rate."""
-    is_set = {_name(word.partition("=")[0]) for word in fixed}
+    is_set = {own_name(word.partition("=")[0]) for word in fixed}
     space = look_up("method", base.method.name, all_methods()).make.search
     words = [
         f"{base.method.name}.{name}={as_typed(min(some))}..{as_typed(max(some))}:log"
@@ -147,7 +147,7 @@ def _usual(base: Entry, fixed: Iterable[str]) -> list[str]:
 
 def _read(method: str, preset: Preset | None, word: str) -> tuple[str, Interval | Choice]:
     key, _, text = word.partition("=")
-    value: Callable[[str], Any] = lambda text: _value(entries([method], [f"{key}={text}"], preset)[0], key)  # noqa: E731
+    value: Callable[[str], Any] = lambda text: value_at(entries([method], [f"{key}={text}"], preset)[0], key)  # noqa: E731
     if ".." not in text:
         return key, Choice(tuple(dict.fromkeys(answers(*(partial(value, each) for each in text.split(","))))))
     found = INTERVAL.fullmatch(text)
@@ -165,15 +165,3 @@ def _read(method: str, preset: Preset | None, word: str) -> tuple[str, Interval 
 
 def _short(value: float) -> str:
     return as_typed(float(f"{value:.{DIGITS}g}"))
-
-
-def _value(entry: Entry, key: str) -> Any:
-    return entry.params[_name(key)] if _is_parameter(entry, key) else getattr(entry.settings, _name(key))
-
-
-def _is_parameter(entry: Entry, key: str) -> bool:
-    return not key.startswith("run.") and _name(key) in entry.params
-
-
-def _name(key: str) -> str:
-    return key.rpartition(".")[2]
