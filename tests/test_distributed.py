@@ -315,7 +315,8 @@ def test_ranks_stop_alike_from_metrics_that_differ(ranks: list[dict[str, Any]]) 
 
 def test_every_method_is_tried() -> None:
     tried = {type(make()) for make in METHODS.values()}
-    assert tried == set(Balancer.__subclasses__())
+    known = {kind for kind in Balancer.__subclasses__() if kind.__module__.startswith("equipoise.methods.")}
+    assert tried == known
 
 
 if __name__ == "__main__":
