@@ -69,8 +69,9 @@ def test_the_check_above_can_fail() -> None:
 
 @pytest.mark.slow
 def test_import_costs_at_most_a_tenth_of_a_second() -> None:
+    # Of computing: by the clock, other tests on the same cores would be measured too.
     measure = (
-        "import time, torch, numpy; start = time.perf_counter(); import equipoise; print(time.perf_counter() - start)"
+        "import time, torch, numpy; start = time.process_time(); import equipoise; print(time.process_time() - start)"
     )
     assert min(float(python("-c", measure)) for _ in range(5)) <= 0.1
 
