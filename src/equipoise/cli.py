@@ -19,7 +19,7 @@ from equipoise.catalogue import all_methods, entries, look_up
 from equipoise.clusters import place_of
 from equipoise.commands import ablate, bench, check, export, landscape, monitor, prepare, reproduce, toy, tune
 from equipoise.commands.config import Config, after_config
-from equipoise.commands.options import Data, Folds, Json, On, PresetName, Split, Workers, data_and
+from equipoise.commands.options import Data, Folds, Json, On, OneMethod, PresetName, Split, Workers, data_and
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import all_data
 from equipoise.errors import BadInput, FailedRuns, answers
@@ -94,7 +94,7 @@ def train(
     data: Data = "watch",
     split: Split = None,
     preset: PresetName = "auto",
-    method: Annotated[str, typer.Option(help="One method; see `equipoise methods`.")] = "mimo",
+    method: OneMethod = "mimo",
     seed: Annotated[int, typer.Option(help="Of weights, batches and dropout.")] = 0,
     step: Annotated[str, typer.Option("--step", help="given (lr), safe (1/L̂, before) or safe-each-epoch.")] = "given",
     out: Out = Path("runs/train"),

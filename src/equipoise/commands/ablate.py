@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from equipoise.commands.config import Config, after_config
-from equipoise.commands.options import Data, Folds, Json, PresetName, Split, Workers, data_and
+from equipoise.commands.options import Data, Folds, Json, OneMethod, PresetName, Split, Workers, data_and
 from equipoise.experiments.ablation import Sweep, sweep_of
 from equipoise.presets import Preset
 
@@ -30,7 +30,7 @@ def ablate(
     data: Data = "watch",
     split: Split = None,
     preset: PresetName = "auto",
-    method: Annotated[str, typer.Option(help="One method; see `equipoise methods`.")] = "mimo",
+    method: OneMethod = "mimo",
     grid: Annotated[bool, typer.Option("--grid", help="All combinations, instead of one parameter at a time.")] = False,
     scaled_rate: Annotated[
         bool, typer.Option("--scaled-rate", help="Run each λ with the learning rate divided by 1 + λ, too.")

@@ -16,6 +16,7 @@ Split = Annotated[str | None, typer.Option("--split", help="The protocol that cu
 PresetName = Annotated[
     str, typer.Option("--preset", help="Published settings (`equipoise presets`); auto: those of the data set.")
 ]
+OneMethod = Annotated[str, typer.Option(help="One method; see `equipoise methods`.")]
 Folds = Annotated[bool, typer.Option("--folds", help="Every group-wise fold instead of the one fixed cut.")]
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="Runs side by side; by default one per core or GPU.")

@@ -11,7 +11,7 @@ import typer
 
 from equipoise.clusters import place_of
 from equipoise.commands.config import Config, after_config
-from equipoise.commands.options import Data, Json, On, PresetName, Split, Workers, data_and
+from equipoise.commands.options import Data, Json, On, OneMethod, PresetName, Split, Workers, data_and
 from equipoise.experiments.tune import as_typed, search_of
 
 EXAMPLE = "Example: equipoise tune --data watch --method mimo penalty=1..100:log lr=0.001..0.1:log epochs=20"
@@ -29,7 +29,7 @@ def tune(
     data: Data = "watch",
     split: Split = None,
     preset: PresetName = "auto",
-    method: Annotated[str, typer.Option(help="One method; see `equipoise methods`.")] = "mimo",
+    method: OneMethod = "mimo",
     trials: Annotated[int, typer.Option("--trials", min=1, help="How many, with those of earlier sittings.")] = 40,
     seed: Annotated[int, typer.Option(help="Of weights, batches and dropout in every trial.")] = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder for trials, the figure and the numbers.")] = Path(

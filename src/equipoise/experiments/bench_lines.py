@@ -16,7 +16,7 @@ from equipoise import MGDA, MSES, Balancer, MMPareto
 from equipoise.catalogue import all_methods
 from equipoise.data.splits import Part
 from equipoise.errors import look_up
-from equipoise.measure.subroutine import Step, Watch
+from equipoise.measure.subroutine import Step, Watch, learn
 from equipoise.models import LateFusion, SequenceTransformer
 from equipoise.models.arguments import Unimodal
 
@@ -79,11 +79,7 @@ def bare_step(model: LateFusion, optimizer: Optimizer, beside: bool = False) -> 
     def step(watch: Watch, part: Part) -> None:
         with watch("forward"):
             loss = F.cross_entropy(model(part.inputs)["fused"], part.label)
-        with watch("backward"):
-            loss.backward()
-        with watch("update"):
-            optimizer.step()
-            optimizer.zero_grad()
+        learn(watch, loss, optimizer)
 
     return step
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from equipoise.data.splits import Part
-from equipoise.measure.subroutine import Step, Watch
+from equipoise.measure.subroutine import Step, Watch, learn
 from equipoise.models.evaluation import evaluating
 from equipoise.models.late_fusion import LateFusion
 
@@ -112,11 +112,7 @@ def looped_agm(model: LateFusion, optimizer: Optimizer, strength: float = 1.0) -
             for name, score in scores.items():
                 usual[name] += (score - usual[name]) / count[0]
             loss = F.cross_entropy(responses[one] + responses[other], part.label)
-        with watch("backward"):
-            loss.backward()
-        with watch("update"):
-            optimizer.step()
-            optimizer.zero_grad()
+        learn(watch, loss, optimizer)
 
     return step
 

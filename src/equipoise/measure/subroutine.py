@@ -15,6 +15,7 @@ from statistics import fmean, pstdev
 from typing import Literal, final
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from equipoise.balancer import Balancer
@@ -94,13 +95,18 @@ def balanced_step(model: LateFusion, balancer: Balancer, optimizer: Optimizer) -
             losses, beside, _ = step_losses(model, balancer, part)
         with watch("balance"):
             loss = balancer(losses, extra=beside)
-        with watch("backward"):
-            loss.backward()
-        with watch("update"):
-            optimizer.step()
-            optimizer.zero_grad()
+        learn(watch, loss, optimizer)
 
     return step
+
+
+def learn(watch: Watch, loss: Tensor, optimizer: Optimizer) -> None:
+    """The end of every step: the backward pass, and the update."""
+    with watch("backward"):
+        loss.backward()
+    with watch("update"):
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _plain_backward(watch: Watch, model: LateFusion, balancer: Balancer, optimizer: Optimizer, part: Part) -> None:
