@@ -110,7 +110,8 @@ def test_random_views_are_drawn_anew_for_every_batch() -> None:
     sound = torch.randn(90, 6, generator=random)
     part = Part({"video": frames, "sound": sound}, torch.arange(90) % 3, views={"video": Frames(2, 16)})
     splits = Splits("made up", part, part, part, ("a", "b", "c"))
-    captured, plain = both(METHODS["mimo"], splits, batch=10, encoder="video:frames,sound:mlp")
+    changes = {"batch": 10, "encoder": "video:frames,sound:mlp", "precision": "fp32"}  # bf16 drifts apart by itself
+    captured, plain = both(METHODS["mimo"], splits, **changes)
     assert captured.path["captured"] == "yes"
     same(captured, plain, 5e-3)
 

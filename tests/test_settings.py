@@ -89,13 +89,12 @@ def test_the_rest_stays() -> None:
 
 
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert device_of(Settings()) == device_of(Settings(device="cpu")) == "cpu"
     with pytest.raises(ValueError, match="device=cuda: expected a GPU, found 0 on this machine; type device=cpu"):
         device_of(Settings(device="cuda"))
     with pytest.raises(ValueError, match=r"precision=fp16: expected a GPU.*type precision=bf16"):
         device_of(Settings(precision="fp16"))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert device_of(Settings(precision="fp16")) == "cuda"
     assert device_of(Settings(device="cuda:0")) == "cuda:0"

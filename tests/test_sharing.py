@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.catalogue import entries
+from equipoise.catalogue import DataSet, entries
 from equipoise.data import Splits
 from equipoise.data.generated import two_sensors
+from equipoise.hands import Hands
+from equipoise.job import run_job
 from equipoise.sharing import (
     CONTEXT,
     CONTROL,
@@ -20,9 +22,17 @@ from equipoise.sharing import (
     SHARE,
     bytes_needed,
     environment_for,
+    free_memory,
     how_many,
     multi_process_service,
+    touched_a_gpu,
 )
+from equipoise.store import Store
+from equipoise.study import plan
+
+
+def small(_: int | None) -> Splits:
+    return two_sensors(samples=60)
 
 
 def pictures(size: int) -> Splits:
@@ -109,3 +119,54 @@ def test_one_gpu_of_several_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     assert environment_for(1) == {"CUDA_VISIBLE_DEVICES": "7", PIPE: "somewhere"}
     assert environment_for(None) == {PIPE: "somewhere"}
+
+
+@pytest.mark.parametrize(("chosen", "told"), [(None, 300), ("1", 500)])
+def test_free_memory_is_that_of_the_fullest_gpu_among_those_that_may_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, told: int
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\nif [ "$3 $4" = "-i 1" ]; then echo 500; else printf "300\\n500\\n"; fi\n')
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert free_memory() == told * 2**20
+
+
+def test_a_driver_that_does_not_tell_is_asked_through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (7, 9))
+    assert free_memory() == 7
+
+
+def test_a_gpu_that_was_opened_is_noticed(tmp_path: Path) -> None:
+    place = tmp_path / "nvidia-uvm"
+    place.touch()
+    before = touched_a_gpu()
+    with place.open(encoding="utf-8"):
+        assert touched_a_gpu()
+    assert touched_a_gpu() is before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("touched", [False, True])
+def test_a_process_that_uses_a_gpu_goes_on_with_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, touched: bool
+) -> None:
+    """Forked off this process or off a server: the rows are the same, and the second run starts no process."""
+    monkeypatch.setattr("equipoise.hands.touched_a_gpu", lambda: touched)
+    started = []
+    monkeypatch.setattr("equipoise.hands.start_deaf", lambda process: (process.start(), started.append(process)))
+    data = DataSet("small", small, 1, "Small.")
+    jobs, splits = plan(entries(["msl", "mimo"], ["epochs=1", "device=cpu"]), data, [0], [None])
+    rows = []
+    with Hands(run_job, splits, Store(tmp_path), limit=1, gpus=1) as hands:
+        for job in jobs:
+            hands.start(job)
+            while hands.busy:
+                rows += [content for _, kind, content in hands.news() if kind == "done"]
+    assert [row["method"] for row in rows] == ["msl", "mimo"]
+    assert len(started) == 1
+    assert rows[1]["test"] == run_job(jobs[1], splits[None], tmp_path / "here")["test"]

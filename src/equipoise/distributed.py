@@ -175,7 +175,7 @@ def check(settings: Settings, balancer: Balancer) -> None:
 def _launch_problems(settings: Settings) -> list[str]:
     problems = []
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = torch.cuda.device_count()
     if ":" in settings.device:
         problems.append(f"device={settings.device}: every process takes a GPU of its own; type device=cuda")
     elif settings.device != "cpu" and 0 < gpus < here:

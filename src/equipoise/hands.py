@@ -16,7 +16,7 @@ import torch
 from equipoise.data.splits import Splits
 from equipoise.job import Job
 from equipoise.processes import die_with_the_parent, start_deaf
-from equipoise.sharing import environment_for
+from equipoise.sharing import environment_for, touched_a_gpu
 from equipoise.store import Store, cannot_write
 
 PRELOADED = ["equipoise.hands", "accelerate", "safetensors.torch", "torch._dynamo"]
@@ -34,9 +34,9 @@ class _Hand(NamedTuple):
 class Hands:
     """Runs jobs in processes of their own. Use it as a context: whoever still works at its end is stopped.
 
-    On CPUs a process is forked for each run, and shares the data. A process that uses a GPU cannot be a copy of this
-    one, and takes seconds to start: it is forked off a server that has imported everything and touched no GPU, loads
-    the data itself, and goes on with the next run.
+    A process is forked, and shares what is imported and loaded. On CPUs each run has one of its own. One that uses a
+    GPU takes seconds until it can, and goes on with the next run; where this process has touched a GPU itself, it is
+    forked off a server that has not, and loads the data again.
 
     Args:
         run: Does a job: (job, splits, folder, on_epoch) → row.
@@ -55,8 +55,9 @@ class Hands:
         gpus: int = 0,
     ) -> None:
         self._run, self._splits, self._store, self._limit, self._gpus = run, splits, store, limit, gpus
-        self._context: Any = mp.get_context("forkserver" if gpus else "fork")
-        if gpus:
+        self._copies = not (gpus and touched_a_gpu())
+        self._context: Any = mp.get_context("fork" if self._copies else "forkserver")
+        if not self._copies:
             self._context.set_forkserver_preload(PRELOADED)
         self._working: dict[Connection, tuple[_Hand, Job]] = {}
         self._resting: list[_Hand] = []
@@ -115,9 +116,9 @@ class Hands:
 
     def _new(self, job: Job, folder: Path) -> _Hand:
         ours, theirs = self._context.Pipe()
-        shared = None if self._gpus else self._splits[job.fold]
+        shared = self._splits if self._copies else None
         gpu = self._least_used() if self._gpus > 1 else None
-        told = environment_for(gpu) if self._gpus else {}
+        told = environment_for(gpu) if self._gpus else None
         process = self._context.Process(target=_work, args=(theirs, self._run, job, folder, shared, told), daemon=True)
         start_deaf(process)
         theirs.close()
@@ -133,14 +134,14 @@ def _work(
     run: Callable[..., dict[str, Any]],
     job: Job,
     folder: Path,
-    shared: Splits | None,
-    environment: dict[str, str],
+    shared: dict[int | None, Splits] | None,
+    for_a_gpu: dict[str, str] | None,
 ) -> None:
-    """One run after the other, as long as there are any and none fails: a GPU may be out of order after that."""
+    """A run; with a GPU one after the other, as long as none fails: a GPU may be out of order after that."""
     die_with_the_parent(born_of_a_server=shared is None)
-    os.environ.update(environment)  # which a server does not pass on
+    os.environ.update(for_a_gpu or {})
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its children
-    loaded: dict[int | None, Splits] = {} if shared is None else {job.fold: shared}
+    loaded = {} if shared is None else dict(shared)
     while True:
         try:
             if job.fold not in loaded:
@@ -153,7 +154,7 @@ def _work(
             pipe.send(("failed", {"reason": f"{type(found).__name__}: {found}"}))
             return
         pipe.send(("done", row))
-        if shared is not None:
+        if for_a_gpu is None:
             return
         del row
         gc.collect()

@@ -30,9 +30,15 @@ def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:
         yield part.take(rows)
 
 
+def gpus() -> int:
+    """How many GPUs this machine has, asked without touching them: who touched one cannot be forked any more."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # for those libraries that ask for themselves
+    return torch.cuda.device_count()
+
+
 def device_of(settings: Settings) -> str:
     """Where a run with these settings takes place; a ValueError where this machine cannot do it."""
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    there = gpus()
     device = settings.device if settings.device != "auto" else "cuda" if there else "cpu"
     if device != "cpu" and int(device.partition(":")[2] or 0) >= there:
         raise ValueError(f"device={settings.device}: expected a GPU, found {there} on this machine; type device=cpu")

@@ -69,6 +69,31 @@ def bytes_needed(entry: Entry, splits: Splits) -> int:
     return CONTEXT + data + 5 * weights + 2 * sum(kept.values()) + 2 * sum(one.nbytes for one in batch.values())
 
 
+def free_memory() -> int:
+    """Bytes free on the fullest GPU, asked without touching it where the driver's own tool can tell."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    ask = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", *(["-i", seen] if seen else [])]
+    try:
+        told = subprocess.run(ask, capture_output=True, check=True, text=True, timeout=30).stdout.split()
+        return min(int(each) for each in told) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return torch.cuda.mem_get_info()[0]
+
+
+def touched_a_gpu() -> bool:
+    """Whether this process has opened a GPU for computing: a copy of it could not do that again.
+
+    What it holds open tells, since libraries open GPUs without saying so. Counting GPUs does not open this file.
+    """
+    if torch.cuda.is_initialized():
+        return True
+    try:
+        held = [each.readlink().name for each in Path("/proc/self/fd").iterdir()]
+    except OSError:
+        return True
+    return "nvidia-uvm" in held
+
+
 @contextmanager
 def multi_process_service() -> Generator[bool, None, None]:
     """Let processes that are started meanwhile share GPUs at the same time; whether that is so.

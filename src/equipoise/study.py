@@ -8,8 +8,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-import torch
-
 from equipoise import distributed
 from equipoise.catalogue import DataSet, Entry
 from equipoise.checkpoint import damage_in
@@ -21,9 +19,9 @@ from equipoise.errors import FailedRuns as FailedRuns
 from equipoise.hands import Hands
 from equipoise.job import Job as Job
 from equipoise.job import Measure, run_job
-from equipoise.machinery import device_of
+from equipoise.machinery import device_of, gpus
 from equipoise.models.names import unknown_name
-from equipoise.sharing import how_many, multi_process_service
+from equipoise.sharing import free_memory, how_many, multi_process_service
 from equipoise.store import Store
 from equipoise.tracking import Trackers
 
@@ -157,16 +155,16 @@ def crew_for(
 def _room(jobs: Sequence[Job], splits: dict[int | None, Splits], *, together: bool) -> int:
     """How many runs the GPUs carry. Where processes take turns on a GPU, one is as fast as several."""
     if not jobs or not together:
-        return max(1, torch.cuda.device_count())
-    free = torch.cuda.mem_get_info()[0]
-    each = how_many([job.entry for job in jobs], next(iter(splits.values())), free, os.cpu_count() or 1)
-    return max(1, min(each * _gpus(jobs), os.cpu_count() or 1))
+        return max(1, gpus())
+    cores = os.cpu_count() or 1
+    each = how_many([job.entry for job in jobs], next(iter(splits.values())), free_memory(), cores)
+    return max(1, min(each * _gpus(jobs), cores))
 
 
 def _gpus(jobs: Sequence[Job]) -> int:
     """Over how many GPUs runs are dealt out: one, where somebody chose it by its number."""
     chosen = any(":" in job.entry.settings.device for job in jobs)
-    return 1 if chosen else max(1, torch.cuda.device_count())
+    return 1 if chosen else max(1, gpus())
 
 
 def _import_for_all() -> None:
@@ -178,4 +176,4 @@ def _import_for_all() -> None:
 
 def _wants_cuda(jobs: Sequence[Job]) -> bool:
     wanted = {job.entry.settings.device for job in jobs}
-    return any(device.startswith("cuda") for device in wanted) or ("auto" in wanted and torch.cuda.is_available())
+    return any(device.startswith("cuda") for device in wanted) or ("auto" in wanted and gpus() > 0)
