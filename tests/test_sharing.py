@@ -141,13 +141,22 @@ def test_a_driver_that_does_not_tell_is_asked_through_torch(monkeypatch: pytest.
     assert free_memory() == 7
 
 
-def test_a_gpu_that_was_opened_is_noticed(tmp_path: Path) -> None:
-    place = tmp_path / "nvidia-uvm"
-    place.touch()
-    before = touched_a_gpu()
-    with place.open(encoding="utf-8"):
-        assert touched_a_gpu()
-    assert touched_a_gpu() is before
+@pytest.mark.parametrize(("answer", "touched"), [(3, False), (0, True)])
+def test_a_driver_that_was_made_ready_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, answer: int, *, touched: bool
+) -> None:
+    class Driver:
+        def __init__(self, name: str) -> None:
+            assert name == "libcuda.so.1"
+
+        def cuDeviceGetCount(self, _: object) -> int:  # noqa: N802 (NVIDIA's name)
+            return answer
+
+    monkeypatch.setattr("equipoise.sharing.ctypes.CDLL", Driver)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert touched_a_gpu() is touched
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert touched_a_gpu()
 
 
 @pytest.mark.slow

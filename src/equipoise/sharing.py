@@ -6,6 +6,7 @@ comes with the driver and which anybody may start, makes one client of them, so 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ CONTEXT = 700 * 2**20  # bytes that a process takes before it has done anything:
 SHARE = 0.9  # of the free memory that runs may take
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 CONTROL = "nvidia-cuda-mps-control"
+NOT_INITIALISED = 3  # what CUDA answers before it is made ready
 
 
 def how_many(entries: Iterable[Entry], splits: Splits, free: int, cores: int) -> int:
@@ -81,17 +83,17 @@ def free_memory() -> int:
 
 
 def touched_a_gpu() -> bool:
-    """Whether this process has opened a GPU for computing: a copy of it could not do that again.
+    """Whether this process, or a library in it, has begun to use GPUs: a copy of it could not do that again.
 
-    What it holds open tells, since libraries open GPUs without saying so. Counting GPUs does not open this file.
+    Who counts GPUs before the driver is made ready is answered that it is not, and thereby tells.
     """
     if torch.cuda.is_initialized():
         return True
     try:
-        held = [each.readlink().name for each in Path("/proc/self/fd").iterdir()]
+        driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return True
-    return "nvidia-uvm" in held
+        return False
+    return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALISED
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.balancer import Balancer
 from equipoise.checks import demand
-from equipoise.delivery import sums
+from equipoise.methods.noise import Noise
 from equipoise.methods.ogm import Parameters, check_ogm, is_kernel, ogm_weights
 from equipoise.methods.scores import log_likelihood
 from equipoise.observe import Seen
@@ -22,9 +22,8 @@ class OGMGE(Balancer):
     """On-the-fly gradient modulation with generalisation enhancement.
 
     Encoder m moves along c_m · ∇f_mm + ε, c_m as in OGM. ε is normal noise, for each tensor with the standard
-    deviation of its own
-    gradient: before modulation (the authors' present code), or after (their first release and their word). Both are
-    added to every modality.
+    deviation of its own gradient: before modulation (the authors' present code), or after (their first release and
+    their word). Both are added to every modality.
 
     Paper: Peng et al., "Balanced Multimodal Learning via On-the-fly Gradient Modulation" (CVPR 2022).
     Cost: one backward pass, and noise of the encoders' size.
@@ -67,7 +66,7 @@ class OGMGE(Balancer):
         self.strength, self.parameters_modulated, self.noise, self.seed = strength, parameters, noise, seed
         self._random: torch.Generator | None = None  # made where the gradients are
         self._random_state: Tensor | None = None
-        self._counts: dict[tuple[int, ...], Tensor] = {}
+        self._draws = Noise()
 
     def score(self, losses: Tensor) -> Tensor:
         """The log of the mean probability of the right class."""
@@ -88,8 +87,9 @@ class OGMGE(Balancer):
         chosen = [place for place, gradient in enumerate(mixed) if self.touches(gradient)]
         sized = [sources[place] for place in chosen]
         noisy = list(mixed)
-        for place, noise, deviation in zip(chosen, _noise(sized, generator), self._deviations(sized), strict=True):
-            noisy[place] = torch.addcmul(mixed[place], noise, deviation)
+        added = torch._foreach_add([mixed[place] for place in chosen], self._draws.like(sized, generator))
+        for place, gradient in zip(chosen, added, strict=True):
+            noisy[place] = gradient
         return noisy
 
     @property
@@ -117,32 +117,6 @@ class OGMGE(Balancer):
                 self._random.set_state(self._random_state)  # of the same kind of device
         return self._random
 
-    def _deviations(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The standard deviation of each gradient; zero for a single number, which has none."""
-        sizes = tuple(gradient.numel() for gradient in gradients)
-        if sizes not in self._counts:  # kept: bringing numbers to the device waits for it
-            self._counts[sizes] = torch.tensor(sizes, dtype=torch.float64, device=gradients[0].device)
-        count = self._counts[sizes]
-        wide = [gradient.float() if gradient.dtype.itemsize < 4 else gradient for gradient in gradients]
-        squares = torch.stack(list(torch._foreach_norm(wide, 2, dtype=torch.float64))).square()
-        spread = (squares - sums(wide).square() / count).clamp(min=0) / (count - 1).clamp(min=1)
-        return list(torch.where(count > 1, spread.sqrt(), 0.0).to(gradients[0].dtype).unbind())
-
     def __getstate__(self) -> dict[str, Any]:
         """Generators cannot be copied everywhere; their state can."""
-        return {**super().__getstate__(), "_random": None, "_random_state": self.host_state()["random"], "_counts": {}}
-
-
-def _noise(gradients: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
-    """Normal noise for each gradient, drawn in one go, that lies in memory as the gradient does."""
-    drawn = torch.randn(sum(each.numel() for each in gradients), generator=generator, device=generator.device)
-    parts = drawn.split([each.numel() for each in gradients])
-    return [_laid_out(part, each).to(each.dtype) for part, each in zip(parts, gradients, strict=True)]
-
-
-def _laid_out(numbers: Tensor, gradient: Tensor) -> Tensor:
-    """Numbers in the shape of a gradient; channels come last in memory where the gradient has them there."""
-    if gradient.is_contiguous() or not gradient.is_contiguous(memory_format=torch.channels_last):
-        return numbers.view(gradient.shape)
-    outputs, inputs, height, width = gradient.shape
-    return numbers.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
+        return {**super().__getstate__(), "_random": None, "_random_state": self.host_state()["random"]}
