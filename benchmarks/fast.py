@@ -14,10 +14,10 @@ import argparse
 import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression, mean, median
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ def avmnist(count: int = 300 * 64) -> Splits:
     return _splits(inputs, 10, dict.fromkeys(inputs, Scaled(1 / 255)))
 
 
-def sensors(modalities: int, count: int = 200 * 64) -> Splits:
+def sensors(modalities: int, count: int = 100 * 64) -> Splits:
     """Vectors of 64 numbers from each sensor."""
     return _splits({f"sensor {number}": torch.randn(count, 64) for number in range(modalities)}, 6, {})
 
@@ -90,6 +90,36 @@ def measured(splits: Splits, make: Callable[[], Balancer], settings: Settings) -
         "MiB": (torch.cuda.max_memory_allocated() - data) / 2**20,
         **trained.path,
     }
+
+
+def growth(counts: Sequence[int], rounds: int) -> dict[str, dict[str, Any]]:
+    """What MIMO costs beside joint training for each number of sensors; the two take turns, and medians count.
+
+    The line fitted to the differences says what one more sensor adds, as a share of the smallest step and of the mean.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for capture in (True, False):
+        more, steps = [], []
+        for count in counts:
+            data = sensors(count)
+            settings = Settings(epochs=4, batch=64, device="cuda", capture=capture)
+            times: dict[str, list[float]] = {"msl": [], "mimo": []}
+            for _ in range(rounds):
+                for name, row in times.items():
+                    row.append(measured(data, METHODS[name], settings)["ms"])
+            joint, mimo = median(times["msl"]), median(times["mimo"])
+            more.append(mimo - joint)
+            steps.append(joint)
+            found[f"K={count}, recorded {capture}"] = {"msl": times["msl"], "mimo": times["mimo"]}
+            print(f"K={count}, recorded {capture}: joint {joint:.3f} ms, MIMO {mimo:.3f} ms, {mimo / joint:.3f} ×")
+        if len(counts) > 1:
+            slope = linear_regression(counts, more).slope
+            print(
+                f"recorded {capture}: one more sensor adds {slope * 1e3:.1f} µs to the difference, "
+                f"{slope / min(steps):.2%} of the smallest step, {slope / mean(steps):.2%} of the mean one",
+                flush=True,
+            )
+    return found
 
 
 def whole_run(folder: Path) -> None:
@@ -120,6 +150,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="methods,compiled,small,modalities")
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--modalities", default="2,3,4,5,6,7,8", help="how many, for that section")
+    parser.add_argument("--rounds", type=int, default=3, help="of both methods in turn, for that section")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--folder", type=Path, default=Path("runs/feeding"))
     chosen = parser.parse_args()
@@ -154,13 +186,7 @@ def main() -> None:
             tell(plain, data, name, SMALL.changed({"capture": False}))
             tell(f"{name}, small, recorded", data, name, SMALL, plain)
     if "modalities" in wanted:
-        for capture in (True, False):
-            for count in range(2, 9):
-                data = sensors(count)
-                base = Settings(epochs=5, batch=64, device="cuda", capture=capture)
-                beside = f"msl, K={count}, recorded {capture}"
-                tell(beside, data, "msl", base)
-                tell(f"mimo, K={count}, recorded {capture}", data, "mimo", base, beside)
+        found |= growth([int(count) for count in chosen.modalities.split(",")], chosen.rounds)
     if "whole" in wanted:
         whole_run(chosen.folder)
     if chosen.json:
