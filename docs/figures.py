@@ -15,9 +15,9 @@ from matplotlib import pyplot as plt
 ASSETS = Path(__file__).parent / "assets"
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LIGHT = {"ink": "#1f2328", "faint": "#59636e", "line": "#8c959f", "card": "#f6f8fa", "audio": "#0b5cad",
-         "video": "#b35900", "fused": "#6639ba", "fill": 0.10}  # fmt: skip
+         "video": "#b35900", "third": "#1a7f37", "fused": "#6639ba", "fill": 0.10}  # fmt: skip
 DARK = {"ink": "#f0f6fc", "faint": "#9198a1", "line": "#6e7681", "card": "#151b23", "audio": "#79b8ff",
-        "video": "#ffab5e", "fused": "#c3a5ff", "fill": 0.18}  # fmt: skip
+        "video": "#ffab5e", "third": "#56d364", "fused": "#c3a5ff", "fill": 0.18}  # fmt: skip
 
 
 @final
@@ -123,12 +123,17 @@ def idea(name: str, colours: dict[str, Any]) -> None:
     d.save(ASSETS / f"idea-{name}.svg", "Two encoders, a fused head, a head per sensor, and the balancing table")
 
 
-def plot(name: str, colours: dict[str, Any], curves: dict[str, list[dict[str, float]]]) -> None:
-    """How MIMO's weights answer to the gap, and what that does to a training run."""
+def style(colours: dict[str, Any]) -> None:
+    """Let matplotlib draw in one set of colours, and the same file from the same numbers."""
     mpl.rcParams.update({"svg.hashsalt": "equipoise", "font.size": 10, "axes.spines.top": False,
                          "axes.spines.right": False, "text.color": colours["ink"], "axes.labelcolor": colours["ink"],
                          "axes.edgecolor": colours["line"], "xtick.color": colours["faint"],
                          "ytick.color": colours["faint"], "legend.frameon": False})  # fmt: skip
+
+
+def plot(name: str, colours: dict[str, Any], curves: dict[str, list[dict[str, float]]]) -> None:
+    """How MIMO's weights answer to the gap, and what that does to a training run."""
+    style(colours)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.3), layout="constrained")
     gap = torch.linspace(-1, 1, 401)
     for smoothing, width in ((1.0, 1.0), (0.3, 1.6), (0.1, 2.2), (0.01, 2.8)):
@@ -137,10 +142,10 @@ def plot(name: str, colours: dict[str, Any], curves: dict[str, list[dict[str, fl
     left.set(xlabel="how far video is behind audio:  gap video − gap audio", ylabel="video's share σ")
     left.set(xticks=(-1, -0.5, 0, 0.5, 1), ylim=(-0.04, 1.08))
     left.set_title("The smoothing decides how hard the weights tip", loc="left", fontsize=10.5)
-    for title, style in (("joint training", ":"), ("MIMO", "-")):
+    for title, dash in (("joint training", ":"), ("MIMO", "-")):
         for modality in ("audio", "video"):
             values = [step[modality] for step in curves[title]]
-            right.plot(range(1, len(values) + 1), values, style, color=colours[modality], lw=2,
+            right.plot(range(1, len(values) + 1), values, dash, color=colours[modality], lw=2,
                        label=f"{modality}, {title}")  # fmt: skip
     right.set(xlabel="epoch", ylabel="right with this sensor alone, %", ylim=(20, 100), xticks=range(0, 21, 5))
     right.set_title("plain.py and balanced.py, epoch by epoch", loc="left", fontsize=10.5)
