@@ -3,21 +3,23 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 TRAIN := .venv/.train
+# Versions for Python 3.11; `make fast CONSTRAINTS=` takes the newest that another Python gets.
+CONSTRAINTS ?= -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint fast slow docs demo clean
+.PHONY: help test lint fast slow docs build demo clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[dev]'
 	touch $@
 
 $(TRAIN): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[train]'
 	touch $@
 
 test: lint fast slow docs  ## everything that has to pass: style, types, tests, documentation
@@ -30,11 +32,15 @@ lint: $(READY)  ## style and types
 fast: $(READY)  ## the tests that start no processes
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
+# Whole files go to a worker, so that what their tests share, ranks and clusters, is started once.
 slow: $(READY)  ## the tests that start processes or compilers
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 docs: $(READY)  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+build: $(READY)  ## the wheel and the sdist, into dist/, with everything a release has to pass
+	$(BIN)/python .ci/release.py $(TAG)
 
 # What trains is a third of what the tests need.
 demo: $(if $(wildcard $(READY)),$(READY),$(TRAIN))  ## seven methods on the sensors of a smartwatch: live progress, the table, and a page

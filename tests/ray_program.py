@@ -28,7 +28,7 @@ def load(fold: int | None) -> Splits:
 
 def planned() -> tuple[list[Job], dict[int | None, Splits]]:
     """Twelve runs."""
-    chosen = entries(["msl", "mimo", "mgda"], ["epochs=40", "features=8"])
+    chosen = entries(["msl", "mimo", "mgda"], ["epochs=15", "features=8"])
     return plan(chosen, DataSet("small", load, 10, "Small."), range(4), [None], measure="quick")
 
 

@@ -5,17 +5,15 @@ import importlib
 import importlib.resources
 import inspect
 import pkgutil
-import re
 import subprocess
 import sys
 from abc import ABCMeta
-from pathlib import Path
 
 import pytest
 
+import api_surface
 import equipoise
 
-ROOT = Path(__file__).parent.parent
 MODULES = [
     "equipoise",
     *(
@@ -73,7 +71,7 @@ def test_import_costs_at_most_a_tenth_of_a_second() -> None:
     measure = (
         "import time, torch, numpy; start = time.process_time(); import equipoise; print(time.process_time() - start)"
     )
-    assert min(float(python("-c", measure)) for _ in range(5)) <= 0.1
+    assert any(float(python("-c", measure)) <= 0.1 for _ in range(5))  # the best of five, and no more than it takes
 
 
 @pytest.mark.slow
@@ -84,43 +82,67 @@ def test_import_warns_of_nothing() -> None:
 # -- names --
 
 
-def public_names() -> list[str]:
-    rooms = {"equipoise": equipoise} | {
-        name: importlib.import_module(name)
-        for name in ("equipoise.methods", "equipoise.models", "equipoise.testing", "equipoise.theory")
-    }
-    found = []
-    for title, room in rooms.items():
-        package = hasattr(room, "__path__")
-        for name, item in vars(room).items():
-            named = inspect.isclass(item) or inspect.isfunction(item)
-            if named and not name.startswith("_") and (package or item.__module__ == title):
-                found.append(f"{title}.{name}")
-    return sorted(found)
+def changes(listed: list[str], found: list[str]) -> str:
+    """What to do about public names that are not those listed; nothing where they are."""
+    if listed == found:
+        return ""
+    gone, new = ([*map(f"  {mark} {{}}".format, sorted(set(one) - set(other)))] for mark, one, other in (
+        ("-", listed, found), ("+", found, listed)))  # fmt: skip
+    return "\n".join(
+        [
+            "expected the public names and parameters of tests/api_surface.txt, found others:",
+            *(gone + new or ["  (the same lines in another order)"]),
+            "If that is meant, type: python tests/api_surface.py, and say it in CHANGELOG.md.",
+            *(
+                ["What a user may call goes only after it was deprecated: CONTRIBUTING.md, What is public."]
+                if gone
+                else []
+            ),
+        ]
+    )
 
 
-def test_public_names_are_those_listed() -> None:
-    listed = (ROOT / "tests" / "api_surface.txt").read_text(encoding="utf-8").splitlines()
-    assert public_names() == listed, "a change of public names has to be made in tests/api_surface.txt as well"
+def test_public_names_and_parameters_are_those_listed() -> None:
+    said = changes(api_surface.LISTED.read_text(encoding="utf-8").splitlines(), api_surface.surface())
+    assert not said, said
+
+
+def test_a_changed_parameter_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = api_surface.surface()
+
+    class Changed(vars(equipoise)["Window"]):  # as if its only option had another name
+        def __init__(self, balancer: equipoise.Balancer, *, late: bool = False) -> None:
+            super().__init__(balancer, lag=late)
+
+    monkeypatch.setattr(equipoise, "Window", Changed)
+    monkeypatch.delattr(equipoise, "layerwise")
+    said = changes(before, api_surface.surface())
+    assert "  - equipoise.Window(balancer, *, lag=False)" in said
+    assert "  + equipoise.Window(balancer, *, late=False)" in said
+    assert "  - equipoise.layerwise(" in said
+    assert "type: python tests/api_surface.py" in said
+    assert "deprecated" in said
+
+
+def test_names_that_pages_and_examples_import_are_public() -> None:
+    listed = api_surface.LISTED.read_text(encoding="utf-8")
+    for name in ("train.train(splits, ", "settings.Settings(", "integrations.lightning.BalanceCallback("):
+        assert f"\nequipoise.{name}" in listed
+    assert "equipoise.experiments" not in listed
 
 
 def test_every_public_name_says_what_it_is() -> None:
     silent = [
-        name
-        for name in public_names()
-        if not inspect.getdoc(getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2]))
+        f"{room}.{name}"
+        for room in api_surface.ROOMS
+        for name, item in api_surface.offered(room).items()
+        if not inspect.getdoc(item)
     ]
     assert silent == []
 
 
 def test_types_are_shipped() -> None:
     assert importlib.resources.files("equipoise").joinpath("py.typed").is_file()
-
-
-def test_version_is_the_newest_of_the_changelog() -> None:
-    newest = re.search(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert newest is not None
-    assert newest[1] == equipoise.__version__
 
 
 # -- classes --
