@@ -6,9 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise import OGM, LateFusion, encoder_for, layerwise
+from equipoise import MSL, OGM, LateFusion, encoder_for, layerwise
+from equipoise.data.generated import two_sensors
+from equipoise.machinery import make_optimizer, make_schedule
 from equipoise.models import ResNet18
+from equipoise.run import Run
+from equipoise.safe_step import check_step
+from equipoise.settings import Settings
 from equipoise.testing import SmallModel, batch, losses_of, names
+from equipoise.tracking import Trackers
 
 
 def rates(model: nn.Module, decay: float = 0.5, **told: object) -> dict[str, float]:
@@ -146,3 +152,78 @@ def test_updates_are_scaled_group_by_group_under_adam() -> None:
     deepest = "encoders.audio.0.weight"
     torch.testing.assert_close(moved[1][deepest], 0.25 * moved[0][deepest])
     assert moved[0][deepest].abs().max() < 0.0099  # of 0.01, had the method not slowed it
+
+
+# -- the setting --
+
+SLOWED = Settings(layer_decay=0.5, lr=0.1, weight_decay=0.2)
+
+
+def groups_of(settings: Settings, *, recorded: bool = False) -> dict[str, tuple[float, float]]:
+    """Rate and weight decay of every parameter, by name."""
+    model = LateFusion({"a": Ladder(2)}, classes=3)
+    groups = make_optimizer(model, settings, recorded=recorded).param_groups
+    found = {id(one): (float(group["lr"]), group["weight_decay"]) for group in groups for one in group["params"]}
+    return {name: found[id(one)] for name, one in model.named_parameters()}
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_the_setting_by_hand(optimizer: str, recorded: bool) -> None:
+    found = groups_of(SLOWED.changed({"optimizer": optimizer}), recorded=recorded)
+    expected = {
+        "encoders.a.token": (0.0125, 0.0),
+        "encoders.a.embed.weight": (0.0125, 0.2),
+        "encoders.a.embed.bias": (0.0125, 0.0),
+        "encoders.a.blocks.0.0.weight": (0.025, 0.2),
+        "encoders.a.blocks.0.1.weight": (0.025, 0.0),
+        "encoders.a.blocks.1.0.weight": (0.05, 0.2),
+        "encoders.a.norm.weight": (0.05, 0.0),
+        "heads.a.weight": (0.1, 0.2),
+        "heads.a.bias": (0.1, 0.0),
+        "fusion.head.weight": (0.1, 0.2),
+    }
+    assert {name: found[name] for name in expected} == {name: pytest.approx(both) for name, both in expected.items()}
+
+
+def test_without_the_setting_all_is_one_group() -> None:
+    assert set(groups_of(SLOWED.changed({"layer_decay": 1.0})).values()) == {(0.1, 0.2)}
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize(("schedule", "factors"), [("cosine", [1, 0.75, 0.25, 0]), ("step", [1, 1, 0.1, 0.1])])
+def test_a_schedule_slows_every_layer_alike(schedule: str, factors: list[float], recorded: bool) -> None:
+    settings = SLOWED.changed({"schedule": schedule, "epochs": 3})
+    optimizer = make_optimizer(LateFusion({"a": Ladder(2)}, classes=3), settings, recorded=recorded)
+    moving = make_schedule(optimizer, settings)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    start = [float(rate) for rate in rates]
+    assert sorted(set(start)) == pytest.approx([0.0125, 0.025, 0.05, 0.1])
+    for factor in factors:
+        now = [float(group["lr"]) for group in optimizer.param_groups]
+        assert now == pytest.approx([factor * one for one in start])
+        optimizer.step()
+        moving.step()
+    if recorded:  # a recorded step goes on reading the same tensors
+        assert all(group["lr"] is rate for group, rate in zip(optimizer.param_groups, rates, strict=True))
+
+
+def test_a_step_of_a_run_by_hand() -> None:
+    """Without momentum and weight decay, a layer moves by its own rate times the gradient that all would have had."""
+    plain = Settings(epochs=1, batch=10**6, lr=0.1, momentum=0.0, weight_decay=0.0, features=8)
+    moved = []
+    for settings in (plain, plain.changed({"layer_decay": 0.5})):
+        run = Run(two_sensors(samples=60), MSL(), settings, 0, None, Trackers(), 1e9)
+        before = {name: tensor.detach().clone() for name, tensor in run.model.named_parameters()}
+        next(run.steps())
+        moved.append({name: tensor.detach() - before[name] for name, tensor in run.model.named_parameters()})
+    factors = rates(run.model)
+    assert len(set(factors.values())) > 2
+    for name, factor in factors.items():
+        torch.testing.assert_close(moved[1][name], factor * moved[0][name], rtol=1e-3, atol=1e-7)  # weights round
+
+
+def test_a_safe_step_is_one_for_all_layers() -> None:
+    wanted = Settings(step="safe", momentum=0.0, layer_decay=0.8)
+    with pytest.raises(ValueError, match=r"plain gradient descent; found layer_decay=0\.8, type layer_decay=1$"):
+        check_step(wanted, MSL())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import typer
 
+from elsewhere import Elsewhere
 from equipoise.commands import reproduce as command
 from equipoise.data.source import PreparedFolder
 from equipoise.errors import BadInput, FailedRuns
@@ -145,8 +146,8 @@ def test_without_the_data_it_says_what_to_get_and_to_type(
     ("words", "message"),
     [
         (
-            ["avmnst", "--scale", "tiny"],
-            "did you mean 'avmnist'.*\n.*unknown scale 'tiny'; expected one of full, small",
+            ["avmnst", "--scale", "tiny", "--on", "slurp"],
+            "did you mean 'avmnist'.*\n.*unknown scale 'tiny'; expected one of full, small\n.*--on slurp: expected ray",
         ),
         (["ave", "--scale", "small", "--data", "x"], "makes its own data and settings; leave out --data"),
         (
@@ -376,11 +377,19 @@ def stored(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
-def test_every_table_runs_on_its_stand_in(
-    equipoise_reproduce: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+def test_every_table_runs_on_its_stand_in_and_elsewhere(
+    equipoise_reproduce: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
-    words = (name, "--scale", "small", "--seeds", "1", "--out", tmp_path)
+    there = Elsewhere()
+    monkeypatch.setattr(reproduce_runs, "place_of", {"ray": there}.__getitem__)
+    words = (name, "--scale", "small", "--seeds", "1", "--on", "ray", "--workers", "5", "--out", tmp_path)
     equipoise_reproduce(*words, "--json")
+    assert there.asked == [("grid", 5), (tmp_path.name, 5)]
+    assert ", sent to ray; runs side by side: 5." in (tmp_path / "reproduce-time.md").read_text(encoding="utf-8")
     printed = capsys.readouterr()
     assert printed.err == ""
     content = json.loads(printed.out, parse_constant=pytest.fail)

@@ -67,13 +67,23 @@ def test_all_problems_come_at_once() -> None:
     assert text.count(";") == len(names) - 1
 
 
-@pytest.mark.parametrize("name", ["lr", "momentum", "weight_decay", "dropout", "clip"])
+@pytest.mark.parametrize("name", ["lr", "momentum", "weight_decay", "layer_decay", "dropout", "clip"])
 def test_numbers_that_are_none_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} should be .*, found nan"):
         Settings().changed({name: float("nan")})
 
 
-@pytest.mark.parametrize("words", [{"lr": float("inf")}, {"clip": 0.0}, {"patience": 0}, {"accumulate": 0}])
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"lr": float("inf")},
+        {"clip": 0.0},
+        {"patience": 0},
+        {"accumulate": 0},
+        {"layer_decay": 0.0},
+        {"layer_decay": 1.1},
+    ],
+)
 def test_limits(words: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(words))} should be"):
         Settings().changed(words)

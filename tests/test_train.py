@@ -1,5 +1,6 @@
 """The loop: the same bits again, whatever interrupts it, and no others than a bare loop gives."""
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,12 @@ from torch.nn import functional as F
 
 from equipoise import AGM, MIMO, MSES, MSL, OGM, OGMGE, Balancer, MMPareto, Unimodal
 from equipoise.data import Part, Splits
-from equipoise.data.feed import Feed, epoch_rows
+from equipoise.data.feed import Feed, epoch_rows, share_of_rank
 from equipoise.data.generated import two_sensors
-from equipoise.machinery import make_optimizer, make_schedule, pieces
+from equipoise.machinery import make_optimizer, make_schedule, split
+from equipoise.run import Run
 from equipoise.settings import Settings
+from equipoise.tracking import Trackers
 from equipoise.train import Record, Trained, build_model, evaluate, losses_of, train
 
 DATA = two_sensors(samples=150)
@@ -31,6 +34,7 @@ RUNS: dict[str, tuple[Callable[[], Balancer], Settings]] = {
     "mmpareto": (MMPareto, PLAIN),
     "mses": (lambda: MSES(patience=0, smoothing="recursive", rollback=True), PLAIN.changed({"lr": 1.0})),
     "mimo, everything": (MIMO, EVERYTHING),
+    "mimo, by layer": (MIMO, EVERYTHING.changed({"layer_decay": 0.5, "accumulate": 1})),
     "agm, everything": (lambda: AGM(start=1), EVERYTHING),
     "ogmge, best": (OGMGE, EVERYTHING.changed({"select": "best", "schedule": "step"})),
     "msl, patience": (MSL, EVERYTHING.changed({"patience": 2, "lr": 0.3, "epochs": 8})),
@@ -200,7 +204,42 @@ def test_a_last_batch_of_one_is_left_out(samples: int, size: int, expected: list
 
 def test_micro_batches_hold_every_sample_once() -> None:
     for count in (1, 2, 3, 20):
-        assert torch.cat([each.label for each in pieces(part(10), count)]).tolist() == list(range(10))
+        sizes = [len(each.rows) for each in share_of_rank(torch.arange(10), micro=count)]
+        found = [each.label for each in split(part(10), sizes)]
+        assert [len(each) for each in found] == sizes
+        assert torch.cat(found).tolist() == list(range(10))
+
+
+def test_a_run_is_taken_step_by_step() -> None:
+    """A step moves the weights when it is asked for, and not before; what is left of an epoch can be left."""
+    whole = weights(train(DATA, MIMO(), PLAIN.changed({"epochs": 2})))
+    run = Run(DATA, MIMO(), PLAIN, 0, None, Trackers(), math.inf)
+    taken = run.steps()
+    seen = [run.model.state_dict()["heads.easy.weight"].clone()]
+    for left in (2, 1, 0):
+        assert next(taken) == left
+        seen.append(run.model.state_dict()["heads.easy.weight"].clone())
+    assert all(not torch.equal(one, other) for one, other in itertools.pairwise(seen))
+    assert next(taken, None) is None
+    shown = run.end_epoch()
+    assert (shown["epoch"], run.epoch, run.batch, run.samples) == (1, 1, 0, 0)
+    assert all(0 < loss < 10 for loss in shown["train"].values())
+    assert not any(run.sums[name] for name in shown["train"])
+    for _ in run.steps():
+        pass
+    assert same(run.model.state_dict(), whole)
+    run.end_epoch()
+    assert next(run.steps()) == 2
+    assert not same(run.model.state_dict(), whole)
+
+
+def test_the_schedule_moves_between_epochs() -> None:
+    run = Run(DATA, MSL(), PLAIN.changed({"schedule": "step", "lr": 0.1}), 0, None, Trackers(), math.inf)
+    rates = []
+    for _ in range(PLAIN.epochs):
+        rates.append(run.plain.param_groups[0]["lr"])
+        run.one_epoch()
+    assert rates == pytest.approx([0.1, 0.1, 0.1, 0.01])  # a tenth after 70 % of four epochs
 
 
 def test_shares_decide_while_heads_learn_beside() -> None:

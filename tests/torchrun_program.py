@@ -45,8 +45,8 @@ SHARDED: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo": ("mimo", {"accumulate": 2, "optimizer": "adamw", "lr": 0.003}),
 }
 RESUMED: dict[str, tuple[str, dict[str, Any]]] = {
-    "copies": ("ogmge", {}),
-    "pieces": ("mimo", {"parallel": "fsdp", "optimizer": "adamw", "lr": 0.003, "select": "best"}),
+    "copies": ("ogmge", {"layer_decay": 0.7}),
+    "pieces": ("mimo", {"parallel": "fsdp", "optimizer": "adamw", "lr": 0.003, "select": "best", "layer_decay": 0.7}),
 }
 REFUSED = (AGM, DGL, MGDA, MLB, MSES, MSLR, OGM, OGMGE, MMPareto)
 SETTINGS = ["epochs=2", "features=8", "encoder=torchrun_program.Plain"]

@@ -12,13 +12,9 @@ from torch import nn
 
 from equipoise import distributed, ranks
 from equipoise.data.splits import Part
+from equipoise.rates import layerwise
 from equipoise.settings import Settings
 from equipoise.tracking import PROJECT, Trackers
-
-
-def pieces(part: Part, count: int) -> Iterator[Part]:
-    """A batch in so many micro-batches."""
-    return split(part, [len(each) for each in torch.arange(len(part)).chunk(count)])
 
 
 def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:
@@ -120,14 +116,13 @@ def make_optimizer(model: nn.Module, settings: Settings, *, recorded: bool = Fal
     """
     first = next(model.parameters())
     rate = torch.tensor(settings.lr, device=first.device) if recorded else settings.lr
+    moved = model.parameters() if settings.layer_decay == 1 else layerwise(model, rate, settings.layer_decay)
     whole = settings.parallel == "ddp"  # the fused ones do not know shards
     fused = True if recorded or (whole and first.device.type == "cpu") else None
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(
-            model.parameters(), rate, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=fused
-        )
+        return torch.optim.SGD(moved, rate, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=fused)
     kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(model.parameters(), rate, weight_decay=settings.weight_decay, fused=fused, capturable=recorded)
+    return kind(moved, rate, weight_decay=settings.weight_decay, fused=fused, capturable=recorded)
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, settings: Settings) -> Any:

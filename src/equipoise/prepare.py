@@ -29,7 +29,7 @@ from equipoise.data.prepared import FACTS, INDEX, JOURNAL, SKIPPED, TEXT, Prepar
 from equipoise.data.rows import file_bytes
 from equipoise.data.underway import Underway
 from equipoise.errors import BadInput
-from equipoise.processes import alone_in
+from equipoise.processes import alone_in, cores
 
 Event = Callable[[str, dict[str, Any]], None]
 """Called with "already" where there is nothing to do; otherwise with "begin" (clips and bytes), then with "check",
@@ -74,7 +74,7 @@ def prepare(
             if clips is None or (out / FACTS).is_file():
                 return _already(out, wanted, tell, strict=strict)
             making = _Making(original, clips, out, wanted, tell)
-            done = making.read_all(workers or _cores(), patience, strict=strict)
+            done = making.read_all(workers or cores(), patience, strict=strict)
             return making.finish(done)
     except OSError as found:
         reason = found.strerror or str(found)
@@ -242,10 +242,6 @@ def _refuse_strangers(out: Path) -> None:
 
 def _remove(out: Path) -> str:
     return f"rm -r {shlex.quote(str(out))}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _version(package: str) -> str | None:

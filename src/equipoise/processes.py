@@ -1,9 +1,10 @@
-"""Child processes that end when they should, and folders that one process at a time writes to."""
+"""How many cores there are to use, children that end when they should, and folders that one process at a time has."""
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import math
 import multiprocessing as mp
 import os
 import platform
@@ -18,6 +19,39 @@ from typing import Any
 from equipoise.errors import BadInput
 
 PATIENCE = 1.0  # seconds: the children of a process that was killed hold its folder until they too are gone
+
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def cores() -> int:
+    """How many cores this process may keep busy: those it is bound to, and not more than a container grants."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(bound, _granted())))
+
+
+def _granted() -> float:
+    """How many cores' time the least of the control groups around this process may take; infinite without a limit."""
+    try:
+        lines = [line.split(":", 2) for line in OWN_GROUPS.read_text(encoding="utf-8").splitlines()]
+    except OSError:  # not Linux
+        return math.inf
+    limits = [math.inf]
+    for _, kinds, place in lines:
+        if not kinds or "cpu" in kinds.split(","):  # version 2 has one tree for everything, version 1 one for the cores
+            top = GROUPS / "cpu" if kinds else GROUPS
+            inner = top / place.strip("/")
+            limits += [_limit(folder) for folder in (inner, *inner.parents) if folder.is_relative_to(top)]
+    return min(limits)
+
+
+def _limit(group: Path) -> float:
+    for files in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        try:
+            quota, period = " ".join((group / file).read_text(encoding="utf-8") for file in files).split()
+        except (OSError, ValueError):
+            continue
+        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
+    return math.inf
 
 
 def die_with_the_parent(*, born_of_a_server: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -10,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from equipoise import checkpoint, distributed, ranks, safe_step
+from equipoise import distributed, ranks, safe_step
 from equipoise.balancer import Balancer
 from equipoise.cadence import Cadence
 from equipoise.capture import EARNS, Player
@@ -27,6 +28,7 @@ from equipoise.machinery import (
     why_not_captured,
 )
 from equipoise.models import LateFusion
+from equipoise.resuming import save
 from equipoise.settings import Settings
 from equipoise.step import build_model, evaluate, losses_of
 from equipoise.tracking import Trackers, numbers
@@ -111,6 +113,10 @@ class Run:
         """Whether this process is the one that tells and writes."""
         return ranks.rank() == 0
 
+    def epoch_lasted(self) -> float:
+        """Seconds of the epoch under way, over all sittings."""
+        return time.perf_counter() - self._clock
+
     def choose_step(self) -> None:
         """Set the learning rate, where the settings leave it to theory: every process to that of the first."""
         if self.settings.step == "given":
@@ -122,13 +128,21 @@ class Run:
             for group in self.plain.param_groups:
                 group["lr"] = distributed.agreed(float(group["lr"]))
 
-    def one_epoch(self) -> dict[str, float]:
-        """Train on every batch once, or on those that were left; the mean loss of each objective."""
+    def one_epoch(self) -> Record:
+        """Train on every batch once, or on those that were left; what that showed."""
+        for left in self.steps():
+            if left and self.cadence.due_within(self.batch, self._clock):
+                save(self)
+        return self.end_epoch()
+
+    def steps(self) -> Iterator[int]:
+        """Take the steps of an epoch, or those that were left, each when it is asked for; how many are to come."""
         self.model.train()
         self.shuffle_before = self.shuffle.get_state()
         rows = epoch_rows(len(self.train), self.settings.batch, self.shuffle)
         accumulate = self.settings.accumulate
         shares = [share_of_rank(each, ranks.rank(), ranks.size(), accumulate) for each in rows[self.batch :]]
+        self._whole = self.batch == 0  # no part of it in an earlier sitting
         self._clock = time.perf_counter() - self.epoch_seconds
         self.cadence.new_epoch()
         for pieces, batch in zip(shares, self.train.batches([_together(each) for each in shares]), strict=True):
@@ -139,12 +153,7 @@ class Run:
             self.play(batch)
             self.samples += len(rows[self.batch])
             self.batch += 1
-            if self.batch < len(rows) and self.cadence.due_within(self.batch, self._clock):
-                self.save()
-        if self.schedule is not None:
-            self.schedule.step()
-        totals = ranks.total(torch.stack(list(self.sums.values()))).tolist() if self.sums else []
-        return {name: total / max(self.samples, 1) for name, total in zip(self.sums, totals, strict=True)}
+            yield len(rows) - self.batch
 
     def step(self, batch: Batch) -> None:
         """Everything one batch does; nothing here waits, and what outlives the step is changed in place."""
@@ -170,22 +179,28 @@ class Run:
         if self.spread.attaches:
             self.balancer.attach(self.model, optimizer=self.plain)
 
-    def look(self, losses: dict[str, float]) -> Record:
-        """Evaluate on the validation part, tell the method, and keep the best."""
+    def end_epoch(self) -> Record:
+        """Move the schedule on, and count from the start again; what training showed: the mean loss per objective."""
+        if self.schedule is not None:
+            self.schedule.step()
+        totals = ranks.total(torch.stack(list(self.sums.values()))).tolist() if self.sums else []
+        losses = {name: total / max(self.samples, 1) for name, total in zip(self.sums, totals, strict=True)}
+        seconds = distributed.agreed(self.epoch_lasted())
         self.epoch += 1
-        seconds = distributed.agreed(time.perf_counter() - self._clock)
         self.seconds += seconds
-        whole = self.epoch_seconds == 0  # no part of it in an earlier sitting
         self.batch, self.samples, self.epoch_seconds = 0, 0, 0.0
         for total in self.sums.values():
             total.zero_()
+        return {"epoch": self.epoch, "seconds": seconds, "train": losses}
+
+    def look(self, record: Record) -> Record:
+        """Evaluate on the validation part, tell the method, and keep the best; the record of the epoch, filled in."""
         self.spread.share_buffers()
         found = evaluate(self.model, self.validation)
         table = self.balancer.table.numbers()
         self.balancer.end_epoch({name: found[name] for name in self.balancer.modalities if name in found})
         validation = {name: values["accuracy"] for name, values in found.items()}
-        record: Record = {"epoch": self.epoch, "seconds": seconds, "train": losses, "validation": validation}
-        record["table"] = table
+        record |= {"validation": validation, "table": table}
         self.curves.append(record)
         score = _headline(self.balancer, validation)
         if score > self.best[0]:
@@ -193,7 +208,7 @@ class Run:
             weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()} if keep else {}
             self.best = (score, self.epoch, weights)
         self.accelerator.log(numbers(record), step=self.epoch)
-        if self.compiling.changes(seconds, self.epoch, whole=whole):
+        if self.compiling.changes(record["seconds"], self.epoch, whole=self._whole):
             self.attach()
             self.play.start_again()
         return record
@@ -202,62 +217,6 @@ class Run:
         """Whether patience has run out."""
         patience = self.settings.patience
         return patience is not None and self.epoch - self.best[1] >= patience and self.epoch > 0
-
-    def save(self) -> None:
-        """Write everything that the rest of the run depends on."""
-        if self.folder is None:
-            self.cadence.written()
-            return
-        started = time.perf_counter()
-        rest = {
-            "epoch": self.epoch,
-            "seconds": self.seconds,
-            "batch": self.batch,
-            "samples": self.samples,
-            "sums": distributed.gathered(self.sums),
-            "epoch_seconds": started - self._clock if self.batch else 0.0,
-            "curves": self.curves,
-            "best": self.spread.joined(self.best),
-            "optimizer": self.spread.joined(self.optimizer.state_dict()),
-            "schedule": None if self.schedule is None else self.schedule.state_dict(),
-            "balancer": self.balancer.state_dict(),
-            "scaler": None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
-            "shuffle": self.shuffle_before if self.batch else self.shuffle.get_state(),
-            "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state_all() if self.accelerator.device.type == "cuda" else [],
-        }
-        model = self.spread.whole()
-        if self.leads:
-            checkpoint.save(self.folder, self.epoch, model, rest, batch=self.batch)
-        self.cadence.written(started)
-
-    def resume(self) -> None:
-        """Go on from the newest checkpoint, if there is one, whatever the number of processes that wrote it."""
-        if self.folder is None:
-            return
-        model = self.spread.whole()
-        rest = distributed.agreed(checkpoint.load(self.folder, model) if self.leads else None)
-        if rest is None:
-            return
-        if ranks.size() > 1:
-            self.spread.take(distributed.agreed(model.state_dict()))
-        self.epoch, self.seconds, self.curves = rest["epoch"], rest["seconds"], rest["curves"]
-        score, best, weights = rest["best"]
-        self.best = (score, best, dict(self.spread.cut(weights)))
-        self.batch, self.samples, self.epoch_seconds = rest["batch"], rest["samples"], rest["epoch_seconds"]
-        self.sums = _own_sums(rest["sums"], self.accelerator.device)
-        for record in self.curves:  # a tracker may take this sitting for a run of its own
-            self.accelerator.log(numbers(record), step=record["epoch"])
-        self.optimizer.load_state_dict(self.spread.cut_moments(rest["optimizer"], self.plain))
-        if self.schedule is not None:
-            self.schedule.load_state_dict(rest["schedule"])
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(rest["scaler"])
-        self.balancer.load_state_dict(rest["balancer"])
-        self.shuffle.set_state(rest["shuffle"])
-        torch.set_rng_state(rest["random"])
-        if rest["random_cuda"]:
-            torch.cuda.set_rng_state_all(rest["random_cuda"][: torch.cuda.device_count()])
 
     def result(self) -> Trained:
         """The model of the selected epoch."""
@@ -286,11 +245,3 @@ def _headline(balancer: Balancer, validation: dict[str, float]) -> float:
 
 def _together(pieces: list[Piece]) -> Tensor:
     return pieces[0].rows if len(pieces) == 1 else torch.cat([each.rows for each in pieces])
-
-
-def _own_sums(kept: list[dict[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
-    """The sums of this process; where other processes wrote them, the first takes those of all."""
-    if len(kept) == ranks.size():
-        return {name: total.to(device) for name, total in kept[ranks.rank()].items()}
-    taken = float(ranks.rank() == 0)
-    return {name: taken * torch.stack([each[name] for each in kept]).sum(dim=0).to(device) for name in kept[0]}

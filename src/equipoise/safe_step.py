@@ -31,7 +31,7 @@ HALVINGS = 20
 MARGIN = 1.05  # power iteration comes from below
 
 
-PLAIN = {"optimizer": "sgd", "momentum": 0.0, "schedule": "constant"}  # what the theorem is about
+PLAIN = {"optimizer": "sgd", "momentum": 0.0, "schedule": "constant", "layer_decay": 1.0}  # what the theorem is about
 
 
 def words_for(step: str) -> list[str]:
@@ -39,7 +39,7 @@ def words_for(step: str) -> list[str]:
 
     Example:
         >>> words_for("safe")
-        ['step=safe', 'optimizer=sgd', 'momentum=0', 'schedule=constant']
+        ['step=safe', 'optimizer=sgd', 'momentum=0', 'schedule=constant', 'layer_decay=1']
     """
     return [] if step == "given" else [f"step={step}", *_typed(PLAIN)]
 

@@ -35,6 +35,8 @@ class Settings:
             before training; or "safe-each-epoch". For plain SGD under joint training, EW and MIMO.
         momentum: Of SGD.
         weight_decay: Of every optimiser.
+        layer_decay: How fast a layer of an encoder learns by the one above it, the last by the heads; 1: all the same.
+            For encoders that were trained before. Below 1, biases and norms are not subject to weight decay.
         schedule: "constant", "cosine" (to zero), or "step" (a tenth after 70 % of the epochs).
         precision: "fp32", "bf16", "fp16", or "auto": bf16 on a GPU that has it, fp32 elsewhere.
         accumulate: Micro-batches that a batch is cut into. Each is balanced by its own losses; in a loop of your own,
@@ -64,6 +66,7 @@ class Settings:
     optimizer: Optimizer = "sgd"
     momentum: float = 0.9
     weight_decay: float = 1e-4
+    layer_decay: float = 1.0
     schedule: Schedule = "constant"
     precision: Precision = "auto"
     accumulate: int = 1
@@ -94,6 +97,7 @@ class Settings:
         yield "lr", "above zero and finite", 0 < self.lr < math.inf
         yield "momentum", "at least 0 and below 1", 0 <= self.momentum < 1
         yield "weight_decay", "zero or more, and finite", 0 <= self.weight_decay < math.inf
+        yield "layer_decay", "above zero and at most 1", 0 < self.layer_decay <= 1
         yield "dropout", "at least 0 and below 1", 0 <= self.dropout < 1
         yield "clip", "above zero, or none", self.clip is None or self.clip > 0
         yield "patience", "at least one epoch, or none", self.patience is None or self.patience >= 1

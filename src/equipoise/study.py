@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -21,8 +20,10 @@ from equipoise.job import Job as Job
 from equipoise.job import Measure, run_job
 from equipoise.machinery import device_of, gpus
 from equipoise.models.names import unknown_name
+from equipoise.processes import cores
 from equipoise.sharing import free_memory, how_many, multi_process_service
 from equipoise.store import Store
+from equipoise.tokens import as_read
 from equipoise.tracking import Trackers
 
 Event = Callable[[str, Job, dict[str, Any]], None]
@@ -39,6 +40,7 @@ def plan(
     on: Place | None = None,
 ) -> tuple[list[Job], dict[int | None, Splits]]:
     """Every run of a comparison, and the data they share, checked."""
+    data = as_read(data, [entry.settings for entry in entries])
     device = device_of if on is None else on.device_of
     (splits,) = answers(lambda: {fold: data.load(fold).check() for fold in folds})
     modalities = splits[folds[0]].modalities
@@ -143,7 +145,7 @@ def crew_for(
         if jobs:
             _import_for_all()
         if not _wants_cuda(jobs):
-            limit = workers or max(1, (os.cpu_count() or 1) // max((job.threads for job in jobs), default=1))
+            limit = workers or max(1, cores() // max((job.threads for job in jobs), default=1))
             yield stack.enter_context(Hands(how, splits, store, limit))
             return
         several = workers != 1 and len(jobs) > 1
@@ -156,9 +158,8 @@ def _room(jobs: Sequence[Job], splits: dict[int | None, Splits], *, together: bo
     """How many runs the GPUs carry. Where processes take turns on a GPU, one is as fast as several."""
     if not jobs or not together:
         return max(1, gpus())
-    cores = os.cpu_count() or 1
-    each = how_many([job.entry for job in jobs], next(iter(splits.values())), free_memory(), cores)
-    return max(1, min(each * _gpus(jobs), cores))
+    each = how_many([job.entry for job in jobs], next(iter(splits.values())), free_memory(), cores())
+    return max(1, min(each * _gpus(jobs), cores()))
 
 
 def _gpus(jobs: Sequence[Job]) -> int:

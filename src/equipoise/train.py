@@ -10,6 +10,7 @@ from pathlib import Path
 
 from equipoise.balancer import Balancer
 from equipoise.data.splits import Splits
+from equipoise.resuming import resume, save
 from equipoise.run import Record as Record
 from equipoise.run import Run
 from equipoise.run import Trained as Trained
@@ -55,12 +56,12 @@ def train(
     """
     settings = settings or Settings()
     run = Run(splits, balancer, settings, seed, folder, trackers or Trackers(), checkpoint_seconds)
-    run.resume()
+    resume(run)
     while run.epoch < settings.epochs and not run.finished():
         run.choose_step()
         record = run.look(run.one_epoch())
         if on_epoch is not None and run.leads:
             on_epoch(record)
         if run.cadence.due(checkpoint_seconds) or run.epoch == settings.epochs:
-            run.save()
+            save(run)
     return run.result()

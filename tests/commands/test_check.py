@@ -63,8 +63,8 @@ def test_a_good_file_is_fine_and_described(tmp_path: Path, capsys: pytest.Captur
     ended = run(capsys, data=saved(tmp_path / "my.npz"))
     assert ended.code == 0
     lines = [line.split() for line in ended.out.splitlines()]
-    assert ["imu", "3", "×", "20", "CNN1d"] in lines
-    assert ["sound", "8", "MLP"] in lines
+    assert ["imu", "3", "×", "20", "standardised", "CNN1d"] in lines
+    assert ["sound", "8", "standardised", "MLP"] in lines
     assert ["samples", "180", "60", "60"] in lines
     assert ["groups", "18", "6", "6"] in lines
     assert ended.out.endswith("Nothing is wrong.\n")
@@ -90,8 +90,8 @@ def test_json_holds_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert list(found["classes"]) == ["run", "sit", "walk"]
     assert sum(found["classes"]["run"].values()) == 100
     assert found["modalities"] == {
-        "imu": {"shape": [3, 20], "lengths": None, "encoder": "CNN1d"},
-        "sound": {"shape": [8], "lengths": None, "encoder": "MLP"},
+        "imu": {"shape": [3, 20], "lengths": None, "numbers": "standardised", "encoder": "CNN1d"},
+        "sound": {"shape": [8], "lengths": None, "numbers": "standardised", "encoder": "MLP"},
     }
 
 
@@ -255,7 +255,12 @@ def test_a_prepared_folder_is_described(folder: Path, capsys: pytest.CaptureFixt
     ended = run(capsys, data=folder, as_json=True)
     found = json.loads(ended.out)
     assert (ended.code, found["data"], found["errors"]) == (0, "made-up", [])
-    assert found["modalities"]["film"] == {"shape": [2, 5], "lengths": [2, 5], "encoder": "CNN1d"}
+    assert found["modalities"]["film"] == {
+        "shape": [2, 5],
+        "lengths": [2, 5],
+        "numbers": "as prepared",
+        "encoder": "CNN1d",
+    }
     assert sum(found["samples"].values()) == 60
     assert found["groups"] == {}
     assert run(capsys, data=folder, split="families", as_json=True).code == 0

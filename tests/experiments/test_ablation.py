@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer
 
+from elsewhere import Elsewhere
 from equipoise.catalogue import Entry, all_methods
 from equipoise.commands import ablate as command
 from equipoise.errors import BadInput, FailedRuns
@@ -142,9 +143,12 @@ def test_a_divided_rate_needs_penalties() -> None:
 
 @pytest.mark.slow
 def test_an_ablation_goes_on_where_it_was(
-    equipoise_ablate: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    equipoise_ablate: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    equipoise_ablate(*SHORT, "penalty=1,10", "--seeds", "2", "--json", "--out", tmp_path)
+    there = Elsewhere()
+    monkeypatch.setattr(command, "place_of", {"ray": there, None: None}.__getitem__)
+    equipoise_ablate(*SHORT, "penalty=1,10", "--seeds", "2", "--on", "ray", "--json", "--out", tmp_path)
+    assert there.asked == [(tmp_path.name, None)]
     printed = capsys.readouterr()
     assert printed.err == ""
     content = json.loads(printed.out, parse_constant=pytest.fail)
@@ -157,7 +161,7 @@ def test_an_ablation_goes_on_where_it_was(
 
     equipoise_ablate(*SHORT, "penalty=1,10", "--seeds", "2", "--json", "--out", tmp_path)
     assert json.loads(capsys.readouterr().out) == content
-    assert (tmp_path / "results.jsonl").read_bytes() == before, "nothing is run twice"
+    assert (tmp_path / "results.jsonl").read_bytes() == before, "nothing is run twice, and a run is the same elsewhere"
     assert (tmp_path / "ablation.svg").read_bytes() == picture
 
     equipoise_ablate(*SHORT, "penalty=1,10", "smoothing=0.1,1", "--seeds", "2", "--scaled-rate", "--out", tmp_path)
@@ -189,7 +193,8 @@ def test_divergence_is_an_answer_and_other_failures_are_not(
 
 def test_all_that_is_wrong_is_said_at_once(equipoise_ablate: Any, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as found:
-        equipoise_ablate("--data", "wach", "--method", "mino", "--out", tmp_path / "none")
+        equipoise_ablate("--data", "wach", "--method", "mino", "--on", "slurp", "--out", tmp_path / "none")
+    assert "--on slurp: expected ray" in str(found.value)
     assert "wach" in str(found.value)
     assert "mino" in str(found.value)
     assert not (tmp_path / "none").exists()

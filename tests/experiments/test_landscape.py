@@ -20,6 +20,7 @@ from equipoise.experiments import landscape_store
 from equipoise.experiments.landscape import Facts, Recipe, Surface, chosen_protocol, gather
 from equipoise.experiments.landscape_figure import SURE, caption, draw, lead, tints
 from equipoise.experiments.landscape_training import solve, stratified, subset
+from equipoise.safe_step import words_for
 from equipoise.train import train
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -51,10 +52,14 @@ def test_every_class_has_its_share(size: int) -> None:
     assert torch.equal(rows, stratified(label, size, seed)), "the subset is fixed"
 
 
+WAYS = {"schedule": ["schedule=step"], "micro-batches": ["accumulate=3", "clip=0.1"], "safe": words_for("safe")}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("number", [0, 1], ids=["msl", "mimo"])
-def test_whole_epochs_of_steps_are_the_training_loop(number: int) -> None:
+def test_whole_epochs_of_steps_are_the_training_loop(number: int, way: str) -> None:
     splits = two_sensors(samples=100)
-    entry = entries(["msl", "mimo"], ["fusion=sum", "batch=20", "epochs=3", "schedule=step"])[number]
+    entry = entries(["msl", "mimo"], ["fusion=sum", "batch=20", "epochs=3", *WAYS[way]])[number]
     parts = {name: subset(splits.parts[name], 20, 0, "cpu") for name in ("train", "test")}
     steps = 3 * -(-len(splits.train) // 20)
     found = solve(splits, entry, steps, 4, "head", parts, lambda _: None)

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from equipoise.clusters import place_of
 from equipoise.commands.config import Config, after_config
-from equipoise.commands.options import Data, Folds, Json, OneMethod, PresetName, Split, Workers, data_and
+from equipoise.commands.options import Data, Folds, Json, On, OneMethod, PresetName, Split, Workers, data_and
 from equipoise.experiments.ablation import Sweep, sweep_of
 from equipoise.presets import Preset
 
@@ -41,6 +42,7 @@ def ablate(
         "runs/ablation"
     ),
     workers: Workers = None,
+    on: On = None,
     as_json: Json = False,
 ) -> None:
     """Figure 3 of the paper: accuracy over a method's parameters, with errors, and what validation would choose."""
@@ -48,11 +50,11 @@ def ablate(
     def sweep(chosen: Preset | None) -> Sweep:
         return sweep_of(method, words or (), chosen, grid=grid, divided=scaled_rate)
 
-    source, asked = data_and(data, split, preset, sweep)
+    source, asked, place = data_and(data, split, preset, sweep, lambda: place_of(on))
     from equipoise.experiments import ablation_figure, ablation_report
     from equipoise.experiments.ablation_runs import run
 
-    outcome = run(asked, source, seeds, out, folds=folds, workers=workers, quiet=as_json)
+    outcome = run(asked, source, seeds, out, folds=folds, workers=workers, on=place, quiet=as_json)
     flags = {"--grid": grid, "--scaled-rate": scaled_rate, "--folds": folds}
     told = [flag for flag, given in flags.items() if given]
     cut = [] if split is None else ["--split", split]

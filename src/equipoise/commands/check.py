@@ -19,15 +19,29 @@ def check(
     data: Annotated[str, typer.Option("--data", help="A name, a prepared folder, an .npz, a .csv or a .parquet.")],
     split: Annotated[str | None, typer.Option("--split", help="The protocol that cuts prepared data.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="encoder=text:words: the encoders that are to read it; see `compare`.")
+    ] = None,
 ) -> None:
     """Look a data set over: everything that is wrong with it at once, its classes, parts and modalities."""
     import torch
 
     torch.set_num_threads(1)
+    from equipoise.catalogue import entries
     from equipoise.data.examine import examine
+    from equipoise.errors import answers
+    from equipoise.models.choose import kinds_of
+    from equipoise.models.names import raise_all
 
-    found = examine(data, split)
-    encoders = {name: encoder_name(each.shape) for name, each in found.modalities.items()}
+    ((chosen,),) = answers(lambda: entries(["msl"], words or ()))
+    encoder, features = chosen.settings.encoder, chosen.settings.features
+    found = examine(data, split, _tokens(data, encoder, features))
+    kinds, wrong = kinds_of(encoder, found.modalities)
+    answers(lambda: raise_all(wrong if found.modalities else []))
+    encoders = {
+        name: encoder_name(each.shape) if kinds[name] == "auto" else kinds[name]
+        for name, each in found.modalities.items()
+    }
     if as_json:
         content = found.as_dict()
         for name, encoder in encoders.items():
@@ -37,6 +51,19 @@ def check(
         _print(found, encoders)
     if found.errors:
         raise typer.Exit(2)
+
+
+def _tokens(data: str, encoder: str, features: int) -> tuple[str, ...]:
+    from equipoise.data.source import is_file, samples_of
+    from equipoise.errors import BadInput
+    from equipoise.tokens import tokens_of
+
+    if not is_file(data):
+        return ()
+    try:
+        return tokens_of(samples_of(data), encoder, features)
+    except BadInput:  # a file that cannot be read: `examine` says why
+        return ()
 
 
 def encoder_name(shape: tuple[int, ...]) -> str:
@@ -62,11 +89,12 @@ def _print(found: Examined, encoders: dict[str, str]) -> None:
                 name,
                 " × ".join(map(str, each.shape)),
                 "{} to {}".format(*each.lengths) if each.lengths else "",
+                each.numbers,
                 encoders[name],
             ]
             for name, each in found.modalities.items()
         ]
-        _table(["modality", "one sample", "steps", "encoder"], rows)
+        _table(["modality", "one sample", "steps", "numbers", "encoder"], rows)
     if found.samples:
         rows = [[name, *counts.values()] for name, counts in list(found.classes.items())[:MOST_CLASSES]]
         if len(found.classes) > MOST_CLASSES:

@@ -113,9 +113,10 @@ def _found(source: DataSet, chosen: Sequence[Entry], recipe: Recipe, out: Path, 
     """What an earlier call found for the same question, or else what is found now."""
     from equipoise.experiments.landscape import gather
     from equipoise.experiments.landscape_store import keep, kept
+    from equipoise.tokens import as_read
 
     tell("loading the data")
-    splits = source.load(None).check()
+    splits = as_read(source, [entry.settings for entry in chosen]).load(None).check()
     asked = {
         "version": __version__,
         "data": splits.fingerprint(),

@@ -40,9 +40,12 @@ def monitor(
     from equipoise.deploy.trial import fit_monitor
     from equipoise.errors import BadInput, answers
     from equipoise.measure import training_statistics
+    from equipoise.settings import Settings
+    from equipoise.tokens import as_read
 
     kept = open_run(run)
-    (splits,) = answers(lambda: data_set(data or kept.row["data"], split).load(kept.row["fold"]))
+    read = Settings().changed({name: kept.row["run"][name] for name in ("encoder", "features")})
+    (splits,) = answers(lambda: as_read(data_set(data or kept.row["data"], split), [read]).load(kept.row["fold"]))
     if (found := splits.fingerprint()) != kept.row["split"]:
         raise BadInput(
             f"the data of this run has the fingerprint {kept.row['split']}; found {found}. Give the same data, cut the "

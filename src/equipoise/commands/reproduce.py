@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from equipoise.commands.options import Json, PresetName, Split, Workers
+from equipoise.clusters import place_of
+from equipoise.commands.options import Json, On, PresetName, Split, Workers
 from equipoise.errors import BadInput, FailedRuns, answers, look_up
 from equipoise.experiments.paper import TABLES
 
@@ -45,6 +46,7 @@ def reproduce(
         Path | None, typer.Option("--out", help="Folder for everything; by default runs/reproduce-NAME.")
     ] = None,
     workers: Workers = None,
+    on: On = None,
     as_json: Json = False,
 ) -> None:
     """A table of the paper: every method it holds, in its layout, beside its numbers, and what it claims of them."""
@@ -53,7 +55,8 @@ def reproduce(
     from equipoise.experiments.reproduce_outcome import outcome_of
     from equipoise.experiments.reproduce_runs import DIVERGED, run
 
-    table, small = answers(lambda: table_of(name), lambda: look_up("scale", scale, {"full": False, "small": True}))
+    scales = {"full": False, "small": True}
+    table, small, _ = answers(lambda: table_of(name), lambda: look_up("scale", scale, scales), lambda: place_of(on))
     folder = out or Path("runs") / f"reproduce-{name}{'-small' if small else ''}"
     if small and (data or split or preset != "auto"):
         raise BadInput("--scale small makes its own data and settings; leave out --data, --split and --preset")
@@ -68,7 +71,7 @@ def reproduce(
         options += ["--scale", scale] if small else []
         options += ["--seeds", str(seeds), *([] if grid else ["--no-grid"]), *(["--control"] if control else [])]
         command = shlex.join(["equipoise", "reproduce", name, *(words or ()), *options])
-        run(recipe, seeds, folder, command=command, grid_seeds=grid_seeds, workers=workers, quiet=as_json)
+        run(recipe, seeds, folder, command=command, grid_seeds=grid_seeds, workers=workers, on=on, quiet=as_json)
     outcome = outcome_of(folder, name)
     content = reproduce_report.write(outcome, folder, reproduce_figure.draw(outcome, folder))
     if as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from equipoise.data.columns import read_groups, read_labels, read_marks
@@ -26,6 +26,7 @@ def from_arrays(
     seed: int = 0,
     fold: int | None = None,
     standardise: bool = True,
+    tokens: Collection[str] = (),
 ) -> Splits:
     """Cut arrays into training, validation and test parts.
 
@@ -44,6 +45,7 @@ def from_arrays(
         seed: Of the drawing.
         fold: Test on this fold of five (as many as there are groups, if fewer), validate on the next one.
         standardise: Shift and scale every channel by the statistics of the training part.
+        tokens: Modalities that hold token numbers, [N, T]: they stay the whole numbers they are.
 
     Raises:
         BadInput: With everything that is wrong.
@@ -55,7 +57,7 @@ def from_arrays(
         {'imu': (3, 50), 'sound': (8,)}
     """
     samples = understand(arrays, label, split=split, group=group, classes=classes, name=name, lengths=lengths or {})
-    return samples.splits(fold, seed, standardise=standardise)
+    return samples.splits(fold, seed, standardise=standardise, tokens=tokens)
 
 
 def understand(
@@ -106,7 +108,8 @@ def understand(
     decides, read_it = (split, marks) if split is not None else (group, groups)
     if decides is not None and read_it is None:
         found = None  # parts would be drawn in another way than was meant
-    return Samples(name, inputs, views, found, marks, groups, tuple(notes), tuple(problems), samples)
+    whole = frozenset(key for key, one in read.items() if one.whole)
+    return Samples(name, inputs, views, found, marks, groups, tuple(notes), tuple(problems), samples, whole)
 
 
 def _name_problem(name: object) -> str:

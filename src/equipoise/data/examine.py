@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 
-from equipoise.data.samples import UNGROUPED
+from equipoise.data.samples import UNGROUPED, Samples
 from equipoise.data.source import data_set, is_file, samples_of
 from equipoise.data.splits import PARTS, Part, Splits, is_length
 from equipoise.errors import BadInput
@@ -32,10 +32,12 @@ class Modality:
     Args:
         shape: Of one input, as its encoder reads it.
         lengths: The shortest and the longest training sample, where time is ragged; None where it is not.
+        numbers: What is done to them before an encoder reads them.
     """
 
     shape: tuple[int, ...]
     lengths: tuple[int, int] | None = None
+    numbers: str = ""
 
 
 @final
@@ -68,12 +70,13 @@ class Examined:
         return asdict(self)
 
 
-def examine(text: str, split: str | None = None) -> Examined:
+def examine(text: str, split: str | None = None, tokens: Collection[str] = ()) -> Examined:
     """Look over the data that a text means; what is wrong with it is told, not raised.
 
     Args:
         text: As for ``--data``.
         split: The protocol by which prepared data is cut.
+        tokens: Modalities of a file whose encoders read token numbers.
 
     Raises:
         BadInput: If there is no such data.
@@ -82,7 +85,7 @@ def examine(text: str, split: str | None = None) -> Examined:
     try:
         source = data_set(text, split)
         found.data = source.name
-        seen = _of_file(text, found) if is_file(text) else _of_splits(source.load(None), found)
+        seen = _of_file(text, found, tokens) if is_file(text) else _of_splits(source.load(None), found)
     except BadInput as problem:
         if not Path(text).exists():
             raise
@@ -96,25 +99,36 @@ def examine(text: str, split: str | None = None) -> Examined:
 
 
 class _Seen(NamedTuple):
-    """What could be read: the parts, the names of the classes, and of the samples of each part."""
+    """What could be read: the parts, names of classes and of the samples of each part, and what is done to numbers."""
 
     parts: dict[str, Part]
     classes: tuple[str, ...]
     names: Mapping[str, Sequence[str]]
+    done: Mapping[str, str] = {}
 
 
-def _of_file(text: str, found: Examined) -> _Seen:
+def _of_file(text: str, found: Examined, tokens: Collection[str]) -> _Seen:
     samples = samples_of(text)
     cut = samples.cut()
     found.about = "; ".join(filter(None, [cut.about, *samples.notes]))
-    found.errors += [*samples.problems, *cut.problems]
+    found.errors += [*samples.problems, *cut.problems, *samples.no_tokens(tokens)]
     if cut.marks is None or samples.label is None:
         return _Seen({}, (), {})
     if samples.group is None:
         found.warnings.append(f"{UNGROUPED}; give group where there are persons or recordings")
     called = samples.called or [str(number) for number in range(len(cut.marks))]
     names = {part: [called[row] for row in np.flatnonzero(cut.marks == at)] for at, part in enumerate(PARTS)}
-    return _Seen(samples.parts(cut), samples.label.classes, names)
+    done = {name: _done_to(samples, name, tokens) for name in samples.inputs}
+    return _Seen(samples.parts(cut), samples.label.classes, names, done)
+
+
+def _done_to(samples: Samples, name: str, tokens: Collection[str]) -> str:
+    if name in samples.views:
+        return "bytes, divided by 255"
+    if name not in samples.whole:
+        return "standardised"
+    least, most = (int(each) for each in samples.inputs[name].aminmax())
+    return f"whole, {least} to {most}: " + ("kept, as token numbers" if name in tokens else "standardised")
 
 
 def _of_splits(splits: Splits, found: Examined) -> _Seen:
@@ -127,6 +141,7 @@ def _of_splits(splits: Splits, found: Examined) -> _Seen:
         splits.parts,
         splits.classes,
         {name: [str(row) for row in range(len(part))] for name, part in splits.parts.items()},
+        dict.fromkeys(splits.scales, "standardised"),
     )
 
 
@@ -147,7 +162,8 @@ def _count(seen: _Seen, found: Examined) -> None:
             steps = steps[train.rows]
         ragged = steps is not None and len(steps) and not (view is not None and view.takes_lengths)
         lengths = (int(steps.min()), int(steps.max())) if steps is not None and ragged else None
-        found.modalities[name] = Modality(shape if view is None else view.shape(shape), lengths)
+        shape = shape if view is None else view.shape(shape)
+        found.modalities[name] = Modality(shape, lengths, seen.done.get(name, "as prepared"))
 
 
 def _duplicates(parts: Mapping[str, Part], names: Mapping[str, Sequence[str]]) -> Iterable[str]:

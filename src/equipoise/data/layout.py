@@ -7,9 +7,9 @@
 | [N, C, H, W] | images | CNN2d |
 | [N, C, T, H, W], or N arrays [C, T_i, H, W] | frames | Frames |
 
-Numbers become 32-bit floats. Bytes (uint8) with three axes or more are pictures: they stay bytes until a batch is read,
-and then are divided by 255; [N, H, W] is grey, and an axis of 1, 3 or 4 colours that comes last, or after the frames,
-is moved to where the table has C.
+Numbers become 32-bit floats; which were whole is remembered, since these may be token numbers. Bytes (uint8) with three
+axes or more are pictures: they stay bytes until a batch is read, and then are divided by 255; [N, H, W] is grey, and an
+axis of 1, 3 or 4 colours that comes last, or after the frames, is moved to where the table has C.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from equipoise.data.views import Scaled, View
 
 COLOURS = (1, 3, 4)
 TIME = 2  # the axis of a batch of series or frames
+EXACT = 2**24  # whole numbers below it are 32-bit floats without loss
 NAMED = 5  # of many wrong samples, so many are named
 EXPECTED = "[N, D], [N, C, T], [N, C, H, W] or [N, C, T, H, W]"
 
@@ -41,12 +42,14 @@ class Laid:
         lengths: How many steps of each sample are real, [N]; None where all are.
         view: What an encoder needs between; None where nothing.
         note: What was done to the array that its owner may want to know; "" where nothing was.
+        whole: Whether the numbers were whole ones, [N, …], none of them too large to be a float without loss.
     """
 
     values: Tensor
     lengths: Tensor | None = None
     view: View | None = None
     note: str = ""
+    whole: bool = False
 
 
 def lay_out(
@@ -76,6 +79,7 @@ def lay_out(
     if found is not None:
         array = _without_padding(array, found)
     picture = array.dtype == np.uint8 and array.ndim >= 4
+    whole = array.dtype.kind in "iu" and found is None and not picture and bool((np.abs(array) < EXACT).all())
     with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is infinite, and reported as that
         array = np.ascontiguousarray(array, dtype=np.uint8 if picture else np.float32)
     if bad := np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1)).tolist():
@@ -87,7 +91,7 @@ def lay_out(
     values = torch.from_numpy(array if array.flags.writeable else array.copy())
     ragged = found is not None and bool((found < array.shape[TIME]).any())
     kept = torch.from_numpy(found) if found is not None and ragged else None
-    return Laid(values, kept, Scaled(1 / 255) if picture else None, note)
+    return Laid(values, kept, Scaled(1 / 255) if picture else None, note, whole)
 
 
 def as_numpy(given: Any) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -51,6 +51,7 @@ class Samples:
         notes: What was done to the arrays.
         problems: What is wrong with them.
         called: What messages call each sample; its number, from 0, where this is None.
+        whole: The modalities whose numbers are whole ones.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Samples:
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     called: Sequence[str] | None = None
+    whole: frozenset[str] = frozenset()
 
     @property
     def folds(self) -> int:
@@ -70,22 +72,38 @@ class Samples:
             return 0
         return cutting.folds_of(len(self.label.numbers), None if self.group is None else len(self.group.names))
 
-    def splits(self, fold: int | None = None, seed: int = 0, *, standardise: bool = True) -> Splits:
-        """The parts, or one message with everything that is wrong."""
+    def splits(
+        self, fold: int | None = None, seed: int = 0, *, standardise: bool = True, tokens: Collection[str] = ()
+    ) -> Splits:
+        """The parts, or one message with everything that is wrong.
+
+        Args:
+            fold: Which fold; None for the one cut.
+            seed: Of the drawing.
+            standardise: Whether channels are shifted and scaled.
+            tokens: Modalities that hold token numbers, which are not.
+        """
         cut = self.cut(fold, seed)
-        refuse(self.name, [*self.problems, *cut.problems])
-        parts = self.parts(cut)
+        refuse(self.name, [*self.problems, *cut.problems, *self.no_tokens(tokens)])
+        parts = self.parts(cut, tokens)
         assert self.label is not None
         about = "; ".join([cut.about, *self.notes])
         made = Splits(self.name, parts["train"], parts["validation"], parts["test"], self.label.classes, about)
         return made.standardised() if standardise else made
 
-    def parts(self, cut: Cut) -> dict[str, Part]:
+    def no_tokens(self, tokens: Collection[str]) -> Iterable[str]:
+        """What is wrong with the modalities that are to be read as token numbers."""
+        for name in sorted({*tokens} - self.whole):
+            there = "numbers of another kind" if name in self.inputs else "no such modality"
+            yield f"{name}: expected token numbers, whole ones [N, T], found {there}; store integers, padded with 0"
+
+    def parts(self, cut: Cut, tokens: Collection[str] = ()) -> dict[str, Part]:
         """What can be told of the parts, with the modalities that have a row for every label."""
         if cut.marks is None or self.label is None:
             return {}
         label = torch.from_numpy(self.label.numbers)
-        fitting = {name: array for name, array in self.inputs.items() if len(array) == len(label)}
+        kept = {name: array.long() if name in tokens else array for name, array in self.inputs.items()}
+        fitting = {name: array for name, array in kept.items() if len(array) == len(label)}
         whole = Part(fitting, label, self._group_numbers(), views={n: v for n, v in self.views.items() if n in fitting})
         return {part: whole.take(torch.from_numpy(cut.marks == number)) for number, part in enumerate(PARTS)}
 

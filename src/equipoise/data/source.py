@@ -96,13 +96,15 @@ class OwnFile:
 
     Args:
         path: Of the ``.npz``, ``.csv`` or ``.parquet``.
+        tokens: The modalities that are read as token numbers.
     """
 
     path: str
+    tokens: tuple[str, ...] = ()
 
     def __call__(self, fold: int | None) -> Splits:
         """Cut its samples."""
-        return _cut(samples_of(self.path), fold)
+        return _cut(samples_of(self.path), fold, self.tokens)
 
 
 @final
@@ -135,8 +137,8 @@ def _samples_of(path: str, _changed: int, _size: int) -> Samples:
 
 
 @lru_cache(maxsize=8)
-def _cut(samples: Samples, fold: int | None) -> Splits:
-    return samples.splits(fold)
+def _cut(samples: Samples, fold: int | None, tokens: tuple[str, ...]) -> Splits:
+    return samples.splits(fold, tokens=tokens)
 
 
 def _prepared(folder: Path, split: str | None) -> DataSet:

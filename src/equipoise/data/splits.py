@@ -199,10 +199,10 @@ class Splits:
     def standardised(self) -> Splits:
         """Every channel shifted and scaled to mean 0 and deviation 1 on the training part.
 
-        Padding behind the end of a ragged series has no say in it, and stays zero.
+        Padding behind the end of a ragged series has no say in it, and stays zero. Whole numbers stay as they are.
         """
         arrays = self.train.inputs
-        plain = [name for name in self.modalities if name not in self.train.views]
+        plain = [name for name in self.modalities if name not in self.train.views and arrays[name].is_floating_point()]
         statistics = {name: _statistics(arrays[name], arrays.get(f"{name}_length")) for name in plain}
 
         def apply(part: Part) -> Part:

@@ -169,6 +169,8 @@ def _inputs(splits: Splits) -> dict[str, dict[str, Any]]:
             "view": None if view is None else view.as_dict(),
             "ragged": name + LENGTH in splits.train.inputs,
         }
+        if view is None and not array.is_floating_point():
+            plain[name]["most"] = int(array.max())
         if name in splits.scales:
             mean, deviation = splits.scales[name]
             plain[name] |= {"mean": mean.flatten().tolist(), "deviation": deviation.flatten().tolist()}
@@ -189,4 +191,5 @@ def _intake(plain: dict[str, Any]) -> Intake:
     per_channel = (-1, *[1] * (len(stored) - 1))
     scales = {key: torch.tensor(plain[key]).reshape(per_channel) for key in ("mean", "deviation") if key in plain}
     mean, deviation = scales.get("mean"), scales.get("deviation")
-    return Intake(stored, getattr(torch, plain["dtype"]), plain["ragged"], view, mean, deviation)
+    known = {"most": plain["most"]} if "most" in plain else {}  # word numbers beyond it may have no vector
+    return Intake(stored, getattr(torch, plain["dtype"]), plain["ragged"], view, mean, deviation, **known)

@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 
 from equipoise.catalogue import DataSet
+from equipoise.clusters import Place
 from equipoise.comparison import COMMAND
 from equipoise.errors import BadInput, FailedRuns
 from equipoise.experiments.ablation import Curve, Sweep
@@ -97,6 +98,7 @@ def run(
     *,
     folds: bool = False,
     workers: int | None = None,
+    on: Place | None = None,
     quiet: bool = False,
 ) -> Outcome:
     """Run what is not done yet, and collect everything that was asked for.
@@ -108,6 +110,7 @@ def run(
         out: Folder for everything that is written.
         folds: Every fold instead of the one fixed cut.
         workers: Runs side by side; None for one per core, or one per GPU.
+        on: Where they take place, if not on this machine.
         quiet: Show no progress.
 
     Raises:
@@ -119,7 +122,7 @@ def run(
         raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
     store = Store(out)
     cuts = list(range(source.folds)) if folds else [None]
-    jobs, splits = plan(sweep.points, source, range(seeds), cuts, measure="quick")
+    jobs, splits = plan(sweep.points, source, range(seeds), cuts, measure="quick", on=on)
     (out / COMMAND).write_text(shlex.join(["equipoise", *sys.argv[1:]]) + "\n", encoding="utf-8")
     done = {row["config"] for row in store.rows()}
     reasons: list[str] = []
@@ -130,7 +133,7 @@ def run(
 
     with Progress(sum(job.config not in done for job in jobs), "runs", quiet=quiet) as progress:
         try:
-            run_study(jobs, splits, store, workers=workers, on_event=watch)
+            run_study(jobs, splits, store, workers=workers, on=on, on_event=watch)
         except FailedRuns:
             known = {row["config"] for row in store.rows()}
             diverged = all(reason.startswith(FloatingPointError.__name__) for reason in reasons)

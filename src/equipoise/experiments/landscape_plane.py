@@ -18,7 +18,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from equipoise.data.splits import Part
-from equipoise.experiments.side_by_side import Tell, cores, side_by_side
+from equipoise.experiments.side_by_side import Tell, at_once, side_by_side
 from equipoise.models import LateFusion
 from equipoise.models.evaluation import evaluating
 
@@ -143,7 +143,7 @@ def values_at(
                 tell(str(len(some)))
         return found
 
-    workers = min(len(chunks), cores())
+    workers = min(len(chunks), at_once())
     shares = side_by_side([partial(share, first) for first in range(workers)], lambda words: on_done(int(words)))
     sums = torch.cat([shares[number % workers][number // workers] for number in range(len(chunks))])
     count, names = len(part), ["fused", *model.encoders]

@@ -1,26 +1,26 @@
 """Training up to a number of iterations, with a look at training and test samples on the way.
 
-The loop of `equipoise.train` counts epochs, and never touches the test part. A picture of the test loss has to; nothing
-is chosen by what is seen here.
+The steps are those of every run. `equipoise.train` counts epochs, and never touches the test part; a picture of the
+test loss has to. Nothing is chosen by what is seen here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
 
 from equipoise.catalogue import Entry
-from equipoise.data.feed import Feed, epoch_rows
 from equipoise.data.splits import Part, Splits
-from equipoise.machinery import make_accelerator, make_optimizer, make_schedule, pieces
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
-from equipoise.step import build_model, evaluate, losses_of
+from equipoise.run import Run
+from equipoise.step import evaluate
 from equipoise.tracking import Trackers
 
 LOOKS, TELL = 50, 10
@@ -105,48 +105,32 @@ def solve(
     Raises:
         FloatingPointError: If training diverged.
     """
-    torch.manual_seed(seed)
-    settings, balancer = entry.settings, entry.balancer()
-    accelerator = make_accelerator(settings, Trackers(), None)
-    feed = Feed(splits.train, accelerator.device, settings.feed, seed)
-    model = build_model(splits, balancer, settings).to(accelerator.device)
-    if settings.compile is True:
-        model.compile_encoders()
-    plain = make_optimizer(model, settings)
-    optimizer, schedule = accelerator.prepare_optimizer(plain), make_schedule(plain, settings)
-    balancer.to(accelerator.device).attach(model, optimizer=plain)
-    shuffle = torch.Generator().manual_seed(seed)
+    run = Run(splits, entry.balancer(), entry.settings, seed, None, Trackers(), math.inf)
     look_every = max(1, steps // LOOKS)
 
     def look(step: int) -> Look:
-        view = view_of(model, splits, entry, protocol)
-        return {"step": step, **{name: evaluate(view, part) for name, part in parts.items()}}
+        with torch.random.fork_rng():  # building a view draws weights, which must not change what training draws
+            view = view_of(run.model, splits, entry, protocol)
+            return {"step": step, **{name: evaluate(view, part) for name, part in parts.items()}}
 
-    with torch.random.fork_rng():  # building a view draws weights, which must not change what training draws
-        curves = [look(0)]
-    step = epoch = 0
-    while step < steps:
-        rows = epoch_rows(len(feed), settings.batch, shuffle)[: steps - step]
-        model.train()
-        for part in feed.training(rows, epoch):
-            for micro in pieces(part, settings.accumulate):
-                with accelerator.autocast():
-                    loss, _ = losses_of(model, balancer, micro)
-                accelerator.backward(loss * (len(micro) / len(part)))
-            if settings.clip is not None:
-                accelerator.clip_grad_norm_(model.parameters(), settings.clip)
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-            if step % look_every == 0 or step == steps:
-                with torch.random.fork_rng():
-                    curves.append(look(step))
-            if step % (TELL * look_every) == 0 or step == steps:
-                tell(f"training {entry.label}: step {step:,} of {steps:,}")
-        epoch += 1
-        if schedule is not None:
-            schedule.step()
+    curves = [look(0)]
+    for step in islice(_steps_of(run), steps):
+        if step % look_every == 0 or step == steps:
+            curves.append(look(step))
+        if step % (TELL * look_every) == 0 or step == steps:
+            tell(f"training {entry.label}: step {step:,} of {steps:,}")
     reached = curves[-1]["train"]["fused"]["loss"]
     if not math.isfinite(reached):
         raise FloatingPointError(f"expected a finite training loss after {steps} steps, found {reached}")
-    return Solution(entry.method.name, view_of(model, splits, entry, protocol), curves)
+    return Solution(entry.method.name, view_of(run.model, splits, entry, protocol), curves)
+
+
+def _steps_of(run: Run) -> Iterator[int]:
+    """The steps of a run from one on, without an end: each is taken when it is asked for."""
+    step = 0
+    while True:
+        run.choose_step()
+        for _ in run.steps():
+            step += 1
+            yield step
+        run.end_epoch()

@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 
 from equipoise.catalogue import Entry
+from equipoise.clusters import Place, place_of
 from equipoise.comparison import COMMAND
 from equipoise.data.splits import Splits
 from equipoise.errors import BadInput, FailedRuns
@@ -55,6 +56,7 @@ class Plan:
         jobs: Per method the configs of its runs, by seed; those of MIMO and its control are known when λ and μ are.
         trials: Per point of the grid its parameters and the configs of its runs.
         failures: Why runs came to no end, by config.
+        on: Where runs take place, as asked for; None for this machine.
     """
 
     table: str
@@ -72,6 +74,7 @@ class Plan:
     jobs: dict[str, Configs]
     trials: list[tuple[Parameters, Configs]]
     failures: dict[str, str] = field(default_factory=dict)
+    on: str | None = None
 
     def save(self, out: Path) -> Plan:
         """Write it, whole or not at all."""
@@ -106,6 +109,7 @@ def run(
     command: str,
     grid_seeds: int = 1,
     workers: int | None = None,
+    on: str | None = None,
     quiet: bool = False,
 ) -> Plan:
     """Run what is not done yet. Every run ends in a row of its own, so that nothing is lost by an interruption.
@@ -117,14 +121,17 @@ def run(
         command: How it was started, for captions.
         grid_seeds: Runs per point of the grid.
         workers: Runs side by side; None for one per core, or one per GPU.
+        on: Where they take place, as after ``--on``; None for this machine.
         quiet: Show no progress.
 
     Raises:
         FailedRuns: If no run at all was finished, or none of the grid.
+        BadInput: If the data does not fit, or there is no such place.
     """
+    place = place_of(on)
     torch.set_num_threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
     store = Store(out)
-    jobs, splits = plan(recipe.entries, recipe.source, range(seeds), [None], measure="quick")
+    jobs, splits = plan(recipe.entries, recipe.source, range(seeds), [None], measure="quick", on=place)
     _check_modalities(recipe.table, splits[None])
     (out / COMMAND).write_text(shlex.join(["equipoise", *sys.argv[1:]]) + "\n", encoding="utf-8")
     trials = [
@@ -146,8 +153,9 @@ def run(
         departures=recipe.departures,
         jobs=_configs(jobs, without=MIMO if trials else None),
         trials=[(_searched(some[0].entry), [job.config for job in some]) for some in trials],
+        on=on,
     ).save(out)
-    work = partial(_work, splits=splits, workers=workers, quiet=quiet)
+    work = partial(_work, splits=splits, workers=workers, on=place, quiet=quiet)
     if trials:
         grid = Store(out / GRID_FOLDER)
         failed = work([job for some in trials for job in some], grid, "λ and μ on validation data")
@@ -192,6 +200,7 @@ def _work(
     *,
     splits: dict[int | None, Splits],
     workers: int | None,
+    on: Place | None,
     quiet: bool,
 ) -> dict[str, str]:
     """Run jobs; why some failed, by config."""
@@ -199,7 +208,7 @@ def _work(
     failed: dict[str, str] = {}
     with Progress(sum(job.config not in done for job in jobs), title, quiet=quiet) as progress:
         try:
-            run_study(jobs, splits, store, workers=workers, on_event=_watching(failed, progress.event))
+            run_study(jobs, splits, store, workers=workers, on=on, on_event=_watching(failed, progress.event))
         except FailedRuns:
             if not failed:
                 raise

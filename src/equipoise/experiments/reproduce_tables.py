@@ -210,12 +210,15 @@ def _once(outcome: Outcome) -> list[Line]:
 def _time_notes(outcome: Outcome) -> list[str]:
     lines = outcome.lines.values()
     devices = dict.fromkeys(str(row.get("device")) for line in lines for row in line.rows)
-    side = "one per core or GPU" if outcome.plan.workers is None else f"{outcome.plan.workers}"
+    plan = outcome.plan
+    here, usual = ("", "one per core or GPU") if plan.on is None else (f", sent to {plan.on}", "as there is room")
+    side = usual if plan.workers is None else f"{plan.workers}"
     return [
         "t: balancing plus update, as the paper words it; where balancing happens inside the backward pass, what that "
         "takes beyond a plain one. t + backward: with the backward pass, which its times of MSL suggest. Medians of "
         "10 steps, the device waited for; mean ± standard deviation over seeds.",
-        f"On {', '.join(devices) or 'nothing yet'}; runs side by side: {side}. Side by side, they slow one another.",
+        f"On {', '.join(devices) or 'nothing yet'}{here}; runs side by side: {side}. "
+        "Side by side, they slow one another.",
         *(
             ["The paper's times are of RTX 3090 and A6000 cards, of one seed, and as far as it says without waiting "
              "for the device: compare ratios, not milliseconds."]

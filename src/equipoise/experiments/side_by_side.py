@@ -6,7 +6,6 @@ Threads would not do: small models spend much of their time in Python, which run
 from __future__ import annotations
 
 import multiprocessing as mp
-import os
 import pickle
 import signal
 from collections.abc import Callable, Sequence
@@ -15,20 +14,20 @@ from typing import Any, TypeVar
 
 import torch
 
-from equipoise.processes import die_with_the_parent, ending_of, start_deaf
+from equipoise.processes import cores, die_with_the_parent, ending_of, start_deaf
 
 Tell = Callable[[str], None]
 Found = TypeVar("Found")
 
 
-def cores() -> int:
+def at_once() -> int:
     """How many processes pay here: one per core that this one may use, and one alone beside a GPU.
 
     A process that has touched a GPU cannot be doubled; and one that is itself a child may be one of many.
     """
     if torch.cuda.is_available() or mp.parent_process() is not None:
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores()
 
 
 def side_by_side(works: Sequence[Callable[[Tell], Found]], tell: Tell = lambda _: None) -> list[Found]:
@@ -46,7 +45,7 @@ def side_by_side(works: Sequence[Callable[[Tell], Found]], tell: Tell = lambda _
         >>> side_by_side([lambda tell: 1 + 1, lambda tell: 2 + 2])
         [2, 4]
     """
-    if len(works) == 1 or cores() == 1:
+    if len(works) == 1 or at_once() == 1:
         return [work(tell) for work in works]
     context: Any = mp.get_context("fork")  # what is in memory here the children have, too
     running: dict[Any, tuple[int, mp.Process]] = {}

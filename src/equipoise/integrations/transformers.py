@@ -36,6 +36,8 @@ class Text(nn.Module):
         torch.Size([2, 32])
     """
 
+    reads_tokens = True
+
     def __init__(
         self,
         model: str | PreTrainedConfig | PreTrainedModel | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from torch import nn
@@ -68,19 +68,7 @@ def build_encoders(words: str, shapes: Mapping[str, Shape], features: int) -> di
     Raises:
         ValueError: With all that is wrong.
     """
-    wanted = dict.fromkeys(shapes, "auto")
-    problems = []
-    named = [word.strip() for word in words.split(",")]
-    for word in named:
-        modality, colon, kind = word.partition(":")
-        if not colon and len(named) > 1:
-            problems.append(f"encoder: {word!r} among several should read MODALITY:KIND")
-        elif not colon:
-            wanted = dict.fromkeys(shapes, word)
-        elif modality not in shapes:
-            problems.append(f"encoder: {unknown_name(modality, shapes)}")
-        else:
-            wanted[modality] = kind
+    wanted, problems = kinds_of(words, shapes)
     encoders = {}
     for modality, kind in wanted.items():
         try:
@@ -91,13 +79,54 @@ def build_encoders(words: str, shapes: Mapping[str, Shape], features: int) -> di
     return encoders
 
 
-def _make(kind: str, shape: Shape, features: int) -> nn.Module:
-    if kind in KINDS:
-        return KINDS[kind](shape, features)
+def kinds_of(words: str, modalities: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """What kind of encoder each modality is to have, and what is wrong with the words for it.
+
+    Args:
+        words: As for `build_encoders`.
+        modalities: Those there are.
+    """
+    wanted = dict.fromkeys(modalities, "auto")
+    problems = []
+    named = [word.strip() for word in words.split(",")]
+    for word in named:
+        modality, colon, kind = word.partition(":")
+        if not colon and len(named) > 1:
+            problems.append(f"encoder: {word!r} among several should read MODALITY:KIND")
+        elif not colon:
+            wanted = dict.fromkeys(wanted, word)
+        elif modality not in wanted:
+            problems.append(f"encoder: {unknown_name(modality, wanted)}")
+        else:
+            wanted[modality] = kind
+    return wanted, problems
+
+
+def reads_tokens(kind: str, shape: Shape, features: int) -> bool:
+    """Whether an encoder reads token numbers, which must not be scaled: it says so by an attribute ``reads_tokens``.
+
+    A class is asked without being made; what a function makes has to be made to be asked. One that cannot be made
+    reads nothing: `build_encoders` says why.
+    """
+    try:
+        maker = KINDS.get(kind) or _imported(kind)
+        asked = maker if isinstance(maker, type) else _make(kind, shape, features)
+    except (ValueError, IndexError, ImportError, AttributeError, TypeError):
+        return False
+    return bool(getattr(asked, "reads_tokens", False))
+
+
+def _imported(kind: str) -> Any:
     module, dot, name = kind.rpartition(".")
     if not dot:
         raise ValueError(f"{unknown_name(kind, KINDS)} Or type a dotted path, such as my.module.Encoder.")
-    maker = getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(module), name)
+
+
+def _make(kind: str, shape: Shape, features: int) -> nn.Module:
+    if kind in KINDS:
+        return KINDS[kind](shape, features)
+    maker = _imported(kind)
     offered: dict[str, Any] = {"shape": shape, "features": features}
     known = inspect.signature(maker).parameters
     made = maker(**{key: value for key, value in offered.items() if key in known})

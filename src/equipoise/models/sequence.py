@@ -132,6 +132,8 @@ class Tokens(nn.Module):
         ValueError: If the encoder does not tell its output size.
     """
 
+    reads_tokens = True
+
     def __init__(self, words: int, encoder: nn.Module, width: int = 300) -> None:
         super().__init__()
         features = features_of(encoder)

@@ -1,0 +1,55 @@
+"""Which numbers of a user's own data are token numbers: those whose encoder reads tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from equipoise.data.samples import Samples
+from equipoise.data.source import DataSet, OwnFile, samples_of
+from equipoise.data.splits import is_length
+from equipoise.errors import BadInput
+from equipoise.models.choose import kinds_of, reads_tokens
+from equipoise.settings import Settings
+
+
+def as_read(data: DataSet, settings: Iterable[Settings]) -> DataSet:
+    """The data as the encoders of some runs read it: token numbers stay the whole numbers they are.
+
+    Prepared data says itself what it holds. A file of a user's own cannot: whole numbers may be counts as well, and are
+    standardised like all others, unless the encoder that was chosen for them reads tokens.
+
+    Args:
+        data: Whose numbers.
+        settings: Of the runs, which all read one and the same.
+
+    Raises:
+        BadInput: If one run reads tokens where another reads numbers, or the file as a whole cannot be read.
+    """
+    if not isinstance(data.load, OwnFile):
+        return data
+    samples = samples_of(data.load.path)
+    found = {each: tokens_of(samples, *each) for each in {(one.encoder, one.features) for one in settings}}
+    if len(set(found.values())) > 1:
+        told = "; ".join(f"encoder={each[0]} reads {' and '.join(names) or 'none'}" for each, names in found.items())
+        raise BadInput(
+            f"{data.name}: expected runs that read the same sensors as token numbers, found {told}; run them apart"
+        )
+    return replace(data, load=replace(data.load, tokens=next(iter(found.values()), ())))
+
+
+def tokens_of(samples: Samples, encoder: str, features: int) -> tuple[str, ...]:
+    """The modalities whose encoder reads token numbers.
+
+    Args:
+        samples: Of a user's own file.
+        encoder: The setting: a kind or a dotted path for all, or "NAME:KIND,NAME:KIND".
+        features: The setting.
+    """
+    shapes = {name: array.shape[1:] for name, array in samples.inputs.items() if not is_length(name, samples.inputs)}
+    kinds, _ = kinds_of(encoder, shapes)
+    # Whoever reads pictures or series is not asked: to be asked, some have to be made.
+    asked = [
+        name for name, kind in kinds.items() if kind != "auto" and (name in samples.whole or len(shapes[name]) == 1)
+    ]
+    return tuple(name for name in asked if reads_tokens(kinds[name], tuple(shapes[name]), features))

@@ -1,0 +1,72 @@
+"""How many cores are counted: those a process is bound to, and those that a container grants."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from equipoise import processes
+from equipoise.processes import cores
+
+
+@pytest.fixture
+def limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of sixteen cores with control groups of its own, none of them limited yet."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.setattr(processes, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(processes, "OWN_GROUPS", tmp_path / "own")
+    (tmp_path / "own").write_text("0::/pods/mine\n")
+    return tmp_path / "groups"
+
+
+def limit(group: Path, **files: str) -> None:
+    group.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (group / name.replace("cpu_", "cpu.")).write_text(text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [("max 100000", 16), ("400000 100000", 4), ("150000 100000", 2), ("1000 100000", 1), ("9900000 100000", 16)],
+)
+def test_the_time_that_a_container_grants(limits: Path, quota: str, expected: int) -> None:
+    limit(limits / "pods" / "mine", cpu_max=quota)
+    assert cores() == expected
+
+
+def test_the_tightest_group_counts(limits: Path) -> None:
+    for group, quota in (("", "700000 100000"), ("pods", "300000 100000"), ("pods/mine", "500000 100000")):
+        limit(limits / group, cpu_max=quota)
+    limit(limits / "pods" / "others", cpu_max="100000 100000")
+    limit(limits.parent, cpu_max="100000 100000")  # no control group
+    assert cores() == 3
+
+
+def test_inside_a_container_that_sees_its_own_group_as_the_top(limits: Path) -> None:
+    limit(limits, cpu_max="200000 100000")
+    assert cores() == 2
+
+
+def test_groups_of_the_first_version(limits: Path) -> None:
+    processes.OWN_GROUPS.write_text("4:memory:/mine\n2:cpu,cpuacct:/mine\n1:cpuset:/\n")
+    limit(limits / "cpu" / "mine", cpu_cfs_quota_us="-1", cpu_cfs_period_us="100000")
+    limit(limits / "memory" / "mine", cpu_cfs_quota_us="100000", cpu_cfs_period_us="100000")
+    assert cores() == 16
+    limit(limits / "cpu" / "mine", cpu_cfs_quota_us="250000", cpu_cfs_period_us="50000")
+    assert cores() == 5
+
+
+def test_without_any_of_it(limits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not limits.exists()
+    assert cores() == 16
+    processes.OWN_GROUPS.unlink()
+    assert cores() == 16
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert cores() == 3
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert cores() == 1
+
+
+def test_this_machine() -> None:
+    assert 1 <= cores() <= (os.cpu_count() or 1)
