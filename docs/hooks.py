@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tutorial
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
+INVENTORY = Path(__file__).parent.parent / "tests" / "api_surface.txt"
 # What a user calls on a balancer; the rest of its public methods serve the engine.
 ON_A_BALANCER = ("forward", "attach", "end_epoch", "table", "active")
 VIEWS = {
@@ -123,8 +125,8 @@ def api_page() -> str:
     blocks = [
         "# Public names",
         "Made from the docstrings. Public is what is listed here, what `equipoise.integrations` has for "
-        "[other libraries](integrations.md), and every name that a page or an example imports. The rest may change "
-        "with any version.",
+        "[other libraries](integrations.md), and every name that a page or an example imports: [the "
+        "inventory](#the-inventory) has them all. The rest may change with any version.",
     ]
     told: set[int] = set()
     for title, room in ROOMS.items():
@@ -138,6 +140,12 @@ def api_page() -> str:
             blocks += ["### What a method answers", prose(doc(Questions), ""), *_members(Questions)]
     pages = ", ".join(f"[`{each.__name__}`](methods/{each.__name__.lower()}.md)" for each in methods())
     blocks.insert(3, f"The methods have pages of their own: {pages}.")
+    blocks += [
+        "## The inventory",
+        "Everything that is public, with how it is called, as a test compares it with the package: also what pages "
+        "and examples alone import, and what serves other libraries.",
+        f"```text\n{INVENTORY.read_text(encoding='utf-8').rstrip()}\n```",
+    ]
     return "\n\n".join(blocks)
 
 
@@ -156,8 +164,9 @@ def _members(owner: type) -> list[str]:
     blocks = []
     for name in names:
         member = inspect.getattr_static(owner, name)
+        member = getattr(owner, name) if isinstance(member, (classmethod, staticmethod)) else member
         text = doc(member)
-        if not text or not (isinstance(member, property) or inspect.isfunction(member)):
+        if not text or not (isinstance(member, property) or inspect.isroutine(member)):
             continue
         called = f"{owner.__name__}.{name}"
         head = called if isinstance(member, property) else signature(called, member)

@@ -1,10 +1,14 @@
 """Settings of the whole suite: one thread per process, since the processes share the cores."""
 
 import signal
-from collections.abc import Generator
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
 
 import pytest
 import torch
+
+from ended import Ended
 
 torch.set_num_threads(1)
 
@@ -15,3 +19,20 @@ def heard_signals() -> Generator[None, None, None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def equipoise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Runs the command in this process."""
+    from equipoise import cli
+
+    def run(*words: str | Path) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["equipoise", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as done:
+            code = done.code if isinstance(done.code, int) else 1
+        return Ended(code, *capsys.readouterr())
+
+    return run

@@ -11,12 +11,13 @@ import time
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
 import equipoise_command
+from ended import Ended
 from equipoise import checkpoint, cli, tracking
 from equipoise.catalogue import DataSet, all_data, entries
 from equipoise.data import Splits
@@ -50,30 +51,6 @@ QUICK = ["--data", "generated", "epochs=2", "features=8"]
 
 COMMAND = "import equipoise_command; equipoise_command.main()"  # what the script of that name does
 NO_SUCH_MODALITIES = ["unimodal.modality=esy", "device=cuda:99"]
-
-
-class Ended(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def equipoise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command in this process."""
-
-    def run(*words: str | Path) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["equipoise", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as done:
-            code = done.code if isinstance(done.code, int) else 1
-        return Ended(code, *capsys.readouterr())
-
-    return run
 
 
 def refused(ended: Ended, *parts: str) -> None:

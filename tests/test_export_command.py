@@ -9,21 +9,7 @@ from typing import Any
 
 import pytest
 
-from equipoise import cli
-
-
-@pytest.fixture
-def equipoise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["equipoise", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as done:
-            code = done.code if isinstance(done.code, int) else 1
-        return code, *capsys.readouterr()
-
-    return run
+from documentation import assert_in_the_gallery
 
 
 def test_from_a_run_to_an_exported_model_and_its_monitor(equipoise: Any, tmp_path: Path) -> None:
@@ -77,6 +63,7 @@ def test_the_example_shows_a_hanging_sensor_named_and_its_flag_helping() -> None
     example = Path(__file__).parent.parent / "examples" / "shipped.py"
     done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert_in_the_gallery("shipped", done.stdout, within=5.0)
     assert re.findall(r"windows: (.*)", done.stdout) == ["all is well", "easy", "all is well"]
     both, hangs, flagged = (float(number) for number in re.findall(r"([\d.]+) %", done.stdout))
     assert both >= flagged > hangs + 20

@@ -10,6 +10,7 @@ from equipoise.data.feed import Feed, epoch_rows
 from equipoise.data.views import Frames
 from equipoise.models import CNN1d
 from everything import METHODS
+from fed import training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: the test for waits did not run")
 
@@ -56,14 +57,14 @@ def test_feeding_does_not_wait_for_the_device() -> None:
     part = Part({"video": frames}, torch.arange(40) % 3, views={"video": Frames(2, 24)})
     feed = Feed(part, "cuda", "resident")
     rows = epoch_rows(40, 8, torch.Generator().manual_seed(0))
-    batches = feed.training(rows, epoch=0)
+    batches = training(feed, rows, epoch=0)
     next(batches)
     torch.cuda.set_sync_debug_mode("error")
     try:
         assert sum(len(each) for each in batches) == 32
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    streamed = Feed(part, "cuda", "streamed").training(rows, epoch=0)
-    again = feed.training(rows, epoch=0)
+    streamed = training(Feed(part, "cuda", "streamed"), rows, epoch=0)
+    again = training(feed, rows, epoch=0)
     for one, other in zip(again, streamed, strict=True):
         torch.testing.assert_close(one.inputs["video"], other.inputs["video"])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from documentation import assert_in_the_gallery
 from equipoise import cli
 from test_integrations import accelerate_state as accelerate_state
 
@@ -28,13 +29,14 @@ pytestmark = [
 
 
 def printed(name: str) -> str:
-    """What an example prints. In this process: the libraries take longer to load than the examples to run."""
+    """What an example prints, as the gallery has it. In this process: libraries take longer to load than to run."""
     threads, said = torch.get_num_threads(), io.StringIO()
     try:
         with torch.random.fork_rng(), contextlib.redirect_stdout(said):
             runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     finally:
         torch.set_num_threads(threads)
+    assert_in_the_gallery(Path(name).stem, said.getvalue(), within=5.0)
     return said.getvalue()
 
 

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise import cli
 from equipoise.catalogue import entries
 from equipoise.data import Splits
 from equipoise.data.arrays import understand
@@ -169,20 +167,6 @@ def test_numbers_that_are_no_tokens_are_refused(own: Path) -> None:
     lines = entries(["msl"], [f"encoder=mat:{HERE}.Embedded"])
     with pytest.raises(BadInput, match=r"mat: expected token numbers, .* of another kind; store integers"):
         plan(lines, data_set(str(own)), [0], [None])
-
-
-@pytest.fixture
-def equipoise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["equipoise", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as done:
-            code = done.code if isinstance(done.code, int) else 1
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_check_tells_what_is_done_to_each_array(own: Path, equipoise: Any) -> None:

@@ -20,6 +20,7 @@ from equipoise.run import Run
 from equipoise.settings import Settings
 from equipoise.tracking import Trackers
 from equipoise.train import Record, Trained, build_model, evaluate, losses_of, train
+from fed import training
 
 DATA = two_sensors(samples=150)
 EVERYTHING = Settings(
@@ -195,7 +196,7 @@ def part(size: int) -> Part:
 )
 def test_a_last_batch_of_one_is_left_out(samples: int, size: int, expected: list[int]) -> None:
     rows = epoch_rows(samples, size, torch.Generator().manual_seed(0))
-    found = list(Feed(part(samples), "cpu").training(rows, epoch=0))
+    found = list(training(Feed(part(samples), "cpu"), rows, epoch=0))
     assert [len(each) for each in found] == expected
     seen = torch.cat([each.label for each in found]).tolist()
     assert len(set(seen)) == sum(expected)

@@ -9,6 +9,7 @@ import torch
 from equipoise.data import Part
 from equipoise.data.feed import Feed, Mode, Piece, epoch_rows, share_of_rank
 from equipoise.data.views import Frames
+from fed import training
 
 
 def mapped(folder: Path, count: int = 40) -> Part:
@@ -28,11 +29,11 @@ def test_resident_and_streamed_are_the_same(mode: Mode, tmp_path: Path) -> None:
     rows = epoch_rows(len(part), 7, torch.Generator().manual_seed(3))
     feed = Feed(part, "cpu", mode, seed=5)
     by_hand = [part.take(each) for each in rows]
-    found = list(feed.training(rows, epoch=2))
+    found = list(training(feed, rows, epoch=2))
     assert [each.label.tolist() for each in found] == [each.label.tolist() for each in by_hand]
-    other = list(Feed(part, "cpu", "resident", seed=5).training(rows, epoch=2))
+    other = list(training(Feed(part, "cpu", "resident", seed=5), rows, epoch=2))
     assert all(torch.equal(one.inputs["video"], two.inputs["video"]) for one, two in zip(found, other, strict=True))
-    again = list(feed.training(rows, epoch=3))
+    again = list(training(feed, rows, epoch=3))
     assert not torch.equal(found[0].inputs["video"], again[0].inputs["video"])  # another epoch, other crops
     fixed = torch.cat([each.inputs["video"] for each in feed.fixed(9)])
     torch.testing.assert_close(fixed, part.solid().ready().inputs["video"])
@@ -42,8 +43,8 @@ def test_resident_and_streamed_are_the_same(mode: Mode, tmp_path: Path) -> None:
 def test_an_epoch_goes_on_where_it_stopped(mode: Mode, tmp_path: Path) -> None:
     part = mapped(tmp_path)
     rows = epoch_rows(len(part), 6, torch.Generator().manual_seed(3))
-    whole = list(Feed(part, "cpu", mode, seed=1).training(rows, epoch=0))
-    rest = list(Feed(part, "cpu", mode, seed=1).training(rows, epoch=0, first=4))
+    whole = list(training(Feed(part, "cpu", mode, seed=1), rows, epoch=0))
+    rest = list(training(Feed(part, "cpu", mode, seed=1), rows, epoch=0, first=4))
     assert len(rest) == len(whole) - 4
     assert all(torch.equal(one.inputs["video"], two.inputs["video"]) for one, two in zip(whole[4:], rest, strict=True))
 
@@ -51,7 +52,7 @@ def test_an_epoch_goes_on_where_it_stopped(mode: Mode, tmp_path: Path) -> None:
 def test_a_stream_may_be_left_early(tmp_path: Path) -> None:
     part = mapped(tmp_path)
     rows = epoch_rows(len(part), 2, torch.Generator().manual_seed(3))
-    stream = Feed(part, "cpu", "streamed").training(rows, epoch=0)
+    stream = training(Feed(part, "cpu", "streamed"), rows, epoch=0)
     assert len(next(stream)) == 2
     stream.close()  # ty: ignore[missing-attribute]
 
@@ -59,7 +60,7 @@ def test_a_stream_may_be_left_early(tmp_path: Path) -> None:
 def test_what_breaks_in_a_reader_is_heard(tmp_path: Path) -> None:
     part = mapped(tmp_path)
     with pytest.raises(IndexError):
-        list(Feed(part, "cpu", "streamed").training([torch.tensor([999])], epoch=0))
+        list(training(Feed(part, "cpu", "streamed"), [torch.tensor([999])], epoch=0))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])

@@ -104,18 +104,6 @@ class Feed:
     def __len__(self) -> int:
         return len(self.part)
 
-    def training(self, rows: Sequence[Tensor], epoch: int, first: int = 0) -> Iterator[Part]:
-        """The batches of these rows in random views.
-
-        Args:
-            rows: Which samples each batch has.
-            epoch: Which epoch it is.
-            first: How many batches of the epoch are done already; they are passed over.
-        """
-        for number, batch in enumerate(self.batches(rows[first:]), first):
-            self.seed_views(epoch, number)
-            yield self.made(batch)
-
     def fixed(self, batch: int) -> Iterator[Part]:
         """All samples in order, in the fixed view of evaluation."""
         for some in self.batches(list(torch.arange(len(self.part)).split(batch))):
