@@ -151,6 +151,8 @@ def test_every_public_name_is_documented() -> None:
         name for name in vars(equipoise) if not name.startswith("_") and not inspect.ismodule(vars(equipoise)[name])
     ]
     assert [name for name in public if f"### {name} " not in page and f"[`{name}`](methods/" not in page] == []
+    for made_by in ("Splits.from_arrays(", "SensorMonitor.fit(", "SensorMonitor.load("):
+        assert f"\n{made_by}" in page
 
 
 # -- the README --

@@ -413,7 +413,7 @@ def test_what_does_not_name_one_run_is_refused(run_folder: Path, tmp_path: Path)
         open_run(tmp_path)
     for name in ("one", "two"):
         finished_run(tmp_path / "runs" / name)
-    with pytest.raises(BadInput, match=r"2 finished runs; name one of them:\n.*one  mimo on own, seed 0\n.*two"):
+    with pytest.raises(BadInput, match=r"2 finished runs; name one of them:\n.*one  mimo on own, seed 0: .*\n.*two"):
         open_run(tmp_path)
 
 

@@ -278,6 +278,11 @@ def test_a_trial_finds_dead_sensors_of_a_model_and_counts_what_it_tried() -> Non
     assert all(each.named is not None and each.named > 0.7 for each in dead)
     assert all(each.delay is not None and 1 <= each.delay <= 10 for each in dead)
 
+    for windows in (11, 29, 49):  # a stream that is just longer than a stretch has a trial too
+        short = test.take((torch.arange(200) % 100) < windows)
+        trials = {each.trials for each in try_monitor(monitor, model, short, training_statistics(train)).faults}
+        assert trials == {2 * (1 + max(0, windows - 30) // 20)}
+
     monitor.heights = torch.full((5,), 1e-6)  # always alarmed, so that no onset is left to try
     alarmed = try_monitor(monitor, model, test, training_statistics(train))
     assert (alarmed.stretches, alarmed.faults, alarmed.dead()) == (1.0, [], 0.0)

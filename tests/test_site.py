@@ -117,6 +117,7 @@ def test_the_gallery_has_every_example_with_its_command_and_what_it_prints() -> 
     for name, card in cards().items():
         assert re.search(rf"^    (python|equipoise compare --config) examples/{name}\.(py|yaml)", card, re.M), name
         assert f'--8<-- "docs/printed/{name}.txt"' in card
+        assert re.search(rf'--8<-- "examples/{name}\.(py|yaml)"', card), name
     assert {path.stem for path in GALLERY.PRINTED.glob("*.txt")} == set(GALLERY.names())
 
 

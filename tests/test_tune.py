@@ -211,8 +211,11 @@ def test_the_test_part_changes_nothing(undisturbed: tuple[Outcome, Path], tmp_pa
 @pytest.mark.slow
 def test_a_folder_keeps_to_one_search(undisturbed: tuple[Outcome, Path]) -> None:
     for words in ([*WORDS, "batch=32"], [*SHORT, "penalty=1..10:log", "lr=0.0001..0.3:log"]):
-        with pytest.raises(BadInput, match=r"holds another search \((run|space) .* choose another folder with --out"):
+        with pytest.raises(
+            BadInput, match=r"holds another search \((run|space) .* choose another folder with --out"
+        ) as said:
             run(search_of("mimo", words), DATA, 12, undisturbed[1], workers=1, quiet=True)
+        assert "epochs" not in str(said.value), "what is the same is not named"
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, final, get_type_hints
 
 from equipoise import methods, settings
@@ -150,10 +151,17 @@ def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | No
     return made
 
 
+def _meant(word: str) -> str:
+    """Where a word belongs that is a method, or data."""
+    if word.strip(",") in all_methods():
+        return f"; methods are named by --methods, with commas between: --methods msl,{word.strip(',')}"
+    return f"; data is named by --data {word}" if word in all_data() or Path(word).exists() else ""
+
+
 def _read_word(word: str, chosen: list[Method], run: dict[str, Any], params: dict[str, dict[str, Any]]) -> None:
     key, sign, text = word.partition("=")
     if not sign or not key:
-        raise ValueError(f"{word!r} should read name=value, such as epochs=30 or mimo.penalty=10")
+        raise ValueError(f"{word!r} should read name=value, such as epochs=30 or mimo.penalty=10{_meant(word)}")
     owner, dot, name = key.partition(".")
     owners = [method for method in chosen if key in method.defaults()]
     if owner == "run" or (key in settings.names() and not owners):

@@ -19,7 +19,7 @@ from equipoise.catalogue import all_methods, entries, look_up
 from equipoise.clusters import place_of
 from equipoise.commands import ablate, bench, check, export, landscape, monitor, prepare, reproduce, toy, tune
 from equipoise.commands.config import Config, after_config
-from equipoise.commands.options import Data, Folds, Json, On, OneMethod, PresetName, Split, Workers, data_and
+from equipoise.commands.options import Data, Folds, Json, On, OneMethod, PresetName, Split, Workers, complaint, data_and
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import all_data
 from equipoise.errors import BadInput, FailedRuns, answers
@@ -260,7 +260,7 @@ def main() -> None:
         sys.exit(1)
     except Exception as found:
         if hasattr(found, "format_message"):  # how the parser of the command line says what is wrong with it
-            distributed.say(f"equipoise: {found.format_message()}")  # ty: ignore[call-non-callable]
+            distributed.say(complaint(found))
             sys.exit(2)
         raise
 

@@ -46,6 +46,6 @@ def look_up(kind: str, name: str, known: Mapping[str, Any]) -> Any:
     """An entry by name; an unknown one is answered with the nearest."""
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
     raise ValueError(f"unknown {kind} {name!r}; {hint}")

@@ -19,7 +19,8 @@ from equipoise.hands import Hands
 from equipoise.job import Job as Job
 from equipoise.job import Measure, run_job
 from equipoise.machinery import device_of, gpus
-from equipoise.models.names import unknown_name
+from equipoise.models.choose import kinds_of
+from equipoise.models.names import raise_all, unknown_name
 from equipoise.processes import cores
 from equipoise.sharing import free_memory, how_many, multi_process_service
 from equipoise.store import Store
@@ -48,6 +49,7 @@ def plan(
         *(partial(device, entry.settings) for entry in entries),
         *(partial(distributed.check, entry.settings, entry.balancer()) for entry in entries),
         *(partial(_check_modality, entry, modalities) for entry in entries),
+        *(partial(_check_encoders, entry, modalities) for entry in entries),
     )
     marks = {fold: parts.fingerprint() for fold, parts in splits.items()}
     jobs = [
@@ -124,6 +126,11 @@ def _check_modality(entry: Entry, modalities: Sequence[str]) -> None:
     wanted = entry.params.get("modality")
     if wanted is not None and wanted not in modalities:
         raise ValueError(f"{entry.method.name}.modality: {unknown_name(wanted, modalities)}")
+
+
+def _check_encoders(entry: Entry, modalities: Sequence[str]) -> None:
+    """Refuse words for encoders that no run could follow."""
+    raise_all(kinds_of(entry.settings.encoder, modalities)[1])
 
 
 @contextmanager

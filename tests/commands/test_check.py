@@ -221,6 +221,8 @@ def test_of_many_copies_some_are_named(tmp_path: Path) -> None:
         ({"label": (np.arange(SIZE) % 30 == 0).astype(int)}, "classes are uneven: 174 training samples of 0, 6 of 1"),
         ({"imu": some(SIZE, 100, 3)}, "imu: 100 channels of 3 steps; time comes last"),
         ({"imu": some(SIZE, 5000)}, "imu: vectors of 5000 numbers; if these are series, give them as [N, 1, 5000]"),
+        ({"subject": np.arange(SIZE) // 10}, "subject: one whole number per sample, read as a sensor; if it says who"),
+        ({"imu": None}, "sound is the only modality: there is nothing to balance"),
         ({"sound": np.ones((SIZE, 3))}, "sound: all training samples are the same; it says nothing"),
         (
             {

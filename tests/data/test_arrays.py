@@ -290,7 +290,7 @@ SENSORS: dict[str, tuple[Any, Any, str]] = {  # the array, its lengths, and what
     "lengths twice": (series(), [2] * 30, "X: expected no lengths beside samples that differ in length"),
 }
 ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
-    "no label": ({"label": None}, "label: expected the class of each sample, found none; give an array called label"),
+    "no label": ({"label": None}, "found none; give an array or a column called label"),
     "regression": ({"label": np.linspace(0, 1, 30)}, "label: expected classes, found the numbers 0.0, 0.03"),
     "one class": ({"label": ["x"] * 30}, "label: expected two classes or more, found ['x']"),
     "one number": ({"label": [4] * 30}, "label: expected two classes or more, found ['4']"),

@@ -297,7 +297,9 @@ def test_every_file_that_cannot_be_read_is_named_with_the_reason(folder: Path) -
             (line,) = [problem for problem in found.problems if problem.startswith(f"{name}, line {at + 2}: ")]
             assert str(folder / file) in line
     assert "sound, line 5: " + str(folder / "none.wav") + ": there is no such file" in found.problems
-    assert "heat: expected finite numbers, found NaN or infinity in 1 of 12 samples (line 11)" in found.problems
+    assert any(
+        "heat: expected finite numbers" in each and "1 of 12 samples (line 11)" in each for each in found.problems
+    )
     assert "label: expected a value for every sample, found none in 1 of 12 (line 2)" in found.problems
     assert len(found.problems) == 8
 
@@ -368,7 +370,7 @@ def test_a_parquet_with_holes(tmp_path: Path) -> None:
         label=lambda at: None if at == 5 else "ab"[at % 2],
         group=lambda at: None if at == 7 else at,
     )
-    assert "heat: expected finite numbers, found NaN or infinity in 1 of 12 samples (row 2)" in found.problems
+    assert any("heat: expected finite numbers" in each and "1 of 12 samples (row 2)" in each for each in found.problems)
     assert "label: expected a value for every sample, found none in 1 of 12 (row 5)" in found.problems
     assert "group: expected a value for every sample, found none in 1 of 12 (row 7)" in found.problems
     assert found.inputs["flag"][:2].flatten().tolist() == [1.0, 0.0]

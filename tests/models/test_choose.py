@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from equipoise.models import MLP, CNN1d, ResNet18
-from equipoise.models.choose import KINDS, build_encoders
+from equipoise.models.choose import KINDS, build_encoders, reads_tokens
 
 SHAPES = {"sound": (1, 20, 30), "pose": (12,), "motion": (3, 40)}
 
@@ -71,6 +71,21 @@ def test_a_dotted_path_is_called_with_what_it_asks_for(monkeypatch: pytest.Monke
     assert isinstance(build_encoders("somebodys_module.plain", {"pose": (12,)}, 9)["pose"], nn.Linear)
     with pytest.raises(ValueError, match=r"expected an nn\.Module, found int"):
         build_encoders("somebodys_module.number", {"pose": (12,)}, 9)
+
+
+@pytest.mark.parametrize("kind", [OSError, RuntimeError, KeyError, AssertionError])
+def test_whatever_keeps_an_encoder_from_being_made_is_told_of_it(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlucky() -> nn.Module:
+        raise kind("no weights found")
+
+    module = types.ModuleType("somebodys_module")
+    module.unlucky = unlucky  # ty: ignore[missing-attribute]
+    monkeypatch.setitem(sys.modules, "somebodys_module", module)
+    with pytest.raises(ValueError, match=r"encoder of 'pose', 'somebodys_module\.unlucky', .*no weights found"):
+        build_encoders("somebodys_module.unlucky", {"pose": (12,)}, 9)
+    assert not reads_tokens("somebodys_module.unlucky", (12,), 9)
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:

@@ -1,5 +1,5 @@
 import copy
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -33,6 +33,12 @@ def test_the_shape_chooses_the_encoder(shape: tuple[int, ...], kind: type[nn.Mod
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"\(C, T\).*found \(.*array\.shape\[1:\]"):
         encoder_for(shape)
+
+
+def test_a_size_is_no_shape() -> None:
+    size: Any = 40
+    with pytest.raises(ValueError, match=r"the shape of one sample, \(D,\).*found 40\."):
+        encoder_for(size)
 
 
 @pytest.mark.parametrize("steps", range(1, 9))

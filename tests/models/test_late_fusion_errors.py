@@ -94,3 +94,13 @@ def test_bad_decisions() -> None:
     regression = LateFusion({"a": MLP(2)}, head=lambda size: nn.Linear(size, 1))
     with pytest.raises(ValueError, match=r"at least two classes; 'fused' has \[3, 1\].*model\(inputs\)"):
         regression.predict({"a": torch.zeros(3, 2)})
+
+
+def test_inputs_without_names_are_told_how_to_be_given() -> None:
+    model, inputs = model_and_inputs()
+    loose: Any = inputs["audio"]
+    for call in (model, model.features, model.predict):
+        with pytest.raises(TypeError, match=r"by name, \{'audio': …, 'cam\.left': …\}; found Tensor"):
+            call(loose)
+    with pytest.raises(TypeError, match="found Tensor"):
+        model(*inputs.values())

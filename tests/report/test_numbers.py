@@ -97,6 +97,28 @@ def test_a_changed_setting_never_mixes_with_old_runs() -> None:
     assert [line.label for line in aggregate(rows)] == ["msl (epochs=30)", "msl (epochs=5)"]
 
 
+def test_the_fixed_cut_and_folds_and_changed_data_never_mix() -> None:
+    fixed = [row("msl", 0.5, seed) for seed in range(2)]
+    folds = [row("msl", 0.7, fold=fold) for fold in range(3)]
+    changed = [row("msl", 0.9, seed, split="sha256:0123456789abcdef") for seed in range(2)]
+    again = [row("msl", 0.3, fold=fold, split=f"other {fold}") for fold in range(3)]
+    other = [row("mimo", 0.6, seed) for seed in range(2)]
+    found = {line.label: line.fused for line in aggregate([*fixed, *folds, *changed, *again, *other])}
+    assert {label: (round(each.mean, 9), each.count) for label, each in found.items() if each} == {
+        "msl (split split None)": (0.5, 2),
+        "msl (folds)": (0.7, 3),
+        "msl (split 0123456789ab)": (0.9, 2),
+        "msl (folds of version 2)": (0.3, 3),
+        "mimo (split split None)": (0.6, 2),
+    }
+    gains = {each.label: (each.baseline, each.mean) for each in paired([*changed, *folds, *fixed, *other])}
+    assert gains == {"mimo (split split None)": ("msl (split split None)", pytest.approx(0.1))}
+    assert [line.label for line in aggregate([*folds, *(row("mimo", 0.1, fold=fold) for fold in range(3))])] == [
+        "msl",
+        "mimo",
+    ]
+
+
 def test_tuning_in_each_fold_stays_one_line() -> None:
     rows = [row("mimo", 0.5, fold=fold, params={"penalty": 10.0**fold}) for fold in range(3)]
     assert [line.label for line in aggregate(rows)] == ["mimo"]

@@ -51,9 +51,10 @@ def ablate(
         return sweep_of(method, words or (), chosen, grid=grid, divided=scaled_rate)
 
     source, asked, place = data_and(data, split, preset, sweep, lambda: place_of(on))
-    from equipoise.experiments import ablation_figure, ablation_report
+    from equipoise.experiments import ablation_figure, ablation_report, drawing
     from equipoise.experiments.ablation_runs import run
 
+    drawing.check_ready()
     outcome = run(asked, source, seeds, out, folds=folds, workers=workers, on=place, quiet=as_json)
     flags = {"--grid": grid, "--scaled-rate": scaled_rate, "--folds": folds}
     told = [flag for flag, given in flags.items() if given]

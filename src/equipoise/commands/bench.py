@@ -52,8 +52,7 @@ def bench(
     )
     turns = rounds or (3 if quick else 5)
     command = shlex.join(["equipoise", *sys.argv[1:]]) if sys.argv[1:2] == ["bench"] else "equipoise bench"
-    with drawing.style():
-        pass  # says what is missing before anything is measured
+    drawing.check_ready()
     with telling("bench", quiet=as_json) as tell:
         rows = measure(cases, chosen, where, turns, tell)
     facts = bench_report.facts_of(rows, where, turns, command)

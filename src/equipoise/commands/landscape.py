@@ -54,8 +54,10 @@ def landscape(
     import torch
 
     torch.set_num_threads(1)  # places are judged side by side, and more threads only wait for each other
+    from equipoise.experiments import drawing
     from equipoise.experiments.landscape_figure import draw
 
+    drawing.check_ready()
     with telling("landscape", quiet=as_json) as tell:
         facts = _found(source, chosen, recipe, out, tell)
         tell("drawing")

@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from equipoise import settings
+from equipoise.catalogue import all_methods
+from equipoise.commands.config import WORDS
 from equipoise.data.source import DataSet, data_set
 from equipoise.errors import answers
 from equipoise.presets import Preset, preset_for
@@ -25,6 +28,23 @@ On = Annotated[
     str | None, typer.Option("--on", help="Where runs take place: ray, ray://HOST:10001, or slurm; by default here.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def complaint(found: Any) -> str:
+    """What the parser of a command line says of it, and what to type where an option should have been a word.
+
+    Args:
+        found: The parser's error.
+    """
+    said = found.format_message()
+    if said.startswith("Usage: "):  # nothing was typed, and this is the help
+        return said
+    option = getattr(found, "option_name", "")
+    name = option.removeprefix("--").replace("-", "_")
+    known = {*settings.names(), *(each for method in all_methods().values() for each in method.defaults())}
+    if name in known and any(each.name == WORDS for each in found.ctx.command.params):
+        return f"equipoise: no such option: {option}; settings and parameters are words: type {name}=…"
+    return f"equipoise: {said}"
 
 
 def data_and(

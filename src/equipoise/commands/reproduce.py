@@ -50,7 +50,7 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """A table of the paper: every method it holds, in its layout, beside its numbers, and what it claims of them."""
-    from equipoise.experiments import reproduce_figure, reproduce_report
+    from equipoise.experiments import drawing, reproduce_figure, reproduce_report
     from equipoise.experiments.reproduce import full_recipe, small_recipe, table_of
     from equipoise.experiments.reproduce_outcome import outcome_of
     from equipoise.experiments.reproduce_runs import DIVERGED, run
@@ -60,6 +60,7 @@ def reproduce(
     folder = out or Path("runs") / f"reproduce-{name}{'-small' if small else ''}"
     if small and (data or split or preset != "auto"):
         raise BadInput("--scale small makes its own data and settings; leave out --data, --split and --preset")
+    drawing.check_ready()
     if not only_report:
         if small:
             recipe = small_recipe(table, words or (), grid=grid)

@@ -40,10 +40,11 @@ def toy(
     import torch
 
     torch.set_num_threads(1)  # the matrices are small, and more threads only wait for each other
-    from equipoise.experiments import toy_report
+    from equipoise.experiments import drawing, toy_report
     from equipoise.experiments.toy_facts import gather
     from equipoise.experiments.toy_figure import draw_all
 
+    drawing.check_ready()
     with telling("toy", quiet=as_json) as tell:
         facts = gather(recipe, range(seeds), theory=not quick, tell=tell)
         tell("drawing")

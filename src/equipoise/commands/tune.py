@@ -43,9 +43,10 @@ def tune(
     source, search, place = data_and(
         data, split, preset, lambda chosen: search_of(method, words or (), chosen), lambda: place_of(on)
     )
-    from equipoise.experiments import tune_figure, tune_report
+    from equipoise.experiments import drawing, tune_figure, tune_report
     from equipoise.experiments.tune_runs import run
 
+    drawing.check_ready()
     outcome = run(search, source, trials, out, seed=seed, workers=workers, on=place, quiet=as_json)
     cut = [] if split is None else ["--split", split]
     settings = [] if preset == "auto" else ["--preset", preset]

@@ -10,6 +10,8 @@ from equipoise.data.layout import as_numpy, lay_out
 from equipoise.data.samples import Samples
 from equipoise.data.splits import Splits
 
+MEANT = ("labels", "y", "target", "targets", "class")
+"""What labels are often called elsewhere."""
 TAKEN = ("fused", "heads", "mean", "worst", "label", "split", "group", "classes")
 """What no modality may be called: outputs, summaries and columns have these names."""
 
@@ -100,7 +102,10 @@ def understand(
     if label is not None:
         found = read_labels(label, classes, problems, samples)
     elif not any(problem.startswith("label:") for problem in problems):  # why it cannot be read may have been said
-        problems.append("label: expected the class of each sample, found none; give an array called label")
+        meant = next((f"; rename {key!r}, if that is it" for key in modalities if key.lower() in MEANT), "")
+        problems.append(
+            f"label: expected the class of each sample, found none; give an array or a column called label{meant}"
+        )
     marks = None if split is None else read_marks(split, problems, samples)
     groups = None if group is None else read_groups(group, problems, samples)
     _compare_sizes({**modalities, "label": label, "split": split, "group": group}, problems)

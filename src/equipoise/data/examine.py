@@ -224,8 +224,15 @@ def _oddities(parts: Mapping[str, Part], found: Examined) -> Iterable[str]:
             f"classes are uneven: {learnt[most]} training samples of {most}, {learnt[least]} of {least}; always saying "
             f"{most} is right in {100 * learnt[most] / sum(learnt.values()):.0f} %"
         )
+    if len(found.modalities) == 1 and not found.errors:
+        yield f"{next(iter(found.modalities))} is the only modality: there is nothing to balance; give another"
     for name, modality in found.modalities.items():
         yield from _odd_shape(name, modality.shape)
+        if modality.shape == (1,) and modality.numbers.startswith("whole"):
+            yield (
+                f"{name}: one whole number per sample, read as a sensor; if it says who a sample comes from, call it "
+                "group, and if it only counts samples, leave it out"
+            )
         array = parts["train"].inputs[name]
         if parts["train"].rows is None and len(array) > 1 and bool((array == array[:1]).all()):
             yield f"{name}: all training samples are the same; it says nothing"

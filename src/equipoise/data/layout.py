@@ -85,7 +85,7 @@ def lay_out(
     if bad := np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1)).tolist():
         problems.append(
             f"{name}: expected finite numbers, found NaN or infinity in {len(bad)} of {len(array)} samples "
-            f"({some_of(bad, samples)})"
+            f"({some_of(bad, samples)}); where it is missing, leave the sample out, or fill in its mean"
         )
         return None
     values = torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -123,18 +123,43 @@ def _find(path: Path) -> Path:
     if len(runs) == 1:
         return runs[0]
     if runs:
-        listed = "\n".join(f"  {each}  {_title(each)}" for each in runs)
-        raise BadInput(f"{path} holds {len(runs)} finished runs; name one of them:\n{listed}")
+        raise BadInput(f"{path} holds {len(runs)} finished runs; name one of them:\n" + "\n".join(_listed(runs)))
     if not path.is_dir():
         raise BadInput(f"no such folder: {path}; expected the folder of a finished run. Make one: {TRAIN}")
+    if (path / "tune.db").is_file():
+        raise BadInput(
+            f"{path}: a search keeps no models; the command at the end of {path / 'tune.md'} trains the best"
+        )
     old = " (its runs were made before models were kept: train again)" if any(path.glob("**/epoch-*")) else ""
     raise BadInput(f"{path}: expected the folder of a finished run, found no {PLAIN} in it{old}. Make one: {TRAIN}")
 
 
-def _title(folder: Path) -> str:
-    row = json.loads((folder / PLAIN).read_text(encoding="utf-8"))["row"]
-    fold = "" if row["fold"] is None else f", fold {row['fold']}"
-    return f"{row['label']} on {row['data']}, seed {row['seed']}{fold}"
+def _listed(folders: list[Path]) -> list[str]:
+    """A line for each run, the best of each data set first, with what tells it from the others."""
+    rows = {each: json.loads((each / PLAIN).read_text(encoding="utf-8"))["row"] for each in folders}
+    words = {each: _words(row) for each, row in rows.items()}
+    values: dict[str, set[str]] = {}
+    for some in words.values():
+        for key, value in some.items():
+            values.setdefault(key, set()).add(value)
+    lines = []
+    for folder in sorted(folders, key=lambda each: (rows[each]["data"], -(_validated(rows[each]) or 0.0))):
+        row, accuracy = rows[folder], _validated(rows[folder])
+        fold = "" if row["fold"] is None else f", fold {row['fold']}"
+        differs = "".join(f", {key}={value}" for key, value in words[folder].items() if len(values[key]) > 1)
+        known = "" if accuracy is None else f": {100 * accuracy:.1f} % on validation data"
+        lines.append(f"  {folder}  {row['label']} on {row['data']}, seed {row['seed']}{fold}{differs}{known}")
+    return lines
+
+
+def _words(row: dict[str, Any]) -> dict[str, str]:
+    """Settings and parameters of a run as they would be typed."""
+    own = {f"{row['label']}.{key}": value for key, value in row.get("params", {}).items()}
+    return {key: str(value) for key, value in {**row["run"], **own}.items()}
+
+
+def _validated(row: dict[str, Any]) -> float | None:
+    return row.get("validation", {}).get("fused")
 
 
 def _model(folder: Path, content: dict[str, Any], row: dict[str, Any]) -> LateFusion:

@@ -123,7 +123,8 @@ def try_monitor(
         heads = _heads(model, stream)
         states, alarms = _along(monitor, heads)
         up.append(alarms)
-        onsets = torch.arange(BETWEEN, len(stream) - stretch + 1, BETWEEN)
+        last = len(stream) - stretch
+        onsets = torch.arange(min(BETWEEN, last), last + 1, BETWEEN)  # a short stream has one trial, at its end
         onsets = onsets[~alarms[onsets - 1]]
         if len(onsets) == 0:
             continue

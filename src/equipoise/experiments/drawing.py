@@ -44,6 +44,12 @@ def style() -> Generator[None]:
         yield
 
 
+def check_ready() -> None:
+    """Say what is missing before anything is trained or measured, not when it is drawn."""
+    with style():
+        pass
+
+
 def canvas(width: float, height: float) -> Figure:
     """An empty figure that needs no display and no state of pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

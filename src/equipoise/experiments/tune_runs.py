@@ -204,9 +204,17 @@ def _open(file: Path, search: Search, job: Job) -> optuna.Study:
         if (start := search.start()) is not None:
             study.enqueue_trial(start)
     elif before != asked:
-        other = ", ".join(f"{key} {before.get(key)}" for key in asked if before.get(key) != asked[key])
-        raise BadInput(f"{file.parent} holds another search ({other}); choose another folder with --out")
+        old, new = _flat(before), _flat(asked)
+        other = [f"{key} {value}" for key, value in old.items() if value != new.get(key)]
+        other += [f"{key} not among it" for key in new if key not in old]
+        raise BadInput(f"{file.parent} holds another search ({', '.join(other)}); choose another folder with --out")
     return study
+
+
+def _flat(facts: dict[str, Any]) -> dict[str, Any]:
+    """Settings and limits each for itself, so that only those that differ are named."""
+    inner = {f"{key} {name}": each for key in ("run", "space") for name, each in facts.get(key, {}).items()}
+    return {**{key: value for key, value in facts.items() if key not in ("run", "space")}, **inner}
 
 
 def _report(trial: Trial, value: float, epoch: int) -> None:

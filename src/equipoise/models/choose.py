@@ -53,6 +53,7 @@ KINDS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "pooled-map": lambda shape, features: PooledMap(shape[0], features),
 }
 """What `encoder=NAME` can say: each makes an encoder from the shape of one input and the number of features."""
+OR_A_PATH = "Or type a dotted path, such as my.module.Encoder."
 
 
 def build_encoders(words: str, shapes: Mapping[str, Shape], features: int) -> dict[str, nn.Module]:
@@ -71,9 +72,11 @@ def build_encoders(words: str, shapes: Mapping[str, Shape], features: int) -> di
     wanted, problems = kinds_of(words, shapes)
     encoders = {}
     for modality, kind in wanted.items():
+        if not _can_be(kind):  # said already
+            continue
         try:
             encoders[modality] = _make(kind, shapes[modality], features)
-        except (ValueError, IndexError, ImportError, AttributeError, TypeError) as found:
+        except Exception as found:  # code of the user's own may stumble over anything
             problems.append(f"encoder of {modality!r}, {kind!r}, for inputs of shape {shapes[modality]}: {found}")
     raise_all(problems)
     return encoders
@@ -99,6 +102,8 @@ def kinds_of(words: str, modalities: Iterable[str]) -> tuple[dict[str, str], lis
             problems.append(f"encoder: {unknown_name(modality, wanted)}")
         else:
             wanted[modality] = kind
+    unknown = (kind for kind in dict.fromkeys(wanted.values()) if not _can_be(kind))
+    problems += [f"encoder: {unknown_name(kind, KINDS)} {OR_A_PATH}" for kind in unknown]
     return wanted, problems
 
 
@@ -111,15 +116,18 @@ def reads_tokens(kind: str, shape: Shape, features: int) -> bool:
     try:
         maker = KINDS.get(kind) or _imported(kind)
         asked = maker if isinstance(maker, type) else _make(kind, shape, features)
-    except (ValueError, IndexError, ImportError, AttributeError, TypeError):
+    except Exception:
         return False
     return bool(getattr(asked, "reads_tokens", False))
 
 
+def _can_be(kind: str) -> bool:
+    """Whether a word names an encoder, or may lead to one."""
+    return kind in KINDS or "." in kind.strip(".")
+
+
 def _imported(kind: str) -> Any:
-    module, dot, name = kind.rpartition(".")
-    if not dot:
-        raise ValueError(f"{unknown_name(kind, KINDS)} Or type a dotted path, such as my.module.Encoder.")
+    module, _, name = kind.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 

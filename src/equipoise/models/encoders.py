@@ -30,9 +30,9 @@ def encoder_for(shape: Sequence[int], features: int = 64) -> nn.Module:
         ValueError: If the shape has another number of axes, or an axis without length.
     """
     expected = "the shape of one sample, (D,), (C, T), (C, H, W) or (C, T, H, W), every axis at least 1"
-    if not 1 <= len(shape) <= 4 or any(size < 1 for size in shape):
+    if isinstance(shape, int) or not 1 <= len(shape) <= 4 or any(size < 1 for size in shape):
         raise ValueError(
-            f"encoder_for expected {expected}; found {tuple(shape)}. "
+            f"encoder_for expected {expected}; found {shape if isinstance(shape, int) else tuple(shape)}. "
             "Pass array.shape[1:], or write an encoder of your own: any nn.Module with an integer attribute `features`."
         )
     if len(shape) == 1:

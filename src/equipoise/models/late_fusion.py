@@ -127,6 +127,9 @@ class LateFusion(nn.Module):
         self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         """Give the feature vector of each modality at hand, [B, size], in the order of the encoders."""
+        if not isinstance(inputs, Mapping):
+            names = ", ".join(f"{name!r}: …" for name in self.encoders)
+            raise TypeError(f"LateFusion expected its inputs by name, {{{names}}}; found {type(inputs).__name__}.")
         sensors, steps = self._sort_inputs(inputs, lengths or {})
         features = {}
         for name, encoder in self.encoders.items():

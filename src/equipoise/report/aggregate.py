@@ -123,18 +123,21 @@ def aggregate(rows: Sequence[Row]) -> list[Line]:
 
     Runs of one label with different settings are one line as long as no (fold, seed) occurs twice: tuning may choose
     differently in each fold. Where one does, the label stood for several things, and the settings that differ are
-    added to it.
+    added to it. So is the cut, where there are several: accuracies of the fixed cut, of folds, and of a file before and
+    after it was changed are never averaged.
 
     Args:
         rows: Runs of one data set.
     """
-    labels: dict[str, list[Row]] = {}
-    for row in rows:
-        labels.setdefault(row["label"], []).append(row)
+    cuts = _cuts(rows)
+    several = len(set(cuts)) > 1
+    labels: dict[tuple[str, str], list[Row]] = {}
+    for row, cut in zip(rows, cuts, strict=True):
+        labels.setdefault((row["label"], cut if several else ""), []).append(row)
     lines = [
         Line(name, tuple(sorted(some, key=_order)))
-        for label, together in labels.items()
-        for name, some in _told_apart(label, together).items()
+        for (label, cut), together in labels.items()
+        for name, some in _told_apart(label, cut, together).items()
     ]
     return sorted(lines, key=lambda line: (-(line.fused.mean if line.fused else -math.inf), line.label))
 
@@ -167,15 +170,29 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _told_apart(label: str, rows: list[Row]) -> dict[str, list[Row]]:
+def _cuts(rows: Sequence[Row]) -> list[str]:
+    """How the data of each run was cut; a second fingerprint for the same fold is that of other data."""
+    seen: dict[Any, list[Any]] = {}
+    names = []
+    for row in rows:
+        fold, split = row.get("fold"), row.get("split")
+        known = seen.setdefault(fold, [])
+        if split not in known:
+            known.append(split)
+        again = known.index(split)
+        fixed = f"split {str(split).removeprefix('sha256:')[:12]}"
+        names.append(fixed if fold is None else f"folds of version {again + 1}" if again else "folds")
+    return names
+
+
+def _told_apart(label: str, cut: str, rows: list[Row]) -> dict[str, list[Row]]:
     runs = Counter((row.get("fold"), row.get("seed")) for row in rows)
-    differing = varying(rows)
-    if max(runs.values()) == 1 or not differing:
-        return {label: rows}
+    differing = varying(rows) if max(runs.values()) > 1 else []
     apart: dict[str, list[Row]] = {}
     for row in rows:
-        values = ", ".join(f"{name}={as_text(settings(row).get(name))}" for name in differing)
-        apart.setdefault(f"{label} ({values})", []).append(row)
+        values = [f"{name}={as_text(settings(row).get(name))}" for name in differing]
+        told = ", ".join([cut, *values] if cut else values)
+        apart.setdefault(f"{label} ({told})" if told else label, []).append(row)
     return apart
 
 

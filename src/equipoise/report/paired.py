@@ -69,7 +69,7 @@ def paired(
     found = []
     for line in lines:
         if bases and all(line is not base for base in bases):
-            base = max(bases, key=lambda base: _shared_settings(base, line))
+            base = max(bases, key=lambda base: _nearness(base, line, measure))
             difference = _difference(line, base, measure)
             found += [difference] if difference else []
     return found
@@ -106,7 +106,11 @@ def _by_run(line: Line, measure: Sequence[str]) -> dict[tuple[object, object, ob
     return {(row.get("fold"), row.get("seed"), row.get("split")): value for row, value in numbers if value is not None}
 
 
-def _shared_settings(base: Line, line: Line) -> int:
-    """How many settings two lines share; a baseline that was run in several ways is compared in the nearest one."""
+def _nearness(base: Line, line: Line, measure: Sequence[str]) -> tuple[bool, int]:
+    """Whether two lines have pairs, and how many settings they share.
+
+    A baseline that was run in several ways is compared in the nearest one.
+    """
+    pairs = _by_run(base, measure).keys() & _by_run(line, measure).keys()
     ours, theirs = settings(line.rows[0]), settings(base.rows[0])
-    return sum(name in theirs and as_text(theirs[name]) == as_text(value) for name, value in ours.items())
+    return bool(pairs), sum(name in theirs and as_text(theirs[name]) == as_text(value) for name, value in ours.items())
