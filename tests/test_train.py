@@ -325,3 +325,9 @@ def test_a_record_shows_losses_accuracies_and_the_table() -> None:
     (record,) = train(DATA, MIMO(), PLAIN.changed({"epochs": 1})).curves
     assert list(record) == ["epoch", "seconds", "train", "validation", "table"]
     assert list(record["train"]) == list(record["validation"]) == ["fused", "easy", "hard"]
+
+
+@pytest.mark.parametrize(("given", "told"), [("mimo", r"such as MIMO\(\); found 'mimo'"), (MSL, r"such as MSL\(\)")])
+def test_a_method_that_was_not_made_is_refused(given: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        train(two_sensors(samples=30), given)

@@ -47,6 +47,9 @@ def train(
         checkpoint_seconds: Least time between two checkpoints.
         trackers: Where to log every epoch: `Trackers(("tensorboard",))`.
 
+    Raises:
+        TypeError: If the method is a name or a class.
+
     Example:
         >>> from equipoise import MIMO
         >>> from equipoise.data.generated import two_sensors
@@ -54,6 +57,9 @@ def train(
         >>> sorted(result.curves[-1]["validation"])
         ['easy', 'fused', 'hard']
     """
+    if not isinstance(balancer, Balancer):
+        name = balancer.__name__ if isinstance(balancer, type) else "MIMO"
+        raise TypeError(f"train expected a method that was made, such as {name}(); found {balancer!r}.")
     settings = settings or Settings()
     run = Run(splits, balancer, settings, seed, folder, trackers or Trackers(), checkpoint_seconds)
     resume(run)
