@@ -68,5 +68,17 @@ def test_without_any_of_it(limits: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert cores() == 1
 
 
+@pytest.mark.parametrize("quota", ["", "400000", "some 100000", "400000 0", "400000 100000 100000"])
+def test_files_that_say_nothing_set_no_limit(limits: Path, quota: str) -> None:
+    limit(limits / "pods" / "mine", cpu_max=quota)
+    assert cores() == 16
+    limit(limits / "pods", cpu_max="200000 100000")
+    assert cores() == 2
+    processes.OWN_GROUPS.write_text("\nnonsense\n0::/pods/mine\n")
+    assert cores() == 2
+    processes.OWN_GROUPS.write_bytes(b"\xff\xfe")
+    assert cores() == 16
+
+
 def test_this_machine() -> None:
     assert 1 <= cores() <= (os.cpu_count() or 1)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -112,6 +113,23 @@ def test_every_python_that_is_promised_is_tested() -> None:
 
 
 # -- what is built --
+
+
+def test_what_an_sdist_lacks_or_should_not_have_is_named(tmp_path: Path) -> None:
+    wanted = {*RELEASE.IN_SDIST, "examples/runs.py"}
+    for names, said in (
+        (wanted, []),
+        (wanted - {"LICENSE"}, ["lacks LICENSE"]),
+        (wanted | {"docs/site.css", "runs/a.json"}, ["should not have runs/a.json"]),
+        (
+            wanted | {"tests/__pycache__/a.pyc", "dist/a.whl"},
+            [f"should not have {each}" for each in ("dist/a.whl", "tests/__pycache__/a.pyc")],
+        ),
+    ):
+        with tarfile.open(tmp_path / "made.tar.gz", "w:gz") as archive:
+            for name in names:
+                archive.addfile(tarfile.TarInfo(f"equipoise-0.1.0/{name}"))
+        assert RELEASE.problems_of_sdist(tmp_path / "made.tar.gz") == [f"made.tar.gz: {each}" for each in said]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,9 @@
 """An epoch that is killed half-way goes on from there, to the same bits."""
 
+import math
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +12,10 @@ from equipoise import MIMO, checkpoint
 from equipoise.cadence import Cadence
 from equipoise.data.feed import Feed
 from equipoise.data.generated import two_sensors
+from equipoise.resuming import resume, save
+from equipoise.run import Run
 from equipoise.settings import Settings
+from equipoise.tracking import Trackers
 from equipoise.train import train
 
 DATA = two_sensors(samples=300)
@@ -50,3 +56,31 @@ def test_killed_inside_an_epoch(after: int, tmp_path: Path, monkeypatch: pytest.
         assert torch.equal(value, found.model.state_dict()[name]), name
     told = [{key: record[key] for key in ("epoch", "train", "validation", "table")} for record in undisturbed.curves]
     assert [{key: record[key] for key in ("epoch", "train", "validation", "table")} for record in found.curves] == told
+
+
+def test_an_epoch_lasts_as_long_as_its_sittings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passes between two sittings is no training; whoever times epochs is told which of them are torn."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+
+    def sitting() -> Run:
+        run = Run(DATA, MIMO(), SETTINGS, 4, tmp_path, Trackers(), math.inf)
+        resume(run)
+        return run
+
+    first = sitting()
+    next(first.steps())
+    clock.now += 5
+    save(first)
+    clock.now += 1000
+    run, told = sitting(), []
+    monkeypatch.setattr(run.compiling, "changes", lambda seconds, epoch, *, whole: told.append((seconds, epoch, whole)))
+    records = []
+    for _ in range(2):
+        for _ in run.steps():
+            clock.now += 1
+        records.append(run.look(run.end_epoch()))
+    steps = -(-len(DATA.train) // SETTINGS.batch)
+    assert [record["seconds"] for record in records] == [5 + steps - 1, steps]
+    assert run.seconds == 5 + steps - 1 + steps
+    assert told == [(5 + steps - 1, 1, False), (steps, 2, True)]

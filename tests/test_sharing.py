@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +31,7 @@ from equipoise.sharing import (
     touched_a_gpu,
 )
 from equipoise.store import Store
-from equipoise.study import plan
+from equipoise.study import crew_for, plan
 
 
 def small(_: int | None) -> Splits:
@@ -135,8 +138,15 @@ def test_free_memory_is_that_of_the_fullest_gpu_among_those_that_may_be_used(
     assert free_memory() == told * 2**20
 
 
-def test_a_driver_that_does_not_tell_is_asked_through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
+@pytest.mark.parametrize("said", [None, "echo '[N/A]'", "echo 300; echo '[Not Supported]'", "true", "echo 300; exit 9"])
+def test_a_driver_that_does_not_tell_is_asked_through_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
+    if said is not None:
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\n{said}\n")
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (7, 9))
     assert free_memory() == 7
 
@@ -179,3 +189,82 @@ def test_a_process_that_uses_a_gpu_goes_on_with_the_next_run(
     assert [row["method"] for row in rows] == ["msl", "mimo"]
     assert len(started) == 1
     assert rows[1]["test"] == run_job(jobs[1], splits[None], tmp_path / "here")["test"]
+
+
+@pytest.mark.slow
+def test_who_is_killed_while_resting_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.hands.touched_a_gpu", lambda: False)
+    started: list[Any] = []
+    monkeypatch.setattr("equipoise.hands.start_deaf", lambda process: (process.start(), started.append(process)))
+    jobs, splits = plan(entries(["msl", "mimo"], ["device=cpu"]), DataSet("small", small, 1, "Small."), [0], [None])
+    rows = []
+    with Hands(lambda job, *_: {"method": job.entry.method.name}, splits, Store(tmp_path), limit=1, gpus=1) as hands:
+        for job in jobs:
+            hands.start(job)
+            rows += [content for _, _, content in hands.news()]
+            started[-1].kill()
+            started[-1].join()
+    assert rows == [{"method": "msl"}, {"method": "mimo"}]
+    assert len(started) == 2
+
+
+def remembering(job: Any, *_: object) -> dict[str, Any]:
+    """Says where it is, and what the run before has left behind; and leaves something behind."""
+    found = {"gpu": os.environ["CUDA_VISIBLE_DEVICES"], "strict": torch.are_deterministic_algorithms_enabled()}
+    torch.use_deterministic_algorithms(mode=True)
+    return {"method": job.entry.method.name, "process": os.getpid(), **found}
+
+
+@pytest.mark.slow
+def test_runs_are_dealt_out_to_several_gpus_and_leave_nothing_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equipoise.hands.touched_a_gpu", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    data = DataSet("small", small, 1, "Small.")
+    jobs, splits = plan(entries(["msl", "mimo"], ["device=cpu"]), data, [0, 1], [None])
+    with Hands(remembering, splits, Store(tmp_path), limit=4, gpus=2) as hands:
+        rounds = []
+        for _ in range(2):
+            for job in jobs:
+                hands.start(job)
+            assert not hands.has_room
+            rows = []
+            while hands.busy:
+                rows += [content for _, _, content in hands.news()]
+            rounds.append(rows)
+    for rows in rounds:
+        assert sorted(row["gpu"] for row in rows) == ["4", "4", "7", "7"]
+        assert [row["strict"] for row in rows] == [False] * 4
+    assert len({row["process"] for rows in rounds for row in rows}) == 4
+
+
+@pytest.mark.parametrize(
+    ("there", "device", "together", "expected"),
+    [
+        (0, "auto", True, 3),
+        (1, "auto", False, 1),
+        (2, "auto", False, 2),
+        (1, "auto", True, 2),
+        (2, "auto", True, 4),
+        (4, "auto", True, 6),
+        (4, "cpu", True, 3),
+        (4, "cuda:1", False, 1),
+        (4, "cuda:1", True, 2),
+    ],
+)
+def test_how_many_processes_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int, device: str, *, together: bool, expected: int
+) -> None:
+    """Six cores, two threads a run, and memory for two runs on each GPU: the scarcest of them decides."""
+    jobs, splits = plan(entries(["msl", "mimo"]), DataSet("small", small, 1, "Small."), range(8), [None], threads=2)
+    jobs = [replace(job, entry=job.entry.changed({}, {"device": device})) for job in jobs]
+    monkeypatch.setattr("equipoise.study.cores", lambda: 6)
+    monkeypatch.setattr("equipoise.study.gpus", lambda: there)
+    monkeypatch.setattr("equipoise.study.multi_process_service", lambda: nullcontext(together))
+    need = max(bytes_needed(job.entry, splits[None]) for job in jobs)
+    monkeypatch.setattr("equipoise.study.free_memory", lambda: int(2.5 * need / SHARE))
+    with crew_for(jobs, splits, Store(tmp_path), None) as crew:
+        assert crew._limit == expected  # ty: ignore[missing-attribute]
+    with crew_for(jobs, splits, Store(tmp_path), 5) as crew:
+        assert crew._limit == 5  # ty: ignore[missing-attribute]

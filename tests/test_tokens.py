@@ -112,11 +112,12 @@ def test_tokens_are_kept_and_everything_else_is_standardised() -> None:
 
 
 def test_what_cannot_be_tokens_is_refused_together() -> None:
-    arrays = {"text": np.ones((6, 3)), "mat": np.ones((6, 3), int)}
+    arrays = {"text": np.ones((6, 3)), "mat": np.zeros((6, 3), int), "padded": np.arange(-7, 11).reshape(6, 3)}
     with pytest.raises(BadInput) as found:
-        Splits.from_arrays(arrays, [0, 1] * 3, split=[0, 0, 1, 1, 2, 2], tokens=["txt", "text", "mat"])
+        Splits.from_arrays(arrays, [0, 1] * 3, split=[0, 0, 1, 1, 2, 2], tokens=["txt", "text", "mat", "padded"])
     assert "text: expected token numbers, whole ones [N, T], found numbers of another kind" in str(found.value)
     assert "txt: expected token numbers, whole ones [N, T], found no such modality" in str(found.value)
+    assert "padded: expected token numbers from 0 on, found -7; pad with 0" in str(found.value)
     assert "mat: " not in str(found.value)
 
 

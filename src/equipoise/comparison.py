@@ -49,7 +49,7 @@ def compare(
         folds: Every fold instead of the one fixed cut.
         tune: Trials per method and fold.
         quick: Leave out sensor faults and the costlier protocols.
-        workers: Runs side by side; None for one per core, or one per GPU.
+        workers: Runs side by side; None for one per core, or as many as the GPUs carry.
         on: Where they take place, if not on this machine.
         trackers: Where runs are logged while they train. Trials are not: they are many, and no result.
         quiet: Show no progress.

@@ -85,11 +85,7 @@ class Hands:
     def start(self, job: Job) -> None:
         """Begin a run."""
         folder = self._store.run_folder(job.config)
-        if self._resting:
-            hand = self._resting.pop()
-            hand.pipe.send((job, folder))
-        else:
-            hand = self._new(job, folder)
+        hand = self._rested(job, folder) or self._new(job, folder)
         self._working[hand.pipe] = (hand, job)
 
     def stop(self, job: Job) -> None:
@@ -113,6 +109,19 @@ class Hands:
                     hand.pipe.close()
                     hand.process.join()
             yield job, kind, content
+
+    def _rested(self, job: Job, folder: Path) -> _Hand | None:
+        """Somebody who rests, sent on to the next run; None where nobody is left: who rests may be killed, too."""
+        while self._resting:
+            hand = self._resting.pop()
+            try:
+                hand.pipe.send((job, folder))
+            except OSError:
+                hand.pipe.close()
+                hand.process.join()
+            else:
+                return hand
+        return None
 
     def _new(self, job: Job, folder: Path) -> _Hand:
         ours, theirs = self._context.Pipe()

@@ -32,11 +32,11 @@ def cores() -> int:
 def _granted() -> float:
     """How many cores' time the least of the control groups around this process may take; infinite without a limit."""
     try:
-        lines = [line.split(":", 2) for line in OWN_GROUPS.read_text(encoding="utf-8").splitlines()]
-    except OSError:  # not Linux
+        lines = OWN_GROUPS.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):  # not Linux, or another one
         return math.inf
     limits = [math.inf]
-    for _, kinds, place in lines:
+    for _, kinds, place in (line.split(":", 2) for line in lines if line.count(":") > 1):
         if not kinds or "cpu" in kinds.split(","):  # version 2 has one tree for everything, version 1 one for the cores
             top = GROUPS / "cpu" if kinds else GROUPS
             inner = top / place.strip("/")
@@ -48,9 +48,9 @@ def _limit(group: Path) -> float:
     for files in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
         try:
             quota, period = " ".join((group / file).read_text(encoding="utf-8") for file in files).split()
-        except (OSError, ValueError):
+            return math.inf if quota in ("max", "-1") else int(quota) / int(period)
+        except (OSError, ValueError, ZeroDivisionError):  # not there, or not to be understood
             continue
-        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
     return math.inf
 
 

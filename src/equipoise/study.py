@@ -164,7 +164,7 @@ def crew_for(
 def _room(jobs: Sequence[Job], splits: dict[int | None, Splits], *, together: bool) -> int:
     """How many runs the GPUs carry. Where processes take turns on a GPU, one is as fast as several."""
     if not jobs or not together:
-        return max(1, gpus())
+        return _gpus(jobs)
     each = how_many([job.entry for job in jobs], next(iter(splits.values())), free_memory(), cores())
     return max(1, min(each * _gpus(jobs), cores()))
 

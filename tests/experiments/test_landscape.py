@@ -52,7 +52,12 @@ def test_every_class_has_its_share(size: int) -> None:
     assert torch.equal(rows, stratified(label, size, seed)), "the subset is fixed"
 
 
-WAYS = {"schedule": ["schedule=step"], "micro-batches": ["accumulate=3", "clip=0.1"], "safe": words_for("safe")}
+WAYS = {
+    "schedule": ["schedule=step"],
+    "micro-batches": ["accumulate=3", "clip=0.1"],
+    "dropout": ["dropout=0.3"],
+    "safe": words_for("safe"),
+}
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -96,6 +96,9 @@ class Samples:
         for name in sorted({*tokens} - self.whole):
             there = "numbers of another kind" if name in self.inputs else "no such modality"
             yield f"{name}: expected token numbers, whole ones [N, T], found {there}; store integers, padded with 0"
+        for name in sorted({*tokens} & self.whole):
+            if (self.inputs[name] < 0).any():
+                yield f"{name}: expected token numbers from 0 on, found {int(self.inputs[name].min())}; pad with 0"
 
     def parts(self, cut: Cut, tokens: Collection[str] = ()) -> dict[str, Part]:
         """What can be told of the parts, with the modalities that have a row for every label."""

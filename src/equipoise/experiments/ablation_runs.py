@@ -109,7 +109,7 @@ def run(
         seeds: One run each, for every point and fold.
         out: Folder for everything that is written.
         folds: Every fold instead of the one fixed cut.
-        workers: Runs side by side; None for one per core, or one per GPU.
+        workers: Runs side by side; None for one per core, or as many as the GPUs carry.
         on: Where they take place, if not on this machine.
         quiet: Show no progress.
 

@@ -46,7 +46,7 @@ class Plan:
         data: The name of the data.
         about: How it was cut, in words.
         command: How it was started.
-        workers: Runs side by side, as asked for; None for one per core or GPU.
+        workers: Runs side by side, as asked for; None for one per core, or as many as the GPUs carry.
         seeds: How many.
         grid_seeds: Runs per point of the grid.
         choice: Where λ and μ come from: "grid", "paper" or "words".
@@ -120,7 +120,7 @@ def run(
         out: Folder for everything that is written.
         command: How it was started, for captions.
         grid_seeds: Runs per point of the grid.
-        workers: Runs side by side; None for one per core, or one per GPU.
+        workers: Runs side by side; None for one per core, or as many as the GPUs carry.
         on: Where they take place, as after ``--on``; None for this machine.
         quiet: Show no progress.
 

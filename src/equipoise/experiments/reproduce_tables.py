@@ -211,7 +211,8 @@ def _time_notes(outcome: Outcome) -> list[str]:
     lines = outcome.lines.values()
     devices = dict.fromkeys(str(row.get("device")) for line in lines for row in line.rows)
     plan = outcome.plan
-    here, usual = ("", "one per core or GPU") if plan.on is None else (f", sent to {plan.on}", "as there is room")
+    here = "" if plan.on is None else f", sent to {plan.on}"
+    usual = "one per core, or as many as the GPUs carry" if plan.on is None else "as there is room"
     side = usual if plan.workers is None else f"{plan.workers}"
     return [
         "t: balancing plus update, as the paper words it; where balancing happens inside the backward pass, what that "

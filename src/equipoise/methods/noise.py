@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from equipoise.delivery import sums
+from equipoise.delivery import sums, wide
 
 BLOCK = 256  # numbers of noise that have one size
 
@@ -35,7 +35,7 @@ class Noise:
         """Noise with the standard deviation of each gradient, which lies in memory as the gradient does."""
         sizes = tuple(gradient.numel() for gradient in gradients)
         if sizes not in self._met:  # kept: bringing numbers to the device waits for it
-            self._met[sizes] = _blocks(sizes, generator.device)
+            self._met[sizes] = _blocks(sizes, wide(gradients), generator.device)
         blocks = self._met[sizes]
         drawn = torch.randn(len(blocks.owner), BLOCK, generator=generator, device=generator.device)
         drawn *= _deviations(gradients, blocks.count).to(drawn.dtype)[blocks.owner].unsqueeze(1)
@@ -47,17 +47,17 @@ class Noise:
         return Noise, ()
 
 
-def _blocks(sizes: Sequence[int], device: torch.device) -> _Blocks:
+def _blocks(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> _Blocks:
     per_gradient = [-(-size // BLOCK) for size in sizes]
     owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(per_gradient))
-    return _Blocks(per_gradient, owner.to(device), torch.tensor(sizes, dtype=torch.float64, device=device))
+    return _Blocks(per_gradient, owner.to(device), torch.tensor(sizes, dtype=dtype, device=device))
 
 
 def _deviations(gradients: Sequence[Tensor], count: Tensor) -> Tensor:
     """The standard deviation of each gradient; zero for a single number, which has none."""
-    wide = [gradient.float() if gradient.dtype.itemsize < 4 else gradient for gradient in gradients]
-    squares = torch.stack(list(torch._foreach_norm(wide, 2, dtype=torch.float64))).square()
-    spread = (squares - sums(wide).square() / count).clamp(min=0) / (count - 1).clamp(min=1)
+    known = [gradient.float() if gradient.dtype.itemsize < 4 else gradient for gradient in gradients]
+    squares = torch.stack(list(torch._foreach_norm(known, 2, dtype=count.dtype))).square()
+    spread = (squares - sums(known).square() / count).clamp(min=0) / (count - 1).clamp(min=1)
     return torch.where(count > 1, spread.sqrt(), 0.0)
 
 
