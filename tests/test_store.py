@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from equipoise import store as stores
-from equipoise.store import Store
+from equipoise.store import Store, is_of_the_disk
 
 
 def row(number: int) -> dict[str, Any]:
@@ -140,3 +140,21 @@ def test_two_studies_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.M
 def test_folders_of_runs(tmp_path: Path) -> None:
     config = "sha256:" + "0123456789abcdef" * 4
     assert Store(tmp_path).run_folder(config) == tmp_path / "runs" / "0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("found", "disk"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EROFS, "Read-only file system", "elsewhere"), True),
+        (PermissionError(errno.EACCES, "Permission denied", "runs/one/curves.csv"), True),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "cc"), False),
+        (PermissionError(errno.EACCES, "Permission denied", "runs/other"), False),
+        (OSError("nothing but words"), False),
+        (OSError(f"Error while serializing: File too large (os error {errno.EFBIG})"), True),
+        (OSError(f"Error while reading: no such file (os error {errno.ENOENT})"), False),
+        (ValueError("no error of the system"), False),
+    ],
+)
+def test_only_errors_of_the_disk_end_a_study(found: Exception, *, disk: bool) -> None:
+    assert is_of_the_disk(found, Path("runs/one")) is disk

@@ -12,7 +12,7 @@ from equipoise.data.splits import Splits
 from equipoise.distributed import agreed, leads
 from equipoise.errors import BadInput
 from equipoise.job import Job
-from equipoise.store import Store, cannot_write
+from equipoise.store import Store, cannot_write, is_of_the_disk
 
 
 def run_together(
@@ -73,4 +73,6 @@ def _attempt(
     try:
         return run(job, splits, folder, lambda record: tell("epoch", job, record))
     except OSError as found:
-        raise BadInput(cannot_write(folder, found)) from found
+        if is_of_the_disk(found, folder):
+            raise BadInput(cannot_write(folder, found)) from found
+        raise

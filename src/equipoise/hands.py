@@ -17,7 +17,7 @@ from equipoise.data.splits import Splits
 from equipoise.job import Job
 from equipoise.processes import die_with_the_parent, start_deaf
 from equipoise.sharing import environment_for, touched_a_gpu
-from equipoise.store import Store, cannot_write
+from equipoise.store import Store, cannot_write, is_of_the_disk
 
 PRELOADED = ["equipoise.hands", "accelerate", "safetensors.torch", "torch._dynamo"]
 Message = tuple[str, dict[str, Any]]
@@ -156,11 +156,11 @@ def _work(
             if job.fold not in loaded:
                 loaded[job.fold] = job.data.load(job.fold)
             row = run(job, loaded[job.fold], folder, lambda record: pipe.send(("epoch", record)))
-        except OSError as found:  # the next run would meet the same disk
-            pipe.send(("unwritable", {"reason": cannot_write(folder, found)}))
-            return
         except Exception as found:  # whatever went wrong in a run belongs into the report of the study
-            pipe.send(("failed", {"reason": f"{type(found).__name__}: {found}"}))
+            if is_of_the_disk(found, folder):
+                pipe.send(("unwritable", {"reason": cannot_write(folder, found)}))
+            else:
+                pipe.send(("failed", {"reason": f"{type(found).__name__}: {found}"}))
             return
         pipe.send(("done", row))
         if for_a_gpu is None:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shlex
 import time
 from collections.abc import Callable, Generator
@@ -85,9 +86,19 @@ class Store:
         return self.folder / "runs" / config.removeprefix("sha256:")[:12]
 
 
-def cannot_write(path: Path, found: OSError) -> str:
+def is_of_the_disk(found: Exception, folder: Path) -> bool:
+    """Whether an error says that a folder cannot be written to, which the next run would meet too."""
+    if not isinstance(found, OSError):
+        return False
+    inside = isinstance(found.filename, str | os.PathLike) and Path(found.filename).is_relative_to(folder)
+    written = re.search(r"\(os error (\d+)\)", str(found))  # as libraries in Rust have it, safetensors among them
+    code = found.errno if found.errno is not None else int(written[1]) if written else None
+    return inside or code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+
+
+def cannot_write(path: Path, found: Exception) -> str:
     """What to say when a disk is full or a folder read-only."""
-    reason = found.strerror or str(found)
+    reason = getattr(found, "strerror", None) or str(found)
     return f"cannot write to {path}: {reason}; finished runs are safe. Make room, and type the same command again"
 
 

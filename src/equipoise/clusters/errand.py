@@ -18,7 +18,7 @@ from equipoise.data.splits import Splits
 from equipoise.job import Job
 from equipoise.machinery import device_of
 from equipoise.processes import alone_in
-from equipoise.store import cannot_write
+from equipoise.store import cannot_write, is_of_the_disk
 
 PATIENCE = 60.0  # seconds: whoever was given up on may write a checkpoint before it notices that it is to end
 TRIES = 4  # times that a run is begun: machines die, and memory that others fill kills the innocent
@@ -73,12 +73,11 @@ class Errand:
         shared = self.mark is None or self.mark.exists()
         try:
             return self._in_place(splits, on_epoch) if shared else self._in_scratch(splits, on_epoch)
-        except OSError as found:
-            if shared:  # the next run would meet the same disk
-                return Outcome("unwritable", {"reason": cannot_write(self.folder, found)}, {})
-            return Outcome("failed", {"reason": f"{type(found).__name__}: {found}{where}"}, {})
         except Exception as found:
-            return Outcome("failed", {"reason": f"{type(found).__name__}: {found}"}, {})
+            if shared and is_of_the_disk(found, self.folder):
+                return Outcome("unwritable", {"reason": cannot_write(self.folder, found)}, {})
+            place = where if isinstance(found, OSError) else ""
+            return Outcome("failed", {"reason": f"{type(found).__name__}: {found}{place}"}, {})
         finally:
             gc.collect()
             if torch.cuda.is_available():

@@ -22,7 +22,8 @@ PresetName = Annotated[
 OneMethod = Annotated[str, typer.Option(help="One method; see `equipoise methods`.")]
 Folds = Annotated[bool, typer.Option("--folds", help="Every group-wise fold instead of the one fixed cut.")]
 Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Runs side by side; by default one per core or GPU.")
+    int | None,
+    typer.Option("--workers", min=1, help="Runs side by side; by default one per core, or as many as the GPUs carry."),
 ]
 On = Annotated[
     str | None, typer.Option("--on", help="Where runs take place: ray, ray://HOST:10001, or slurm; by default here.")
