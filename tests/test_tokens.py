@@ -10,13 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from equipoise import MSL
 from equipoise.catalogue import entries
 from equipoise.data import Splits
 from equipoise.data.arrays import understand
 from equipoise.data.source import data_set
 from equipoise.errors import BadInput
 from equipoise.models.choose import reads_tokens
+from equipoise.models.encoders import CNN1d
+from equipoise.models.sequence import Tokens
 from equipoise.settings import Settings
+from equipoise.step import build_model
 from equipoise.study import plan
 from equipoise.tokens import as_read
 
@@ -214,3 +218,18 @@ def test_a_transformer_learns_from_tokens_and_is_shipped(own: Path, equipoise: A
     assert code == 2
     assert "'text' gives none, such as the numbers of words" in complaint
     assert "fingerprint" not in complaint
+
+
+@pytest.mark.parametrize("encoder", ["tiny_text", "some_words"])
+def test_numbers_that_an_encoder_has_no_vector_for_are_refused_with_their_place(encoder: str) -> None:
+    inputs = {"text": torch.arange(90).view(30, 3) % 50, "mat": torch.randn(30, 4)}
+    splits = Splits.from_arrays(inputs, torch.arange(30) % 2, tokens=["text"])
+    settings = Settings(encoder=f"text:{HERE}.{encoder},mat:mlp")
+    with pytest.raises(ValueError, match=rf"text: expected token numbers below {WORDS}, .* found \d\d; give it"):
+        build_model(splits, MSL(), settings)
+    inputs["text"] %= WORDS
+    build_model(Splits.from_arrays(inputs, torch.arange(30) % 2, tokens=["text"]), MSL(), settings)
+
+
+def some_words() -> nn.Module:
+    return Tokens(WORDS, CNN1d(12), width=12)

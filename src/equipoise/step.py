@@ -14,11 +14,13 @@ from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
 from equipoise.models.evaluation import evaluating
 from equipoise.settings import Settings
+from equipoise.tokens import check_words
 
 
 def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> LateFusion:
     """A late-fusion model for this data, whose uni-modal heads learn with the encoders or beside them."""
     encoders = build_encoders(settings.encoder, splits.shapes, settings.features)
+    check_words(encoders, splits)
     view = "head" if balancer.unimodal == "head" else "detached"
     return LateFusion(encoders, len(splits.classes), fusion=settings.fusion, unimodal=view, dropout=settings.dropout)
 

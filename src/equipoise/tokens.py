@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+
+from torch import nn
 
 from equipoise.data.samples import Samples
 from equipoise.data.source import DataSet, OwnFile, samples_of
-from equipoise.data.splits import is_length
+from equipoise.data.splits import Splits, is_length
 from equipoise.errors import BadInput
 from equipoise.models.choose import kinds_of, reads_tokens
+from equipoise.models.names import raise_all
 from equipoise.settings import Settings
 
 
@@ -36,6 +39,31 @@ def as_read(data: DataSet, settings: Iterable[Settings]) -> DataSet:
             f"{data.name}: expected runs that read the same sensors as token numbers, found {told}; run them apart"
         )
     return replace(data, load=replace(data.load, tokens=next(iter(found.values()), ())))
+
+
+def check_words(encoders: Mapping[str, nn.Module], splits: Splits) -> None:
+    """Refuse token numbers that an encoder has no vector for: on a GPU they would be an error without a place.
+
+    Args:
+        encoders: By modality. One that says how many numbers it knows, by an attribute ``words``, is checked.
+        splits: What they are to read: the parts that training sees.
+
+    Raises:
+        ValueError: With the modality, how many its encoder knows, and the largest there is.
+    """
+    problems = []
+    known = {name: getattr(encoder, "words", None) for name, encoder in encoders.items()}
+    for name, words in known.items():
+        if not isinstance(words, int):  # whose numbers may be many, and are not looked at
+            continue
+        arrays = {id(part.inputs[name]): part.inputs[name] for part in (splits.train, splits.validation)}
+        largest = max((int(array.max()) for array in arrays.values() if array.numel()), default=-1)
+        if largest >= words:
+            problems.append(
+                f"{name}: expected token numbers below {words}, which its encoder knows, found {largest}; "
+                "give it an encoder with more words, or number the tokens as that encoder does"
+            )
+    raise_all(problems)
 
 
 def tokens_of(samples: Samples, encoder: str, features: int) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ class Text(nn.Module):
             raise ValueError(f"Text expected pooling to be 'mean' or 'first'; found {pooling!r}.")
         self.model = _loaded(model or _small_bert(features))
         self.features: int = self.model.config.hidden_size
+        self.words: int | None = getattr(self.model.config, "vocab_size", None)
         self.pooling, self.padding = pooling, padding
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:

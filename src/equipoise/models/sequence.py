@@ -142,7 +142,7 @@ class Tokens(nn.Module):
                 f"Tokens expected an encoder that tells its output size; {type(encoder).__name__} does not. "
                 "Give it an integer attribute: encoder.features = 64."
             )
-        self.features = features
+        self.features, self.words = features, words
         self.vectors = nn.Embedding(words, width, padding_idx=0)
         self.encoder = encoder
 
