@@ -27,7 +27,10 @@ def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:
 
 
 def gpus() -> int:
-    """How many GPUs this machine has, asked without touching them: who touched one cannot be forked any more."""
+    """How many GPUs this machine has, asked without touching them: who touched one cannot be forked any more.
+
+    The driver is asked, and not whether this torch can use it; one that is too old is said when a run begins.
+    """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # for those libraries that ask for themselves
     return torch.cuda.device_count()
 

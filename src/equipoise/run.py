@@ -136,7 +136,10 @@ class Run:
         return self.end_epoch()
 
     def steps(self) -> Iterator[int]:
-        """Take the steps of an epoch, or those that were left, each when it is asked for; how many are to come."""
+        """Take the steps of an epoch, or those that were left, each when it is asked for; how many are to come.
+
+        Whoever leaves in the middle goes on from a checkpoint: asked anew, the order of the samples would be another.
+        """
         self.model.train()
         self.shuffle_before = self.shuffle.get_state()
         rows = epoch_rows(len(self.train), self.settings.batch, self.shuffle)
