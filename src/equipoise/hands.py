@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing as mp
 import os
 import signal
@@ -11,10 +10,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-import torch
-
 from equipoise.data.splits import Splits
-from equipoise.job import Job
+from equipoise.job import Job, clear_up
 from equipoise.processes import die_with_the_parent, start_deaf
 from equipoise.sharing import environment_for, touched_a_gpu
 from equipoise.store import Store, cannot_write, is_of_the_disk
@@ -166,9 +163,7 @@ def _work(
         if for_a_gpu is None:
             return
         del row
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.use_deterministic_algorithms(mode=False)
+        clear_up()
         try:
             job, folder = pipe.recv()
         except EOFError:

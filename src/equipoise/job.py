@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import math
@@ -84,6 +85,13 @@ class Job:
         """A hash of the facts: another parameter, another version, another row."""
         text = json.dumps(self.facts(), sort_keys=True)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def clear_up() -> None:
+    """Leave nothing of a run to the next one in the same process: its memory, and what it asked of torch."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.use_deterministic_algorithms(mode=False)
 
 
 def run_job(

@@ -56,8 +56,9 @@ def check_words(encoders: Mapping[str, nn.Module], splits: Splits) -> None:
     for name, words in known.items():
         if not isinstance(words, int):  # whose numbers may be many, and are not looked at
             continue
-        arrays = {id(part.inputs[name]): part.inputs[name] for part in (splits.train, splits.validation)}
-        largest = max((int(array.max()) for array in arrays.values() if array.numel()), default=-1)
+        stored = ((part.inputs[name], part.rows) for part in (splits.train, splits.validation))
+        read = (array if rows is None else array[rows] for array, rows in stored)
+        largest = max((int(array.max()) for array in read if array.numel()), default=-1)
         if largest >= words:
             problems.append(
                 f"{name}: expected token numbers below {words}, which its encoder knows, found {largest}; "

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from equipoise import MGDA, Balancer, MMPareto
 from equipoise.features import Tap
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
+from equipoise.testing.small import told_by
 
 SAMPLES, WIDTH, SIZE = 8, 10, 4
 
@@ -251,13 +252,7 @@ def test_entangled_encoders_get_what_the_table_says(make: Callable[[], Balancer]
     balancer = attached(make(), model)
     balancer(losses_of(model, data)).backward()
     delivered, table = gradients_of(model), balancer.table
-    expected = {name: torch.zeros_like(gradient) for name, gradient in delivered.items()}
-    for objective, loss in losses_of(model, data).items():
-        model.zero_grad()
-        loss.mean().backward(retain_graph=True)
-        for name, gradient in gradients_of(model).items():
-            block = name.split(".")[1] if name.startswith("encoders.") else "heads"
-            expected[name] += table.at(objective, block) * gradient
+    expected = told_by(table, model, data)
     for name, gradient in delivered.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
     if shared:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import tempfile
 from collections.abc import Callable
@@ -11,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-import torch
-
 from equipoise.checkpoint import checkpoints
 from equipoise.data.splits import Splits
-from equipoise.job import Job
+from equipoise.job import Job, clear_up
 from equipoise.machinery import device_of
 from equipoise.processes import alone_in
 from equipoise.store import cannot_write, is_of_the_disk
@@ -79,10 +76,7 @@ class Errand:
             place = where if isinstance(found, OSError) else ""
             return Outcome("failed", {"reason": f"{type(found).__name__}: {found}{place}"}, {})
         finally:
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            torch.use_deterministic_algorithms(mode=False)  # the next run may want it otherwise
+            clear_up()
 
     def _check(self) -> None:
         """Refuse to do another run than the one that was planned: other versions, other devices."""

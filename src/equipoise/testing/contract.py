@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balancer import Balancer
-from equipoise.testing.small import SmallModel, attached, batch, gradients_of, losses_of, names
+from equipoise.testing.small import SmallModel, attached, batch, gradients_of, losses_of, names, told_by
 
 COUNTS = (1, 2, 3, 5)
 
@@ -47,14 +47,8 @@ class BalancerContract(ABC):
         balancer, model, data = self.ready(count)
         balancer.refine = _as_it_is
         balancer(losses_of(model, data)).backward()
-        delivered, table = gradients_of(model), balancer.table
-        expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-        for objective, loss in losses_of(model, data).items():
-            model.zero_grad()
-            loss.mean().backward(retain_graph=True)
-            for name, gradient in gradients_of(model).items():
-                block = name.split(".")[1] if name.startswith("encoders.") else "heads"
-                expected[name] += table.at(objective, block).double() * gradient
+        delivered = gradients_of(model)
+        expected = told_by(balancer.table, model, data)
         for name, gradient in delivered.items():
             torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.balancer import Balancer
+from equipoise.table import Table
 
 
 def names(count: int) -> list[str]:
@@ -73,6 +74,18 @@ def losses_of(model: nn.Module, data: tuple[dict[str, Tensor], Tensor], factor: 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     """The gradients by parameter name; zeros where there is none."""
     return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+
+
+def told_by(table: Table, model: nn.Module, data: tuple[dict[str, Tensor], Tensor]) -> dict[str, Tensor]:
+    """The gradients that a table says were delivered: of each objective its own, times its coefficient, summed."""
+    told = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for objective, loss in losses_of(model, data).items():
+        model.zero_grad()
+        loss.mean().backward(retain_graph=True)
+        for name, gradient in gradients_of(model).items():
+            block = name.split(".")[1] if name.startswith("encoders.") else "heads"
+            told[name] += table.at(objective, block).double() * gradient
+    return told
 
 
 def attached(balancer: Balancer, model: nn.Module, optimizer: Any | None = None) -> Balancer:
