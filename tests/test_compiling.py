@@ -122,3 +122,27 @@ def test_only_the_first_training_shape_is_compiled_and_each_encoder_for_itself()
     whole.uncompile_encoders()
     whole.train()({name: torch.randn(5, *shape) for name, shape in SHAPES.items()})
     assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+def test_convolutions_race_in_full_batches_of_compiled_encoders_alone(theirs: bool) -> None:
+    def raced(compiling: Compiling, *, full: bool) -> bool:
+        with torch.backends.cudnn.flags(benchmark=theirs):
+            with compiling.searching(full=full):
+                found = torch.backends.cudnn.benchmark
+            assert torch.backends.cudnn.benchmark is theirs  # what somebody chose for themselves stays
+        return found
+
+    compiling, _ = watching(100, Experience(0.75, 40.0))
+    compiling._may_search = True
+    assert raced(compiling, full=True) is theirs
+    compiling.changes(10.0, 2, whole=True)
+    assert compiling.told == "on trial"
+    assert raced(compiling, full=True)
+    assert raced(compiling, full=False) is theirs
+    compiling.changes(55.0, 3, whole=True)
+    compiling.changes(9.9, 4, whole=True)
+    assert compiling.told.startswith("no")
+    assert raced(compiling, full=True) is theirs
+    on_a_cpu = Compiling(model(), Settings(compile=True), SHAPES, "fp32")
+    assert raced(on_a_cpu, full=True) is theirs

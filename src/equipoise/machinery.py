@@ -90,7 +90,7 @@ def make_accelerator(settings: Settings, trackers: Trackers, folder: Path | None
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat itself
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
-    torch.backends.cudnn.benchmark = not settings.deterministic  # batches have one size, so looking for it pays
+        torch.backends.cudnn.benchmark = False  # which kernel wins a race is chance
     device = device_of(settings)
     distributed.meet(device)
     # What `accelerate launch` leaves for a loop of its own; ours cuts batches and models itself.

@@ -153,7 +153,8 @@ class Run:
             self.train.seed_views(self.epoch, self.batch)
             if ranks.size() > 1:  # dropout draws differently on each, and does not depend on what came before
                 torch.manual_seed(mixed(self.train.seed_of(self.epoch, self.batch), 1))
-            self.play(batch)
+            with self.compiling.searching(full=len(rows[self.batch]) == self.settings.batch):
+                self.play(batch)
             self.samples += len(rows[self.batch])
             self.batch += 1
             yield len(rows) - self.batch

@@ -131,7 +131,6 @@ def measure(
         tell: Called with words on how far it is.
     """
     found: list[Row] = []
-    torch.backends.cudnn.benchmark = True  # as `train` has it, also for the loops that are measured before it ran
     for number, case in enumerate(cases, 1):
         what = f"{case.encoder}, K = {case.modalities}, batch {case.batch} ({number} of {len(cases)})"
         found += _Bench(case, chosen, device).rows(rounds, lambda words, what=what: tell(f"{what}: {words}"))
