@@ -64,7 +64,8 @@ def calibration_error(probabilities: Tensor, label: Tensor) -> float:
     confidence, predicted = probabilities.double().max(dim=1)
     place = ((confidence * BINS).ceil().long() - 1).clamp(0, BINS - 1)
     excess = (predicted == label).double() - confidence
-    by_bin = torch.zeros(BINS, dtype=torch.float64, device=excess.device).index_add(0, place, excess)
+    # On a CPU, in the order of the samples: a GPU adds as it comes, and differently each time.
+    by_bin = torch.zeros(BINS, dtype=torch.float64).index_add(0, place.cpu(), excess.cpu())
     return (by_bin.abs().sum() / len(label)).item()
 
 
