@@ -194,6 +194,15 @@ def test_check_tells_what_is_done_to_each_array(own: Path, equipoise: Any) -> No
     assert "Did you mean 'text'?" in complaint
 
 
+def test_whoever_names_an_array_that_cannot_be_read_hears_of_the_array(tmp_path: Path, equipoise: Any) -> None:
+    arrays = {"text": np.zeros((40, 0), np.int64), "mat": np.random.default_rng(0).normal(size=(40, 5))}
+    np.savez(tmp_path / "empty.npz", allow_pickle=False, label=np.arange(40) % 2, **arrays)
+    code, printed, complaint = equipoise("check", "--data", tmp_path / "empty.npz", f"encoder=text:{HERE}.Embedded")
+    assert code == 2
+    assert "found an array of shape (40, 0)" in printed
+    assert "none of" not in printed + complaint
+
+
 @pytest.mark.slow
 def test_a_transformer_learns_from_tokens_and_is_shipped(own: Path, equipoise: Any, tmp_path: Path) -> None:
     """From the file to the graph: a text encoder finds the word that names the class, since it stays whole."""
