@@ -276,6 +276,12 @@ def test_trajectory_beats_zero_where_a_sensor_is_hopeless() -> None:
 # -- links --
 
 
+@functools.cache
+def generated() -> set[Path]:
+    """The pages that are made when the site is built."""
+    return {(ROOT / "docs" / place).resolve() for place in HOOKS.pages()}
+
+
 def anchors(page: Path) -> set[str]:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ (.*?)$", text, re.MULTILINE)
@@ -287,14 +293,13 @@ def anchors(page: Path) -> set[str]:
 def test_internal_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     targets = re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", text)
-    generated = {(ROOT / "docs" / place).resolve() for place in HOOKS.pages()}
     for target in (first or second for first, second in targets):
         if re.match(r"https?://", target):
             continue
         place, _, anchor = target.partition("#")
         file = (page.parent / place).resolve() if place else page
-        assert file.exists() or file in generated, f"{page_name(page)} links to {target}"
-        if anchor and file.suffix == ".md" and file not in generated and not anchor.startswith("only-"):
+        assert file.exists() or file in generated(), f"{page_name(page)} links to {target}"
+        if anchor and file.suffix == ".md" and file not in generated() and not anchor.startswith("only-"):
             assert anchor in anchors(file), f"{page_name(page)} links to {target}"
 
 
