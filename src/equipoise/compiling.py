@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -76,8 +76,7 @@ class Compiling:
             self._key = hashlib.sha256(repr((*facts, torch.cuda.get_device_name())).encode()).hexdigest()
             self._known = remembered(self._key)
 
-    @contextmanager
-    def searching(self, *, full: bool) -> Generator[None, None, None]:
+    def searching(self, *, full: bool) -> AbstractContextManager[None]:
         """Let cuDNN race all the convolutions it has in a step, where encoders are compiled.
 
         That takes ten seconds for every new shape of batch and saves 3 % of a step, so who is too short for the one is
@@ -86,13 +85,7 @@ class Compiling:
         Args:
             full: Whether the batch has the size that most have.
         """
-        before = torch.backends.cudnn.benchmark
-        if full and self._may_search and not self.told.startswith("no"):
-            torch.backends.cudnn.benchmark = True
-        try:
-            yield
-        finally:
-            torch.backends.cudnn.benchmark = before
+        return _race() if full and self._may_search and not self.told.startswith("no") else nullcontext()
 
     def changes(self, seconds: float, epoch: int, *, whole: bool) -> bool:
         """Look at an epoch that has ended; whether the step is another one from now on.
@@ -125,6 +118,16 @@ class Compiling:
         self._model.uncompile_encoders()
         self.told = f"no: an epoch took {ratio:.2f} of its time"
         return True
+
+
+@contextmanager
+def _race() -> Generator[None, None, None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def remembered(key: str) -> Experience:

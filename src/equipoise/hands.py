@@ -16,7 +16,8 @@ from equipoise.processes import die_with_the_parent, start_deaf
 from equipoise.sharing import environment_for, touched_a_gpu
 from equipoise.store import Store, cannot_write, is_of_the_disk
 
-PRELOADED = ["equipoise.hands", "accelerate", "safetensors.torch", "torch._dynamo"]
+LIBRARIES = ["accelerate", "safetensors.torch", "torch._dynamo"]
+"""What every run would spend two seconds on; the optimisers load the last one."""
 Message = tuple[str, dict[str, Any]]
 """What a process says of its run: "epoch", "done", "failed" or "unwritable", and what there is to say."""
 
@@ -55,7 +56,7 @@ class Hands:
         self._copies = not (gpus and touched_a_gpu())
         self._context: Any = mp.get_context("fork" if self._copies else "forkserver")
         if not self._copies:
-            self._context.set_forkserver_preload(PRELOADED)
+            self._context.set_forkserver_preload([__name__, *LIBRARIES])
         self._working: dict[Connection, tuple[_Hand, Job]] = {}
         self._resting: list[_Hand] = []
 

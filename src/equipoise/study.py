@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from equipoise import distributed
@@ -15,7 +16,7 @@ from equipoise.data.splits import Splits
 from equipoise.distributed_study import run_together
 from equipoise.errors import BadInput, answers
 from equipoise.errors import FailedRuns as FailedRuns
-from equipoise.hands import Hands
+from equipoise.hands import LIBRARIES, Hands
 from equipoise.job import Job as Job
 from equipoise.job import Measure, run_job
 from equipoise.machinery import device_of, gpus
@@ -176,10 +177,9 @@ def _gpus(jobs: Sequence[Job]) -> int:
 
 
 def _import_for_all() -> None:
-    """Load once, before the processes part, what every run would spend two seconds on."""
-    import accelerate  # noqa: F401
-    import safetensors.torch  # noqa: F401
-    import torch._dynamo  # noqa: F401 (the optimisers load it)
+    """Load libraries once, before the processes part."""
+    for name in LIBRARIES:
+        import_module(name)
 
 
 def _wants_cuda(jobs: Sequence[Job]) -> bool:
