@@ -28,7 +28,7 @@ METHODS: dict[str, Callable[[], Balancer]] = {
     "mmpareto-features": lambda: MMPareto(at="features"),
     "ogm": OGM,
     "ogmge": OGMGE,
-    "agm": lambda: AGM(strength=1.5),
+    "agm": lambda: AGM(strength=1.5, form="fast"),
     "mslr": lambda: MSLR(memory=1),
     "mses": lambda: MSES(patience=0),
     "dgl": DGL,

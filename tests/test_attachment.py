@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from equipoise import EW, MGDA, MIMO, MSL, OGM
-from equipoise.attachment import Attachment, layers, moves_with_the_gradient
+from equipoise.attachment import Attachment, layers
 from equipoise.testing import SmallModel, batch, gradients_of, losses_of, names
+from equipoise.update_scale import moves_with_the_gradient
 
 
 class Own(nn.Module):
@@ -108,7 +109,7 @@ def test_a_factor_on_the_gradient_is_one_on_the_step_for_sgd_only() -> None:
 
 
 def test_something_that_is_no_optimiser_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"optimizer should be a torch\.optim\.Optimizer, found str"):
+    with pytest.raises(TypeError, match=r"optimizer should be a torch\.optim\.Optimizer or a list of them, found str"):
         OGM().attach(SmallModel(names(2)), optimizer="sgd")
 
 

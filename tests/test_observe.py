@@ -1,5 +1,7 @@
 """What a balancer says when losses are not what it expects."""
 
+from typing import cast
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from equipoise.testing import SmallModel, batch, losses_of, names
 def test_everything_wrong_is_said_at_once() -> None:
     losses = {"audio": torch.tensor([1, 2]), "fused": torch.ones(0), "video_length": torch.tensor(1.0), "label": 3.0}
     with pytest.raises(ValueError, match="losses: ") as caught:
-        EW()(losses)
+        EW()(cast("dict[str, torch.Tensor]", losses))
     text = str(caught.value)
     for part in (
         "loss 'audio' should hold floating-point numbers, found torch.int64",

@@ -245,7 +245,7 @@ def agm_factors(losses: dict[str, Tensor]) -> dict[str, float]:
 @pytest.mark.parametrize("method", ["ogm", "agm"])
 def test_modulation_is_a_factor_on_the_fused_gradient(method: str, kind: str, count: int, seed: int) -> None:
     model, data = ENTANGLED[kind](count, seed), batch(names(count), seed=seed)
-    balancer = attached(OGM() if method == "ogm" else AGM(strength=1.5), model)
+    balancer = attached(OGM() if method == "ogm" else AGM(strength=1.5, form="fast"), model)
     losses = losses_of(model, data)
     balancer(losses).backward()
     factors = (ogm_factors if method == "ogm" else agm_factors)(losses)
@@ -351,12 +351,11 @@ def test_lagged_weights_are_not_exact_and_weights_per_micro_batch_are_worse() ->
 # -- what else can happen to a graph --
 
 
-@pytest.mark.parametrize("retain", [False, True])
 @pytest.mark.parametrize("method", GRADIENT_PATH)
-def test_a_second_backward_says_what_to_do(method: str, retain: bool) -> None:
+def test_a_second_backward_says_what_to_do(method: str) -> None:
     model = SmallModel(names(2))
     loss = attached(METHODS[method](), model)(losses_of(model, batch(names(2))))
-    loss.backward(retain_graph=retain)
+    loss.backward()
     with pytest.raises(RuntimeError, match="call the balancer again on fresh losses"):
         loss.backward()
 
@@ -408,7 +407,8 @@ def test_parameters_outside_the_model_learn_too(method: str, count: int) -> None
 def test_an_encoder_that_did_not_run_is_named(method: str) -> None:
     model, stranger = SmallModel(names(2)), SmallModel(names(2))
     encoders = {"audio": model.encoders["audio"], "video": stranger.encoders["video"]}
-    balancer = METHODS[method]().attach(model, encoders=encoders, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD([*model.parameters(), *stranger.parameters()], lr=0.1)
+    balancer = METHODS[method]().attach(model, encoders=encoders, optimizer=optimizer)
     with pytest.raises(ValueError, match="no gradient to encoder 'video'"):
         balancer(losses_of(model, batch(names(2))))
 

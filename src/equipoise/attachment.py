@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
-import torch
 from torch import Tensor, nn
-from torch.optim import ASGD, SGD, Optimizer
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.features import Tap
+from equipoise.update_scale import Part, tensors_held
 
 Encoder: TypeAlias = "nn.Module | str | Sequence[nn.Module | Tensor | str]"
 
@@ -37,26 +37,26 @@ def layers(model: nn.Module | None) -> list[nn.Module]:
     return found
 
 
+def unwrap_optimizers(optimizer: Any | None) -> list[Optimizer]:
+    """List the torch optimisers in one or several, each bare or wrapped."""
+    if optimizer is None:
+        return []
+    listed = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if not listed:
+        msg = "attach: optimizer=[] holds no optimiser; type attach(…, optimizer=optimizer), or a list of them"
+        raise ValueError(msg)
+    return [unwrap_optimizer(each) for each in listed]
+
+
 def unwrap_optimizer(optimizer: Any) -> Optimizer:
     """The torch optimiser inside a wrapper of Accelerate, Fabric or Lightning."""
     inner = getattr(optimizer, "optimizer", None)  # every one of them keeps it under this name
     if inner is not None:
         return unwrap_optimizer(inner)
     if not isinstance(optimizer, Optimizer):
-        msg = f"attach: optimizer should be a torch.optim.Optimizer, found {type(optimizer).__name__}"
+        msg = f"attach: optimizer should be a torch.optim.Optimizer or a list of them, found {type(optimizer).__name__}"
         raise TypeError(msg)
     return optimizer
-
-
-def moves_with_the_gradient(optimizer: Optimizer) -> bool:
-    """Whether a factor on the gradient is a factor on the step. Adam and its kin divide it out again."""
-    return isinstance(optimizer, (SGD, ASGD))
-
-
-def taken(optimizer: Optimizer) -> Tensor | int:
-    """One, or zero where a GradScaler told a fused optimiser, which it calls in any case, to skip the step."""
-    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
-    return 1 if found_inf is None else (found_inf == 0).to(torch.int64)
 
 
 def keep_compiled_buffers() -> None:
@@ -68,12 +68,12 @@ def keep_compiled_buffers() -> None:
 
 @final
 class Attachment:
-    """The encoders of a model by modality, looked up afresh at each call, and the optimiser that moves them.
+    """The encoders of a model by modality, looked up afresh at each call, and the optimisers that move them.
 
     Args:
         model: The model, bare or wrapped; None when ``encoders`` holds modules or tensors.
         encoders: Per modality a module, a dotted name, or a list of modules, names and parameters.
-        optimizer: The optimiser of these parameters, bare or wrapped.
+        optimizer: The optimiser of these parameters, or a list of several, bare or wrapped.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Attachment:
     ) -> None:
         self.layers = layers(model)
         self.model = self.layers[-1] if self.layers else None
-        self.optimizer = unwrap_optimizer(optimizer) if optimizer is not None else None
+        self.optimizers = unwrap_optimizers(optimizer)
         self._told = encoders
         self._taps: dict[str, tuple[nn.Module, Tap]] = {}
         empty = [name for name, parts in self.encoders.items() if not _tensors(parts, _parameters_of)]
@@ -90,6 +90,24 @@ class Attachment:
             msg = (
                 f"attach: every encoder needs parameters to balance, found none in {listed}; "
                 "name the module that holds the weights, e.g. encoders={'audio': model.audio_net}"
+            )
+            raise ValueError(msg)
+        if self.optimizers:
+            self._check_optimizers()
+
+    def _check_optimizers(self) -> None:
+        held = {id(tensor) for optimizer in self.optimizers for tensor in tensors_held(optimizer)}
+        loose = {name: [id(t) in held for t in tensors].count(False) for name, tensors in self.parameters().items()}
+        if any(loose.values()):
+            listed = ", ".join(
+                f"{count} of {len(self.parameters()[name])} of encoder {name!r}"
+                for name, count in loose.items()
+                if count
+            )
+            msg = (
+                f"attach: expected optimisers that hold every trainable tensor of the encoders; {listed} are held by "
+                "none that was given. Type attach(…, optimizer=[first, second, …]) with all of them, or "
+                "requires_grad_(False) for tensors that stay as they are"
             )
             raise ValueError(msg)
 
@@ -105,9 +123,27 @@ class Attachment:
             for name, parts in self.encoders.items()
         }
 
-    def everything(self, modality: str) -> list[Tensor]:
-        """Every parameter and buffer of one encoder: what has to stand still when it is frozen."""
-        return _tensors(self.encoders[modality], lambda module: [*module.parameters(), *module.buffers()])
+    def everything(self, modality: str, *, heads: bool) -> list[Tensor]:
+        """Every parameter and buffer of one encoder: what has to stand still when it is frozen.
+
+        Args:
+            modality: Whose encoder.
+            heads: Whether to add its part of the fused head.
+        """
+        parts = self.head_parts().get(modality, []) if heads else []
+        own = _tensors(self.encoders[modality], lambda module: [*module.parameters(), *module.buffers()])
+        return [*own, *(part.of(part.tensor.detach()) for part in parts)]
+
+    def parts(self, *, heads: bool) -> dict[str, list[Part]]:
+        """Trainable tensors per modality as they are now, with its part of the fused head where ``heads`` says so."""
+        own = {name: [Part(tensor) for tensor in tensors] for name, tensors in self.parameters().items()}
+        added = self.head_parts() if heads else {}
+        return {name: [*parts, *added.get(name, [])] for name, parts in own.items()}
+
+    def head_parts(self) -> dict[str, list[Part]]:
+        """Each modality's own part of the fused head, where the model tells: `LateFusion` with an additive fusion."""
+        tells = getattr(self.model, "fused_head_parts", None)
+        return {name: [Part(*part) for part in parts] for name, parts in tells().items()} if tells is not None else {}
 
     def tap(self, method: str) -> list[RemovableHandle]:
         """Have each encoder's outputs remembered from now on; what stops it again.
@@ -180,7 +216,7 @@ def _submodule(model: nn.Module | None, name: str) -> nn.Module:
     if model is None:
         msg = f"attach: encoder {name!r} is a name, so the model is needed too: attach(model, encoders=…)"
         raise ValueError(msg)
-    names = dict(model.named_modules())
+    names = dict(model.named_modules(remove_duplicate=False))
     if name in names:
         return names[name]
     near = difflib.get_close_matches(name, names, n=1)
@@ -204,63 +240,3 @@ def _tensors(parts: Iterable[nn.Module | Tensor], of: Callable[[nn.Module], Iter
         for tensor in [part] if isinstance(part, Tensor) else of(part):
             found.setdefault(id(tensor), tensor)
     return list(found.values())
-
-
-@final
-class UpdateScale:
-    """Scales what an optimiser does to encoders: p ← p_before + factor · (p_after − p_before).
-
-    Under Adam and its kin this is what a factor on the gradient means elsewhere.
-
-    Args:
-        attachment: The encoders and their optimiser.
-        touches: Which tensors of an encoder the factor applies to.
-    """
-
-    def __init__(self, optimizer: Optimizer, attachment: Attachment, touches: Callable[[Tensor], bool]) -> None:
-        self._attachment, self._touches = attachment, touches
-        self._noted: list[tuple[dict[str, Tensor], Tensor]] = []
-        self._before: list[tuple[Tensor, Tensor]] = []
-        self._handles = (
-            optimizer.register_step_pre_hook(self._remember),
-            optimizer.register_step_post_hook(self._blend),
-        )
-
-    def note(self, factors: Mapping[str, Tensor], finite: Tensor) -> None:
-        """The factors of one backward pass; a step over several of them takes their mean.
-
-        Args:
-            factors: One per modality.
-            finite: Whether the gradients were finite; where they were not, the step is skipped and its factors with it.
-        """
-        self._noted.append((dict(factors), finite))
-
-    def remove(self) -> None:
-        """Let the optimiser go."""
-        for handle in self._handles:
-            handle.remove()
-
-    def _remember(self, *_: object) -> None:
-        # Factors come later: Lightning runs the model inside the step, in a closure.
-        touched = {id(t): t for tensors in self._attachment.parameters().values() for t in tensors if self._touches(t)}
-        self._before = [(tensor, tensor.detach().clone()) for tensor in touched.values()]
-
-    @torch.no_grad()
-    def _blend(self, *_: object) -> None:
-        if self._noted:
-            factors = self._factors()
-            for tensor, before in self._before:
-                # lerp is exact at both ends: a factor of one changes no bit, a factor of zero restores every bit.
-                tensor.copy_(torch.lerp(before, tensor.detach(), factors[id(tensor)].to(tensor.dtype)))
-        self._before, self._noted = [], []
-
-    def _factors(self) -> dict[int, Tensor]:
-        """The mean over backward passes that were not skipped, and over the owners of a shared tensor."""
-        counted = torch.stack([finite for _, finite in self._noted])
-        owned: dict[int, list[Tensor]] = {}
-        for name, tensors in self._attachment.parameters().items():
-            noted = torch.stack([factors[name] for factors, _ in self._noted])
-            mean = torch.where(counted, noted, 0).sum() / counted.sum().clamp(min=1)
-            for tensor in tensors:
-                owned.setdefault(id(tensor), []).append(mean)
-        return {key: torch.stack(means).mean() for key, means in owned.items()}

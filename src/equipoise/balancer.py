@@ -7,6 +7,7 @@ f_i. A method answers at most four questions: what the losses weigh (`weigh`), h
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
@@ -18,17 +19,15 @@ from equipoise import observe, ranks
 from equipoise.attachment import (
     Attachment,
     Encoder,
-    UpdateScale,
     keep_compiled_buffers,
-    moves_with_the_gradient,
-    taken,
 )
-from equipoise.delivery import STATIC_GRAPH, HiddenGraphError
 from equipoise.models.names import name_problems, raise_all
 from equipoise.observe import FiniteWatch, Seen
 from equipoise.questions import Questions
+from equipoise.reach import STATIC_GRAPH, Dependence, HiddenGraphError, Reach
 from equipoise.routes import Held, Step, Weights, weighted_sum
 from equipoise.table import FUSED, HEADS, Table
+from equipoise.update_scale import Part, UpdateScale, moves_with_the_gradient, taken, tensors_held
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,21 +42,44 @@ class Balancer(Questions):
     """
 
     epoch: Tensor
+    _arguments: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Remember the arguments, for `repr`."""
+        made = super().__new__(cls)
+        given = inspect.signature(cls.__init__).bind_partial(made, *args, **kwargs)
+        given.apply_defaults()
+        made.__dict__["_arguments"] = {name: value for name, value in given.arguments.items() if name != "self"}
+        return made
 
     def __init__(self, *, start: int = 0, stop: int | None = None) -> None:
         super().__init__()
         self.start, self.stop = start, stop
         self.group: ranks.Group = "world"
         self._attachment: Attachment | None = None
-        self._updates: UpdateScale | None = None
+        self._updates: list[UpdateScale] = []
+        self._dependence = Dependence()
+        self._reach: Reach | None = None
         self._hooks: list[Any] = []
         self._held: Held | None = None
-        self._checked = False
+        self._checked = self._warned = False
         self._table = torch.zeros(0, 0)
         self._watch: FiniteWatch | None = None
         self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
 
     # -- what a user calls --
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self,
+            losses: Mapping[str, Tensor],
+            *,
+            scores: Mapping[str, Tensor] | None = None,
+            extra: Mapping[str, Tensor] | None = None,
+        ) -> Tensor:
+            """Do what `forward` does."""
+            ...
 
     @final
     def forward(
@@ -67,23 +89,31 @@ class Balancer(Questions):
         scores: Mapping[str, Tensor] | None = None,
         extra: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """A scalar to call ``backward`` on.
+        """Return a scalar to call ``backward`` on.
 
         Args:
-            losses: ``{"fused": …, "audio": …, "video": …}``, each a scalar or one value per sample.
+            losses: ``{"fused": …, "audio": …, "video": …}``, each one value per sample, or a scalar. Methods that
+                compare modalities by the probability of the right class need one value per sample, or ``scores``.
             scores: One score per modality where the method compares modalities and losses do not say who is ahead.
             extra: Losses that belong to no modality; they count with weight one everywhere.
         """
+        held = self._held
+        if held is not None and held.weights is not None and scores is not None:
+            msg = "scores: a Window holds the decision; expected none here, type Window(…).open(losses, scores=[…])"
+            raise ValueError(msg)
         seen = self.observe(losses, scores)
         order = (FUSED, *self.modalities)
         scalars = [observe.scalar(losses[name]) if name in losses else None for name in order]
-        rest = torch.stack([observe.scalar(loss) for loss in extra.values()]).sum() if extra else None
+        rest = torch.stack(observe.extra_scalars(extra)).sum() if extra else None
         if self.route == "gram":
             return self._deliver(scalars, rest, seen, None, seen.fused + seen.unimodal.sum())
-        weights = self._held.weights if self._held is not None else None
+        weights = held.weights if held is not None else None
         weights = self.decide(seen) if weights is None else weights
-        if self._held is not None:
-            self._held.record.append({name: loss.detach() for name, loss in losses.items()})
+        if held is not None or ranks.size(self.group) > 1:
+            weights = weights.held()
+        if held is not None:
+            kept = None if scores is None else dict(scores)
+            held.record.append(({name: loss.detach() for name, loss in losses.items()}, kept))
         self.fill(weights.table(len(self.modalities)))
         if self.advances and self.route == "loss" and torch.is_grad_enabled():
             self.move_on(seen, torch.ones_like(seen.fused, dtype=torch.bool))
@@ -103,13 +133,15 @@ class Balancer(Questions):
     ) -> Self:
         """Tell the balancer about a model. Nothing of the model is registered, copied or changed.
 
-        A method that decides at features puts a forward hook on each encoder, until it is attached to another model.
+        A method that decides at features puts a forward hook on each encoder, and AGM asks a `LateFusion` for Shapley
+        responses, until they are attached to another model.
 
         Args:
             model: The model, bare or wrapped (DDP, torch.compile, Accelerate, Fabric).
             encoders: Per modality a module, a dotted name in the model, or a list of these and of parameters. A model
                 with a mapping ``encoders``, such as LateFusion, needs no telling.
-            optimizer: The optimiser, for methods that cannot do their work by gradients alone.
+            optimizer: The optimiser, or a list of all that move the encoders, for methods that cannot do their work by
+                gradients alone.
             group: The process group to average over; None where ranks train models of their own.
         """
         attachment = Attachment(model, encoders, optimizer)
@@ -120,7 +152,12 @@ class Balancer(Questions):
         raise_all(name_problems(names))
         if self.route != "loss" and any(getattr(layer, "static_graph", False) for layer in attachment.layers):
             raise RuntimeError(STATIC_GRAPH)
+        for inner in [self._attachment.model if self._attachment is not None else None, attachment.model]:
+            if callable(release := getattr(inner, "respond", None)):
+                release(False)  # what AGM asked of it ends here
+        self.attached(attachment.model)
         self._attachment, self.group, self._checked = attachment, group, False
+        self._dependence, self._reach = Dependence(), None
         if not self.modalities:
             self.settle(names, self.epoch.device)
         self._follow(attachment)
@@ -143,10 +180,23 @@ class Balancer(Questions):
 
     @property
     def table(self) -> Table:
-        """The table of the last step. Reading it waits for the device, and says if a loss was not finite."""
+        """The table of the last step. Reading it waits for the device, and says if a loss was not finite.
+
+        A cell is NaN where the loss does not reach the block. Until a model is attached, each uni-modal loss is taken
+        to reach its own encoder alone.
+        """
         if self._watch is not None:
             self._watch.check()
-        return Table((FUSED, *self.modalities), (*self.modalities, HEADS), self._table.clone())
+        if self._table.numel() == 0:
+            msg = "table: no step has been taken yet; call the balancer on losses first: balancer(losses)"
+            raise RuntimeError(msg)
+        values = self._table.masked_fill(~self._reached().to(self._table.device), torch.nan)
+        return Table((FUSED, *self.modalities), (*self.modalities, HEADS), values)
+
+    def extra_repr(self) -> str:
+        """List the arguments that the balancer was made with."""
+        shown = {name: value for name, value in self._arguments.items() if value is not None}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
     @property
     def active(self) -> Tensor:
@@ -163,9 +213,12 @@ class Balancer(Questions):
             losses, self.modalities, needs_fused=self.needs_fused, needs_unimodal=self.needs_unimodal
         )
         first = next(iter(losses.values()))
-        self.settle(modalities, first.device)
-        if self._watch is None or not self._watch.serves(self.modalities, first.device):
-            self._watch = FiniteWatch((FUSED, *self.modalities), first.device)
+        with torch.inference_mode(False):  # what is made here outlives an evaluation
+            self.settle(modalities, first.device)
+            if self._watch is None or not self._watch.serves(self.modalities, first.device):
+                self._watch = FiniteWatch((FUSED, *self.modalities), first.device)
+        if self.logarithmic_scores and scores is None and not self._warned:
+            self._warned = observe.warn_of_scalars(type(self).__name__, losses)
         seen = observe.look(
             losses, self.modalities, self.score, scores, self.group, logarithmic=self.logarithmic_scores
         )
@@ -182,6 +235,16 @@ class Balancer(Questions):
         """`weigh`, within the method's epochs."""
         weights = self.weigh(seen)
         return weights if weights.encoders is None else weights._replace(encoders=self.gated(weights.encoders))
+
+    @final
+    def mixed(self, gram: Tensor) -> Tensor:
+        """`mix`, within the method's epochs; in the others encoders learn from the fused loss."""
+        mixture = self.mix(gram)
+        if self._always:
+            return mixture
+        joint = torch.zeros_like(mixture)
+        joint[..., 0] = 1
+        return torch.where(self.active, mixture, joint)
 
     @final
     def refined(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -205,7 +268,8 @@ class Balancer(Questions):
     def fill(self, values: Tensor) -> None:
         """Keep the table of this step, in place."""
         if self._table.shape != values.shape or self._table.device != values.device:
-            self._table = torch.zeros_like(values)
+            with torch.inference_mode(False):
+                self._table = torch.zeros_like(values)
         self._table.copy_(values)
 
     @final
@@ -215,24 +279,50 @@ class Balancer(Questions):
 
     @final
     def tensors_of(self, modality: str) -> list[Tensor]:
-        """Every parameter and buffer of an attached encoder."""
-        return self._attachment.everything(modality) if self._attachment is not None else []
+        """Every parameter and buffer of an attached encoder, and its part of the fused head where that goes with it."""
+        return self._attachment.everything(modality, heads=self.scales_heads) if self._attachment is not None else []
+
+    @final
+    def head_parts(self) -> list[list[Part]]:
+        """Each modality's part of the fused head, in order, where the method scales it with the encoder."""
+        if self._attachment is None or not self.scales_heads:
+            return []
+        parts = self._attachment.head_parts()
+        return [parts.get(name, []) for name in self.modalities]
 
     @property
     def follows_optimizer(self) -> bool:
-        """Whether an optimiser is attached, so that steps can be counted by it."""
-        return self._attachment is not None and self._attachment.optimizer is not None
+        """True if an optimiser is attached, so that steps can be counted by it."""
+        return self._attachment is not None and bool(self._attachment.optimizers)
 
     @property
     def scales_updates(self) -> bool:
-        """Whether factors act on what the optimiser does instead of on gradients."""
-        return self._updates is not None
+        """True if factors act on what an attached optimiser does instead of on gradients."""
+        return bool(self._updates)
+
+    @final
+    def on_updates(self) -> set[int]:
+        """The tensors, by identity, whose factor acts on the optimiser's update and not on the gradient."""
+        return {id(tensor) for update in self._updates for tensor in tensors_held(update.optimizer)}
 
     @final
     def note_factors(self, factors: Tensor, finite: Tensor) -> None:
         """Scale the next update by these factors, unless the step will be skipped."""
-        if self._updates is not None:
-            self._updates.note(dict(zip(self.modalities, factors.unbind(), strict=True)), finite)
+        for update in self._updates:
+            update.note(dict(zip(self.modalities, factors.unbind(), strict=True)), finite)
+
+    def _parts(self) -> dict[str, list[Part]]:
+        """The parameters per modality that its factor acts on, as they are now."""
+        parts = self._attachment.parts(heads=self.scales_heads) if self._attachment is not None else {}
+        return {name: [part for part in own if self.touches(part.tensor)] for name, own in parts.items()}
+
+    def _reached(self) -> Tensor:
+        """Which loss reaches which block, as far as is known, [K + 1, K + 1]."""
+        count = len(self.modalities)
+        if self._reach is not None and len(self._reach.encoders) == count:
+            return torch.tensor(self._reach.rows())
+        own = [[block == loss or loss == 0 for block in range(1, count + 1)] for loss in range(count + 1)]
+        return torch.tensor([[*row, True] for row in own])
 
     @property
     def _always(self) -> bool:
@@ -252,44 +342,53 @@ class Balancer(Questions):
             raise RuntimeError(msg)
         alone = not self.needs_encoders and not any(loss is not None and loss.requires_grad for loss in scalars[1:])
         if weights is not None and (alone or (self.route == "loss" and (attachment is None or self._checked))):
-            return weighted_sum(scalars, extra, weights, value)
+            return weighted_sum(scalars, extra, weights, value, weights.on_heads)
         by_name = attachment.parameters() if attachment is not None else {}
         encoders = [by_name[name] for name in self.modalities if name in by_name]
         remembered = attachment.taps() if attachment is not None else {}
         taps = [remembered[name] for name in self.modalities if name in remembered]
         try:
-            step = Step(self, scalars, extra, seen, weights, encoders, taps)
+            step = Step(self, scalars, extra, seen, weights, encoders, self._dependence, taps)
         except HiddenGraphError:
             if weights is None or self.route != "loss":
                 raise
             self._checked = True  # a weighted sum is right whatever the graph; it only cannot be looked into
-            return weighted_sum(scalars, extra, weights, value)
+            return weighted_sum(scalars, extra, weights, value, weights.on_heads)
         problems = step.problems()
         if problems:
             raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
         self._checked = True
-        simple = self.route == "loss" or not (self.needs_encoders or step.reach.shared_with_fused())
-        if weights is not None and simple:
-            return weighted_sum(scalars, extra, weights, value)
+        if attachment is not None:
+            self._reach = step.reach
+        if weights is not None and (self.route == "loss" or not self.needs_encoders):
+            if self.route == "loss" or not step.reach.shared_with_fused():
+                return weighted_sum(scalars, extra, weights, value, weights.on_heads)
+            if not step.reach.beside:  # the uni-modal losses train nothing
+                return weighted_sum(
+                    [scalars[0], *(None for _ in self.modalities)], extra, weights, value, weights.losses
+                )
         return step.scalar(value if extra is None else value + extra.detach())
 
     def _follow(self, attachment: Attachment) -> None:
-        """Watch the optimiser where gradients alone do not decide what happens to an encoder."""
+        """Watch the optimisers where gradients alone do not decide what happens to an encoder."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._updates = [], None
+        self._hooks, self._updates = [], []
         if self.at == "features":
             self._hooks += attachment.tap(type(self).__name__)
-        optimizer = attachment.optimizer
-        if optimizer is None:
-            if self.modulates:
-                warnings.warn(self.without_optimizer, UserWarning, stacklevel=3)
-            return
-        self._hooks.append(optimizer.register_step_post_hook(lambda done, *_: self.stepped(taken(done))))
-        if self.modulates and not self.restores and not moves_with_the_gradient(optimizer):
-            self._updates = UpdateScale(optimizer, attachment, self.touches)
-            self._hooks.append(self._updates)
+        if not attachment.optimizers and self.modulates:
+            warnings.warn(self.without_optimizer, UserWarning, stacklevel=3)
+        for place, optimizer in enumerate(attachment.optimizers):
+            # Steps are counted by the first; what has to be put back is put back after each.
+            count = taken if place == 0 else (lambda _: 0)
+            self._hooks.append(
+                optimizer.register_step_post_hook(lambda done, *_, count=count: self.stepped(count(done)))
+            )
+            if self.modulates and not self.restores and not moves_with_the_gradient(optimizer):
+                self._updates.append(UpdateScale(optimizer, self._parts))
+        self._hooks += self._updates
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave the user's model and optimiser behind."""
-        return {**self.__dict__, "_attachment": None, "_hooks": [], "_updates": None, "_held": None}
+        left = {"_attachment": None, "_hooks": [], "_updates": [], "_held": None, "_reach": None}
+        return {**self.__dict__, **left, "_dependence": Dependence()}

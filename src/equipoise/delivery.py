@@ -8,161 +8,17 @@ once, and whoever calls `backward` (a plain loop, Accelerate, Fabric, Lightning)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.autograd.graph import Node
+from torch._C._autograd import _get_current_graph_task_keep_graph as _keep_graph
+from torch._compile import _disable_dynamo
 
 Gradients = dict[int, Tensor]
-
-
-@final
-class HiddenGraphError(RuntimeError):
-    """Gradients taken through part of this graph would be wrong, or it cannot be seen through."""
-
-
-def leaves_under(
-    loss: Tensor,
-    compiled: set[tuple[Node, int]] | None = None,
-    *,
-    ends: Collection[tuple[Node, int]] = (),
-    met: set[tuple[Node, int]] | None = None,
-) -> dict[int, Tensor]:
-    """Every tensor that a loss would send a gradient to, by identity.
-
-    Walked at each call: it costs about a hundredth of the backward pass, and a model may change what it uses.
-
-    Args:
-        loss: Where to start.
-        compiled: Takes the outputs of compiled graphs that were met, by graph and number.
-        ends: Edges of the graph beyond which not to look.
-        met: Takes those of them that were met.
-    """
-    found: dict[int, Tensor] = {}
-    if loss.grad_fn is None:
-        return {id(loss): loss} if loss.requires_grad else {}
-    seen: set[tuple[Node, int]] = set()
-    waiting: list[tuple[Node, int]] = [(loss.grad_fn, loss.output_nr)]
-    while waiting:
-        node, index = waiting.pop()
-        if (node, index) in ends:
-            if met is not None:
-                met.add((node, index))
-            continue
-        name = node.name()
-        through_sink = name == "_DDPSinkBackward"
-        if compiled is not None and name == "CompiledFunctionBackward":
-            compiled.add((node, index))
-        place = (node, index if through_sink else 0)
-        if place in seen:
-            continue
-        seen.add(place)
-        if name == "torch::autograd::AccumulateGrad":
-            variable: Tensor = node.variable  # ty: ignore[missing-attribute]
-            found[id(variable)] = variable
-            continue
-        if name == "CheckpointFunctionBackward":
-            raise HiddenGraphError(_REENTRANT)
-        edges = node.next_functions
-        if through_sink:
-            _refuse_static_graph(node)
-            # DDP passes every output of a model through one node; output i comes from input i alone.
-            edges = edges[index : index + 1]
-        waiting.extend((following, number) for following, number in edges if following is not None)
-    return found
-
-
-_REENTRANT = (
-    "this method takes gradients with torch.autograd.grad, through which reentrant activation checkpointing gives "
-    "wrong gradients; expected non-reentrant checkpointing, found use_reentrant=True: type "
-    "checkpoint(…, use_reentrant=False), or model.gradient_checkpointing_enable({'use_reentrant': False})"
-)
-STATIC_GRAPH = (
-    "this method takes gradients with torch.autograd.grad, which DistributedDataParallel(static_graph=True) turns into "
-    "wrong ones; expected static_graph=False: leave the option out"
-)
-
-
-def _refuse_static_graph(sink: Any) -> None:
-    wrapper = sink.ddp_weakref()
-    if wrapper is not None and wrapper.static_graph:
-        raise HiddenGraphError(STATIC_GRAPH)
-
-
-@final
-class Reach:
-    """Which leaves each loss reaches, sorted into encoder blocks and heads.
-
-    Args:
-        losses: The fused loss and one per modality, in the balancer's order, fused first; None where not given.
-        extra: The sum of losses that belong to no modality.
-        encoders: Trainable tensors per modality.
-    """
-
-    def __init__(
-        self, losses: Sequence[Tensor | None], extra: Tensor | None, encoders: Sequence[Sequence[Tensor]]
-    ) -> None:
-        self.compiled: list[set[tuple[Node, int]]] = [set() for _ in losses]
-        self.per_loss = [
-            leaves_under(loss, met) if loss is not None else {} for loss, met in zip(losses, self.compiled, strict=True)
-        ]
-        self.under_extra = leaves_under(extra) if extra is not None else {}
-        self.leaves: dict[int, Tensor] = {}
-        for found in (*self.per_loss, self.under_extra):
-            self.leaves.update(found)
-        self.encoders = [[t for t in tensors if id(t) in self.leaves] for tensors in encoders]
-        self.frozen = {block for block, tensors in enumerate(encoders) if not tensors}
-        self.owners: dict[int, list[int]] = {}
-        for block, tensors in enumerate(encoders):
-            for tensor in tensors:
-                self.owners.setdefault(id(tensor), []).append(block)
-        outside = [key for key in self.leaves if key not in self.owners]
-        self.fused_heads = [self.leaves[key] for key in outside if key in self.per_loss[0]]
-        self.own_heads = [
-            self.leaves[key]
-            for key in outside
-            if key not in self.per_loss[0] and any(key in found for found in self.per_loss[1:])
-        ]
-
-    @property
-    def heads(self) -> list[Tensor]:
-        """Leaves that belong to no encoder and that some loss of the step reaches."""
-        return [*self.fused_heads, *self.own_heads]
-
-    def reaches(self, loss: int, block: int) -> bool:
-        """Whether loss number ``loss`` (0 is the fused one) sends a gradient into encoder ``block``."""
-        return any(id(tensor) in self.per_loss[loss] for tensor in self.encoders[block])
-
-    def separate(self) -> bool:
-        """Whether each uni-modal loss reaches its own encoder only, so that one pass serves all of them.
-
-        Encoders that share a parameter are not separate: a loss that reaches one reaches the other.
-        """
-        blocks = range(len(self.encoders))
-        return not any(self.reaches(k + 1, b) for k in blocks for b in blocks if k != b)
-
-    def shared_with_fused(self) -> bool:
-        """Whether a uni-modal loss sends a gradient anywhere the fused loss does."""
-        return any(key in self.per_loss[0] for found in self.per_loss[1:] for key in found)
-
-    def blurred(self) -> bool:
-        """Whether one compiled graph holds heads and gives several losses their outputs: whose heads cannot be told."""
-        fused = self.compiled[0]
-        mixed = {node for own in self.compiled[1:] for node, _ in own - fused} & {node for node, _ in fused}
-        leaves = (following for node in mixed for following, _ in node.next_functions if following is not None)
-        variables = (getattr(leaf, "variable", None) for leaf in leaves)
-        return any(variable is not None and id(variable) not in self.owners for variable in variables)
-
-    def groups(self) -> list[list[int]]:
-        """Encoders that share parameters, together; an encoder that shares nothing, alone."""
-        label = list(range(len(self.encoders)))
-        for owners in self.owners.values():
-            joined = {label[block] for block in owners}
-            label = [min(joined) if old in joined else old for old in label]
-        return [[b for b, mark in enumerate(label) if mark == first] for first in sorted(set(label))]
+Decide = Callable[[Tensor, bool], Gradients]
+"""Computes the gradients of a step from the factor that arrives from above; the flag asks to keep the graph."""
 
 
 class Pass(NamedTuple):
@@ -189,6 +45,7 @@ class Pass(NamedTuple):
             self.tensors,
             [(factor * scale).to(loss.dtype) for loss, factor in live if loss is not None],
             retain_graph=keep_graph,
+            create_graph=torch.is_grad_enabled(),
             allow_unused=True,
         )
         return {id(t): g for t, g in zip(self.tensors, gradients, strict=True) if g is not None}
@@ -198,9 +55,9 @@ def _sends_gradient(loss: Tensor | None) -> bool:
     return loss is not None and loss.requires_grad
 
 
-def run(passes: Sequence[Pass], scale: Tensor) -> list[Gradients]:
+def run(passes: Sequence[Pass], scale: Tensor, *, keep_graph: bool) -> list[Gradients]:
     """Run passes in order. All but the last keep the graph, so the costly one belongs at the end."""
-    return [step.run(scale, keep_graph=number + 1 < len(passes)) for number, step in enumerate(passes)]
+    return [step.run(scale, keep_graph=keep_graph or number + 1 < len(passes)) for number, step in enumerate(passes)]
 
 
 @final
@@ -208,25 +65,46 @@ class _Deliver(torch.autograd.Function):
     """A scalar that, differentiated, gives every leaf what ``decide`` says."""
 
     @staticmethod
-    def forward(ctx: Any, decide: Callable[[Tensor], Gradients], value: Tensor, *leaves: Tensor) -> Tensor:
-        ctx.decide = decide
+    def forward(ctx: Any, decide: Decide, value: Tensor, linear: bool, *leaves: Tensor) -> Tensor:
+        ctx.decide, ctx.linear = decide, linear
         ctx.keys = [id(leaf) for leaf in leaves]
         return value.detach().clone()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[incompatible-method-override]
+        if torch.is_grad_enabled() and not ctx.linear:
+            raise RuntimeError(SECOND_DERIVATIVES)
         if ctx.decide is None:
-            msg = "backward was called twice on one balanced loss; call the balancer again on fresh losses"
+            msg = (
+                "backward was called twice on one balanced loss; call the balancer again on fresh losses, or type "
+                "loss.backward(retain_graph=True) the first time"
+            )
             raise RuntimeError(msg)
-        decide, ctx.decide = ctx.decide, None  # lets go of the graph as soon as it is used
-        found = decide(scale)
-        return (None, None, *(found.get(key) for key in ctx.keys))
+        decide, keep_graph = ctx.decide, _keep_graph()
+        if not keep_graph:
+            ctx.decide = None  # lets go of the graph as soon as it is used
+        found = decide(scale, keep_graph)
+        return (None, None, None, *(found.get(key) for key in ctx.keys))
 
 
-def deliver(decide: Callable[[Tensor], Gradients], value: Tensor, leaves: Iterable[Tensor]) -> Tensor:
-    """A scalar of this value whose backward gives each leaf the gradient that ``decide(scale)`` finds for it."""
-    return _Deliver.apply(decide, value, *leaves)
+SECOND_DERIVATIVES = (
+    "this method shapes gradients after they are taken, so that second derivatives through its loss are not known; "
+    "found create_graph=True: take the gradient penalty of the losses themselves and pass it as "
+    "balancer(losses, extra={'penalty': …}), or choose MIMO, EW or MSL, which are exact"
+)
+
+
+@_disable_dynamo  # a compiled step breaks off here: what the backward pass does depends on the graph under it
+def deliver(decide: Decide, value: Tensor, leaves: Iterable[Tensor], *, linear: bool) -> Tensor:
+    """Return a scalar of this value whose backward gives each leaf the gradient that ``decide`` finds for it.
+
+    Args:
+        decide: Computes the gradients.
+        value: Of the scalar.
+        leaves: The tensors that get a gradient.
+        linear: Whether ``decide`` is a fixed linear map of the losses' gradients, which can be differentiated again.
+    """
+    return _Deliver.apply(decide, value, linear, *leaves)
 
 
 def add(into: Gradients, more: Gradients) -> Gradients:

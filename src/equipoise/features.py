@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from equipoise import delivery, ranks
-from equipoise.delivery import Gradients, Reach, leaves_under
+from equipoise.delivery import Gradients
+from equipoise.reach import Reach, leaves_under
 
 if TYPE_CHECKING:
     from equipoise.routes import Step
@@ -119,23 +120,27 @@ def _once(tensors: Iterator[Tensor]) -> list[Tensor]:
     return list({_edge(tensor): tensor for tensor in tensors}.values())
 
 
-def mixture(step: Step, cut: Cut, scale: Tensor) -> Gradients:
+def mixture(step: Step, cut: Cut, scale: Tensor, *, keep_graph: bool) -> Gradients:
     """The gradients of a step decided at features: passes through the heads alone, then one through the encoders."""
     separate = step.reach.separate()
     objectives = step.objectives([*step.reach.heads, *cut.tensors], separate=separate)
     passes = [*step.extra_pass(), *objectives]
-    results = [each.run(scale, keep_graph=True) for each in passes]
+    results = delivery.run(passes, scale, keep_graph=True)
     extra, results = results[: -len(objectives)], results[-len(objectives) :]
-    found = _into_encoders(step, cut, results, separate=separate)
+    step.advance([gradient for result in results for gradient in result.values()])
+    found = _into_encoders(step, cut, results, separate=separate, keep_graph=keep_graph)
     heads = {id(tensor) for tensor in step.reach.heads}
     on_heads = [{key: gradient for key, gradient in each.items() if key in heads} for each in results]
     for more in (*extra, *on_heads):
         delivery.add(found, more)
-    cut.let_go()
+    if not keep_graph:
+        cut.let_go()
     return found
 
 
-def _into_encoders(step: Step, cut: Cut, results: Sequence[Gradients], *, separate: bool) -> Gradients:
+def _into_encoders(
+    step: Step, cut: Cut, results: Sequence[Gradients], *, separate: bool, keep_graph: bool
+) -> Gradients:
     groups = cut.groups()
     rows = [torch.stack([_row(tensors, found) for found in results]) for _, tensors in groups]
     if not rows:
@@ -150,7 +155,7 @@ def _into_encoders(step: Step, cut: Cut, results: Sequence[Gradients], *, separa
         for tensor, piece in zip(tensors, (weights @ row).split([t.numel() for t in tensors]), strict=True)
     ]
     features = [tensor for _, tensors in groups for tensor in tensors]
-    gradients = torch.autograd.grad(features, step.encoder_tensors, mixed, allow_unused=True)
+    gradients = torch.autograd.grad(features, step.encoder_tensors, mixed, retain_graph=keep_graph, allow_unused=True)
     return {id(t): g for t, g in zip(step.encoder_tensors, gradients, strict=True) if g is not None}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, final
 
@@ -89,10 +90,37 @@ def _missing(
     return problems
 
 
+def warn_of_scalars(owner: str, losses: Mapping[str, Tensor]) -> bool:
+    """Warn that a method compares modalities sample by sample where a uni-modal loss is a scalar; True if it is."""
+    if all(name == FUSED or loss.dim() > 0 for name, loss in losses.items()):
+        return False
+    msg = (
+        f"{owner} compares modalities by the mean probability of the right class, which a mean loss does not tell: "
+        "pass one value per sample, F.cross_entropy(…, reduction='none'), or scores={…}"
+    )
+    warnings.warn(msg, UserWarning, stacklevel=6)
+    return True
+
+
 def scalar(loss: Tensor) -> Tensor:
     """The mean of a loss over its samples, in single precision at least, with its graph."""
     mean = loss if loss.dim() == 0 else loss.mean()
     return mean.float() if mean.dtype in {torch.float16, torch.bfloat16} else mean
+
+
+def extra_scalars(extra: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the losses that belong to no modality as scalars, or one message with all that is wrong with them."""
+    if not isinstance(extra, Mapping):
+        msg = f"extra: expected a mapping from names to losses, {{'penalty': …}}, found {type(extra).__name__}"
+        raise TypeError(msg)
+    problems = [f"{name!r} should be a tensor, found {loss!r}" for name, loss in extra.items() if not _is_loss(loss)]
+    if problems:
+        raise ValueError("extra: " + "; ".join(problems) + "; type torch.tensor(…) for a constant")
+    return [scalar(loss) for loss in extra.values()]
+
+
+def _is_loss(loss: object) -> bool:
+    return isinstance(loss, Tensor) and loss.is_floating_point() and loss.numel() > 0
 
 
 def look(
@@ -129,7 +157,8 @@ def look(
             found = torch.stack([score(loss) for loss in unimodal])
         else:
             found = torch.stack([torch.as_tensor(scores[name]).to(values).mean() for name in modalities])
-            found = found.log() if logarithmic else found
+            # A score of zero is very far behind; one below zero has no logarithm, and is reported as it is not finite.
+            found = torch.where(found == 0, torch.finfo(found.dtype).tiny, found).log() if logarithmic else found
         found = ranks.log_mean_exp(found, group) if logarithmic else ranks.mean(found, group)
         return Seen(values[0], values[1:], found)
 
@@ -151,29 +180,35 @@ def metrics(
 
 @final
 class FiniteWatch:
-    """Remembers, on the device, which losses were not finite, until somebody looks."""
+    """Remembers, on the device, which losses and scores were not finite, until somebody looks."""
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self.names = tuple(names)
-        self._finite = torch.ones(len(self.names), dtype=torch.bool, device=device)
+        self._finite = torch.ones(2 * len(self.names) - 1, dtype=torch.bool, device=device)
 
     def serves(self, modalities: Sequence[str], device: torch.device) -> bool:
-        """Whether it still fits: modalities become known, and losses move to another device."""
+        """Return True if it still fits: modalities become known, and losses move to another device."""
         return self.names[1:] == tuple(modalities) and self._finite.device == device
 
     def note(self, seen: Seen) -> None:
         """Look at once where that costs nothing; elsewhere it would stall the device."""
-        self._finite &= torch.cat([seen.fused[None], seen.unimodal]).isfinite()
+        self._finite &= torch.cat([seen.fused[None], seen.unimodal, seen.scores]).isfinite()
         if self._finite.device.type == "cpu":
             self.check()
 
     def check(self) -> None:
         """Say which losses were NaN or infinite, once."""
-        bad = [name for name, fine in zip(self.names, self._finite.tolist(), strict=True) if not fine]
-        if bad:
-            self._finite.fill_(1)
-            msg = (
-                f"loss {', '.join(map(repr, bad))} is NaN or infinite; expected finite losses. Look for a division by "
-                "zero, a logarithm of zero, a label outside the classes, or a learning rate that is too large"
-            )
-            raise FloatingPointError(msg)
+        finite = self._finite.tolist()
+        if all(finite):
+            return
+        self._finite.fill_(1)
+        bad = [name for name, fine in zip(self.names, finite, strict=False) if not fine]
+        scores = [name for name, fine in zip(self.names[1:], finite[len(self.names) :], strict=True) if not fine]
+        if not bad:
+            msg = f"score of {', '.join(map(repr, scores))}: expected finite numbers of zero or more, found others"
+            raise ValueError(msg)
+        msg = (
+            f"loss {', '.join(map(repr, bad))} is NaN or infinite; expected finite losses. Look for a division by "
+            "zero, a logarithm of zero, a label outside the classes, or a learning rate that is too large"
+        )
+        raise FloatingPointError(msg)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.observe import Seen
 from equipoise.routes import Weights
@@ -35,8 +35,10 @@ class Questions(PerModality):
     needs_encoders: ClassVar[bool] = True
     """Whether a method off the "loss" route has to know the encoders."""
     logarithmic_scores: ClassVar[bool] = False
-    modulates: ClassVar[bool] = False
-    """Whether `weigh` answers with a factor per encoder."""
+    modulates: bool = False
+    """Whether `weigh` answers with a factor per encoder that acts on gradients or updates."""
+    scales_heads: bool = False
+    """Whether the factor of an encoder also acts on its modality's part of an additive fused head."""
     refines: ClassVar[bool] = False
     restores: ClassVar[bool] = False
     """Whether the method puts encoders back itself after a step of the optimiser."""
@@ -79,6 +81,14 @@ class Questions(PerModality):
     def score(self, losses: Tensor) -> Tensor:
         """A modality's score from the losses of its samples, for methods that compare modalities."""
         return losses.mean()
+
+    def attached(self, model: nn.Module | None) -> None:
+        """Called when a model was attached, unwrapped; the place to choose a form that fits it."""
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """What a row of results says of how the method ran, beyond its parameters."""
+        return {}
 
     def touches(self, tensor: Tensor) -> bool:  # noqa: ARG002
         """Whether the factor of an encoder applies to this tensor of it."""

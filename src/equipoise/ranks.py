@@ -94,7 +94,7 @@ def mean_of_each(tensors: Sequence[Tensor], group: Group) -> list[Tensor]:
     if ranks == 1 or not tensors:
         return list(tensors)
     averaged: dict[int, Tensor] = {}
-    for dtype in {tensor.dtype for tensor in tensors}:
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):  # a set has another order on every rank
         same = [(index, tensor) for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
         flat = torch.cat([tensor.reshape(-1) for _, tensor in same])
         dist.all_reduce(flat, group=_of(group))

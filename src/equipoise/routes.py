@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from equipoise import delivery, features, ranks
-from equipoise.delivery import Gradients, Pass, Reach
+from equipoise.delivery import Gradients, Pass
 from equipoise.features import Cut, Tap
 from equipoise.observe import Seen
+from equipoise.reach import Dependence, Reach, hooks_disabled
 
 if TYPE_CHECKING:
     from equipoise.balancer import Balancer
@@ -29,12 +30,15 @@ class Weights(NamedTuple):
         encoders: Factor on each encoder's gradient, shape [K]; None means ones.
         heads: Weight of each loss on the heads, shape [K + 1]; None means the same as ``losses``.
         value: What the returned scalar says; None means Σ_i losses[i] · f_i.
+        recompute: Computes ``losses`` from the fused and the uni-modal losses, [K + 1], with their graph, where it
+            depends on them; second derivatives are exact with it. None means that ``losses`` is constant.
     """
 
     losses: Tensor
     encoders: Tensor | None = None
     heads: Tensor | None = None
     value: Tensor | None = None
+    recompute: Callable[[Tensor], Tensor] | None = None
 
     @staticmethod
     def joint(seen: Seen, encoders: Tensor | None = None) -> Weights:
@@ -42,11 +46,27 @@ class Weights(NamedTuple):
         losses = torch.cat([torch.ones_like(seen.fused)[None], torch.zeros_like(seen.unimodal)])
         return Weights(losses, encoders=encoders, heads=torch.ones_like(losses), value=seen.fused)
 
+    @property
+    def on_heads(self) -> Tensor:
+        """The weight of each loss on the heads."""
+        return self.losses if self.heads is None else self.heads
+
+    def held(self) -> Weights:
+        """The same weights, which depend on losses whose graph is not here, and so refuse second derivatives."""
+        return self if self.recompute is None else self._replace(recompute=_refuse)
+
     def table(self, modalities: int) -> Tensor:
         """The coefficients c[objective, block] these weights stand for."""
         factors = self.encoders if self.encoders is not None else self.losses.new_ones(modalities)
-        heads = self.heads if self.heads is not None else self.losses
-        return torch.cat([self.losses[:, None] * factors, heads[:, None]], dim=1)
+        return torch.cat([self.losses[:, None] * factors, self.on_heads[:, None]], dim=1)
+
+
+def _refuse(losses: Tensor) -> Tensor:  # noqa: ARG001
+    msg = (
+        "second derivatives: the weights of this step depend on other micro-batches or ranks, whose graph is not here; "
+        "found create_graph=True: use mimo_objective on the losses of one batch instead"
+    )
+    raise RuntimeError(msg)
 
 
 @final
@@ -58,23 +78,56 @@ class Held:
         seen: The losses of the whole window.
         weights: What the method made of them; None to let every micro-batch decide for itself.
         advanced: Whether the method's state has moved on for this window.
-        record: The losses of the micro-batches that came by.
+        record: The losses and the scores of the micro-batches that came by.
     """
 
     seen: Seen | None = None
     weights: Weights | None = None
     advanced: bool = False
-    record: list[dict[str, Tensor]] = field(default_factory=list)
+    record: list[tuple[dict[str, Tensor], dict[str, Tensor] | None]] = field(default_factory=list)
 
 
-def weighted_sum(scalars: list[Tensor | None], extra: Tensor | None, weights: Weights, value: Tensor) -> Tensor:
-    """A scalar of the objective's value whose gradient is the weighted sum of the losses' gradients."""
-    chosen = weights.losses if weights.heads is None else weights.heads
-    given = [place for place, scalar in enumerate(scalars) if scalar is not None]
-    parts = torch.stack([scalar for scalar in scalars if scalar is not None])
-    picked = chosen if len(given) == len(scalars) else torch.stack([chosen[place] for place in given])
-    total = torch.dot(picked.to(parts.dtype), parts)
-    result = total + (value - total).detach()
+@final
+class _WeightedSum(torch.autograd.Function):
+    """A scalar whose gradient by each part is its weight, and whose second derivatives are those of the weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, weights: Tensor, recompute: Callable[[Tensor], Tensor], *parts: Tensor
+    ) -> Tensor:
+        ctx.weights, ctx.recompute = weights, recompute
+        ctx.save_for_backward(*parts)
+        return value.to(parts[0].dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[incompatible-method-override]
+        parts = ctx.saved_tensors
+        weights = ctx.recompute(torch.stack(parts)) if torch.is_grad_enabled() else ctx.weights
+        gradients = (weights.to(scale.dtype) * scale).unbind()
+        return (None, None, None, *(g.to(part.dtype) for g, part in zip(gradients, parts, strict=True)))
+
+
+def weighted_sum(
+    scalars: Sequence[Tensor | None], extra: Tensor | None, weights: Weights, value: Tensor, chosen: Tensor
+) -> Tensor:
+    """Return a scalar of the objective's value whose gradient is the weighted sum of the losses' gradients.
+
+    Args:
+        scalars: The fused loss and one per modality; None where not given.
+        extra: The sum of losses that belong to no modality.
+        weights: The method's decision.
+        value: Of the objective.
+        chosen: The weight of each loss, [K + 1].
+    """
+    parts = [scalar for scalar in scalars if scalar is not None]
+    if weights.recompute is not None:
+        result = _WeightedSum.apply(value, chosen, weights.recompute, *parts)
+    else:
+        stacked = torch.stack(parts)
+        given = [place for place, scalar in enumerate(scalars) if scalar is not None]
+        picked = chosen if len(given) == len(scalars) else torch.stack([chosen[place] for place in given])
+        total = torch.dot(picked.to(stacked.dtype), stacked)
+        result = total + (value - total).detach()
     return result if extra is None else result + extra
 
 
@@ -89,6 +142,7 @@ class Step:
         seen: The values of those losses.
         weights: What the method made of them; None on the "gram" route, which decides from gradients.
         encoders: Trainable tensors per modality, in the same order; empty for a method that needs none.
+        dependence: Remembers which connected parameters a loss really depends on.
         taps: What remembers the encoders' outputs, for a method that decides there.
     """
 
@@ -100,28 +154,24 @@ class Step:
         seen: Seen,
         weights: Weights | None,
         encoders: Sequence[Sequence[Tensor]],
+        dependence: Dependence,
         taps: Sequence[Tap | None] = (),
     ) -> None:
         self.method, self.losses, self.extra, self.seen, self.weights = method, losses, extra, seen, weights
-        self.reach = Reach(losses, extra, encoders)
+        self.reach = Reach(losses, extra, encoders, dependence)
         self.cut = Cut(losses, taps, self.reach) if taps else None
+        self._noted = False
         self.encoder_tensors = list({id(t): t for block in self.reach.encoders for t in block}.values())
 
     def scalar(self, value: Tensor) -> Tensor:
         """A scalar of this value whose backward pass does the method's work."""
-        return delivery.deliver(self._gradients, value, self.reach.leaves.values())
+        return delivery.deliver(
+            self._gradients, value, self.reach.leaves.values(), linear=not self.method.needs_encoders
+        )
 
     def problems(self) -> list[str]:
         """Why this model and method do not fit, in sentences; empty when they do."""
         found = []
-        tells_heads_apart = self.method.route == "fused" or (
-            self.method.route == "weighted" and self.method.unimodal != "head"
-        )
-        if tells_heads_apart and self.reach.blurred():
-            found.append(
-                "the model was compiled as a whole, so that it cannot be told which heads a loss trains: compile the "
-                "encoders alone (model.compile_encoders(), or torch.compile on each)"
-            )
         for block, name in enumerate(self.method.modalities[: len(self.reach.encoders)]):
             if block in self.reach.frozen:
                 continue
@@ -139,18 +189,35 @@ class Step:
             found = self.cut.problems(self.method.modalities, type(self.method).__name__)
         return found
 
-    def _gradients(self, scale: Tensor) -> Gradients:
-        if self.weights is not None:
-            return self._weighted_sum(scale, self.weights)
-        return self._mixture(scale) if self.cut is None else features.mixture(self, self.cut, scale)
-
-    def _weighted_sum(self, scale: Tensor, weights: Weights) -> Gradients:
-        """Encoders learn from the fused loss, or from a weighted sum: one pass through them."""
-        *others, last = delivery.run([*self.extra_pass(), *self._passes(weights)], scale)
-        found = self._modulated(self._of_encoders(last), weights.encoders)
-        for more in (*others, self._of_heads(last)):
-            delivery.add(found, more)
+    def _gradients(self, scale: Tensor, keep_graph: bool) -> Gradients:
+        with hooks_disabled(self.reach.leaves.values()):
+            if self.weights is not None:
+                found = self._weighted_sum(scale, self.weights, keep_graph=keep_graph)
+            elif self.cut is None:
+                found = self._mixture(scale, keep_graph=keep_graph)
+            else:
+                found = features.mixture(self, self.cut, scale, keep_graph=keep_graph)
+        self._noted = True
         return found
+
+    def _weighted_sum(self, scale: Tensor, weights: Weights, *, keep_graph: bool) -> Gradients:
+        """Encoders learn from the fused loss, or from a weighted sum: one pass through them."""
+        passes = [*self.extra_pass(), *self._passes(weights)]
+        *others, last = delivery.run(passes, scale, keep_graph=keep_graph)
+        heads: Gradients = {}
+        for more in (*others, self._of_heads(last)):
+            delivery.add(heads, more)
+        found = self._of_encoders(last)
+        if self.method.refines:
+            (found,) = self._averaged([found])
+        factors = self._group_means(weights)
+        self.advance([*found.values(), *heads.values()], factors)
+        if factors is None and not self.method.refines:
+            return delivery.add(found, heads)
+        untouched = self.method.on_updates()
+        if factors is not None:
+            self._scale_head_parts(heads, factors, untouched)
+        return delivery.add(self._modulated(found, factors, untouched), heads)
 
     def extra_pass(self) -> list[Pass]:
         """The losses that belong to no modality, which count at weight one everywhere."""
@@ -158,57 +225,90 @@ class Step:
 
     def _passes(self, weights: Weights) -> list[Pass]:
         reach, fused, unimodal = self.reach, self.losses[:1], self.losses[1:]
-        on_heads = weights.heads if weights.heads is not None else weights.losses
-        own_heads = Pass(unimodal, on_heads[1:].unbind(), reach.own_heads)
+        on_heads = weights.on_heads
         if self.method.route == "fused":
-            return [own_heads, Pass(fused, on_heads[:1].unbind(), [*reach.fused_heads, *self.encoder_tensors])]
+            beside = Pass(unimodal, on_heads[1:].unbind(), reach.beside)
+            return [beside, Pass(fused, on_heads[:1].unbind(), [*reach.fused_heads, *self.encoder_tensors])]
         encoders = Pass(self.losses, weights.losses.unbind(), self.encoder_tensors)
         if self.method.unimodal == "head":
             return [Pass(self.losses, on_heads.unbind(), reach.heads), encoders]
         # The uni-modal outputs are shares of the fused head: it learns from the fused loss alone.
+        own_heads = Pass(unimodal, on_heads[1:].unbind(), reach.own_heads)
         return [own_heads, Pass(fused, on_heads[:1].unbind(), reach.fused_heads), encoders]
 
-    def _modulated(self, found: Gradients, factors: Tensor | None) -> Gradients:
-        """Scale the gradient of each encoder by its factor, then let the method refine it."""
+    def advance(self, gradients: Sequence[Tensor], factors: Tensor | None = None) -> None:
+        """Move the method's state on, and note the factors for the optimiser, once for each call of the balancer."""
         method = self.method
-        if method.refines:
-            (found,) = self._averaged([found])
-        if method.advances or method.scales_updates:
-            finite = delivery.all_finite(found.values()) if found else self.seen.fused.isfinite()
-            finite = ranks.everywhere(finite, method.group)
-            if method.advances:
-                method.move_on(self.seen, finite)
-            if factors is not None:
-                method.note_factors(factors, finite)
+        if self._noted or not (method.advances or (factors is not None and method.scales_updates)):
+            return
+        finite = delivery.all_finite(gradients) if gradients else self.seen.fused.isfinite()
+        finite = ranks.everywhere(finite, method.group)
+        if method.advances:
+            method.move_on(self.seen, finite)
+        if factors is not None:
+            method.note_factors(factors, finite)
+
+    def _group_means(self, weights: Weights) -> Tensor | None:
+        """The factor of each encoder; encoders that share parameters get the mean of theirs."""
+        shared = [group for group in self.reach.groups() if len(group) > 1]
+        if weights.encoders is None or not shared:
+            return weights.encoders
+        # Picked one by one: a list as an index would be copied to the device, and the device would wait.
+        factors = list(weights.encoders.unbind())
+        for group in shared:
+            mean = torch.stack([factors[block] for block in group]).mean()
+            for block in group:
+                factors[block] = mean
+        together = torch.stack(factors)
+        self.method.fill(weights._replace(encoders=together).table(len(factors)))
+        return together
+
+    def _modulated(self, found: Gradients, factors: Tensor | None, untouched: set[int]) -> Gradients:
+        """Scale the gradient of each encoder by its factor, but for some tensors, then let the method refine it."""
+        method = self.method
         delivered: Gradients = {}
         for group, tensors in self._groups(found):
             gradients = [found[id(tensor)] for tensor in tensors]
             mixed = gradients
-            if factors is not None and not method.scales_updates:
-                # Picked one by one: a list as an index would be copied to the device, and the device would wait.
-                factor = torch.stack([factors[block] for block in group]).mean()
-                moved = delivery.scaled(gradients, factor)
-                mixed = [m if method.touches(t) else g for t, m, g in zip(tensors, moved, gradients, strict=True)]
+            scales = [id(tensor) not in untouched and method.touches(tensor) for tensor in tensors]
+            if factors is not None and any(scales):
+                moved = delivery.scaled(gradients, factors[group[0]])
+                mixed = [m if scale else g for m, g, scale in zip(moved, gradients, scales, strict=True)]
             if method.refines:
                 mixed = method.refined(method.modalities[group[0]], mixed, [gradients])
             delivered.update((id(tensor), gradient) for tensor, gradient in zip(tensors, mixed, strict=True))
         return delivered
+
+    def _scale_head_parts(self, heads: Gradients, factors: Tensor, untouched: set[int]) -> None:
+        """Scale each modality's part of the fused head as its encoder, where the method does so."""
+        copied: set[int] = set()
+        for block, parts in enumerate(self.method.head_parts()):
+            for part in parts:
+                key = id(part.tensor)
+                if key not in heads or key in untouched or not self.method.touches(part.tensor):
+                    continue
+                if key not in copied:
+                    heads[key] = heads[key].clone()
+                    copied.add(key)
+                part.of(heads[key]).mul_(factors[block].to(heads[key].dtype))
 
     def objectives(self, tensors: Sequence[Tensor], *, separate: bool) -> list[Pass]:
         """A pass for the fused loss and one for all the others, or one for each where encoders are entangled."""
         unimodal = [self.losses[1:]] if separate else [[loss] for loss in self.losses[1:]]
         return [Pass(losses, None, tensors) for losses in (self.losses[:1], *unimodal)]
 
-    def _mixture(self, scale: Tensor) -> Gradients:
+    def _mixture(self, scale: Tensor, *, keep_graph: bool) -> Gradients:
         """Encoders learn from a mixture that their gradients decide: two passes, or K + 1 where they are entangled."""
         separate = self.reach.separate()
         objectives = self.objectives([*self.reach.heads, *self.encoder_tensors], separate=separate)
-        results = delivery.run([*self.extra_pass(), *objectives], scale)
+        results = delivery.run([*self.extra_pass(), *objectives], scale, keep_graph=keep_graph)
         extra, results = results[: -len(objectives)], results[-len(objectives) :]
-        found = self._mixed(self._averaged([self._of_encoders(result) for result in results]), separate=separate)
+        heads: Gradients = {}
         for more in (*extra, *(self._of_heads(result) for result in results)):
-            delivery.add(found, more)
-        return found
+            delivery.add(heads, more)
+        averaged = self._averaged([self._of_encoders(result) for result in results])
+        self.advance([*heads.values(), *(gradient for result in averaged for gradient in result.values())])
+        return delivery.add(self._mixed(averaged, separate=separate), heads)
 
     def _mixed(self, objectives: Sequence[Gradients], *, separate: bool) -> Gradients:
         method = self.method
@@ -228,7 +328,7 @@ class Step:
     def decided(self, groups: Sequence[Group], gram: Tensor, *, separate: bool) -> Tensor:
         """What the method makes of inner products; the table is filled with it."""
         largest = gram.diagonal(dim1=1, dim2=2).amax(dim=1)[:, None, None]
-        coefficients = self.method.mix(torch.where(largest == 0, gram, gram / largest))
+        coefficients = self.method.mixed(torch.where(largest == 0, gram, gram / largest))
         self.fill(groups, coefficients, separate=separate)
         return coefficients
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from equipoise.machinery import (
     split,
     why_not_captured,
 )
+from equipoise.methods.agm import ApproximationWarning
 from equipoise.models import LateFusion
 from equipoise.resuming import save
 from equipoise.settings import Settings
@@ -181,7 +183,9 @@ class Run:
         self.plain.zero_grad()
         self.balancer.to(self.accelerator.device)
         if self.spread.attaches:
-            self.balancer.attach(self.model, optimizer=self.plain)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ApproximationWarning)  # the row says which form was taken
+                self.balancer.attach(self.model, optimizer=self.plain)
 
     def end_epoch(self) -> Record:
         """Move the schedule on, and count from the start again; what training showed: the mean loss per objective."""
@@ -231,7 +235,7 @@ class Run:
         for tracker in self.accelerator.trackers:  # not `end_training`: several processes go on together
             tracker.finish()
         path = {"precision": self.precision, "captured": self.play.why_not or "yes", "compiled": self.compiling.told}
-        path |= safe_step.learning_rate(self.settings, self.plain)
+        path |= safe_step.learning_rate(self.settings, self.plain) | self.balancer.remarks
         if ranks.size() > 1:
             path["processes"] = f"{ranks.size()}, {self.spread.told}"
         self.spread.share_buffers()

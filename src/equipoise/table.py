@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
@@ -19,7 +20,7 @@ class Table(NamedTuple):
     Args:
         objectives: Names of the rows.
         blocks: Names of the columns.
-        values: The coefficients c, on the device they were computed on.
+        values: The coefficients c, on the device they were computed on; NaN where a loss does not reach a block.
     """
 
     objectives: tuple[str, ...]
@@ -31,10 +32,13 @@ class Table(NamedTuple):
         return self.values[self.objectives.index(objective), self.blocks.index(block)]
 
     def numbers(self) -> dict[str, dict[str, float]]:
-        """The whole table as plain numbers, ``{objective: {block: coefficient}}``. Waits for the device."""
+        """Return the table as plain numbers, ``{objective: {block: coefficient}}``, without cells that no loss reaches.
+
+        Waits for the device.
+        """
         rows = self.values.tolist()
         return {
-            objective: dict(zip(self.blocks, row, strict=True))
+            objective: {block: value for block, value in zip(self.blocks, row, strict=True) if not math.isnan(value)}
             for objective, row in zip(self.objectives, rows, strict=True)
         }
 
@@ -44,6 +48,7 @@ class Table(NamedTuple):
         titles = (f"{name:>{width}}" for name, width in zip(self.blocks, widths, strict=True))
         lines = [" ".join([" " * first, *titles])]
         for objective, row in self.numbers().items():
-            cells = (f"{value:>{width}.4g}" for value, width in zip(row.values(), widths, strict=True))
+            shown = [f"{row[block]:.4g}" if block in row else "–" for block in self.blocks]
+            cells = (f"{text:>{width}}" for text, width in zip(shown, widths, strict=True))
             lines.append(" ".join([f"{objective:<{first}}", *cells]))
         return "\n".join(lines)

@@ -174,19 +174,27 @@ def _over_all_supports(gram: Tensor) -> Tensor:
     numbers = torch.arange(1, 2**count, device=gram.device)
     support = ((numbers[:, None] >> torch.arange(count, device=gram.device)) & 1).to(gram.dtype)
     identity = torch.eye(count, device=gram.device, dtype=gram.dtype)
+    # In units of each gradient's own length, so that short gradients count as much as long ones: with C the cosines and
+    # d the lengths, weights w that make d·w = y solve C y ∝ 1/d.
+    squared = gram.diagonal(dim1=-2, dim2=-1)
+    zero = squared <= 0
+    length = torch.where(zero, 1.0, squared).sqrt()
+    cosines = gram / length[..., :, None] / length[..., None, :]
     # A ridge far below the data makes dependent gradients solvable; it moves the answer by as little.
-    largest = gram.diagonal(dim1=-2, dim2=-1).amax(dim=-1)[..., None, None, None]
-    ridge = 1e-13 * torch.where(largest == 0, 1.0, largest) * identity
     inside = support[:, :, None] * support[:, None, :]
-    systems = gram[..., None, :, :] * inside + ridge + identity * (1 - support)[:, None, :]
-    solution, _ = torch.linalg.solve_ex(systems, support[..., None].expand(*systems.shape[:-1], 1))
-    raw = solution[..., 0] * support
-    weights = raw / raw.sum(dim=-1, keepdim=True)
+    systems = cosines[..., None, :, :] * inside + 1e-13 * identity + identity * (1 - support)[:, None, :]
+    shortest = torch.where(zero, torch.inf, length).amin(dim=-1, keepdim=True)
+    inverse = torch.where(zero, 1.0, shortest / length)  # at most one
+    wanted = inverse[..., None, :] * support
+    solution, _ = torch.linalg.solve_ex(systems, wanted[..., None])
+    scaled = solution[..., 0] * support
     # A gradient of length zero is that of a loss that does not reach the block: it takes no part.
-    absent = (gram.diagonal(dim1=-2, dim2=-1) == 0)[..., None, :] & (support > 0)
-    feasible = (weights >= -1e-9).all(dim=-1) & ~absent.any(dim=-1)
-    weights = weights.clamp(min=0)
-    weights = weights / weights.sum(dim=-1, keepdim=True)
-    length = torch.einsum("...si,...ij,...sj->...s", weights, gram, weights)
-    best = torch.where(feasible, length, torch.inf).argmin(dim=-1)
+    absent = (zero[..., None, :] & (support > 0)).any(dim=-1)
+    feasible = (scaled >= -1e-9 * scaled.abs().amax(dim=-1, keepdim=True)).all(dim=-1) & ~absent
+    scaled = scaled.clamp(min=0)
+    raw = scaled * inverse[..., None, :]
+    total = raw.sum(dim=-1, keepdim=True)
+    lengths = torch.einsum("...si,...ij,...sj->...s", scaled, cosines, scaled) / total[..., 0].square()
+    best = torch.where(feasible & (total[..., 0] > 0), lengths, torch.inf).argmin(dim=-1)
+    weights = raw / total
     return torch.gather(weights, -2, best[..., None, None].expand(*best.shape, 1, count)).squeeze(-2)

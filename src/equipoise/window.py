@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import final
 
@@ -55,18 +55,34 @@ class Window:
         return not self.lag
 
     @contextmanager
-    def open(self, losses: Iterable[Mapping[str, Tensor]] | None = None) -> Generator[None, None, None]:
+    def open(
+        self,
+        losses: Iterable[Mapping[str, Tensor]] | None = None,
+        *,
+        scores: Iterable[Mapping[str, Tensor]] | None = None,
+    ) -> Generator[None, None, None]:
         """Hold one decision until the block ends; step the optimiser inside it or after it.
 
         Args:
             losses: The losses of every micro-batch, computed under ``torch.no_grad()``. Not needed with ``lag=True``.
+            scores: The scores of every micro-batch, for a method that is given some; their mean decides. With
+                ``lag=True`` they are given to the balancer at each call instead.
         """
         if self.lag == (losses is not None):
             found = "losses were given" if self.lag else "none were given"
             needed = "none: the weights come from the window before" if self.lag else "the losses of every micro-batch"
             msg = f"Window(lag={self.lag}).open: expected {needed}, but {found}"
             raise ValueError(msg)
-        held = self._decided(list(losses)) if losses is not None else self._next
+        if self.lag and scores is not None:
+            msg = "Window(lag=True).open: expected no scores here, type balancer(losses, scores=…) at each micro-batch"
+            raise ValueError(msg)
+        held = self._next
+        if losses is not None:
+            batches, given = list(losses), None if scores is None else list(scores)
+            if given is not None and len(given) != len(batches):
+                msg = f"Window.open: expected scores for each of {len(batches)} micro-batches, found {len(given)}"
+                raise ValueError(msg)
+            held = self._decided(list(zip(batches, given or [None] * len(batches), strict=True)))
         self.balancer.hold(held)
         try:
             yield
@@ -75,10 +91,19 @@ class Window:
         if self.lag and held.record:
             self._next = self._decided(held.record)
 
-    def _decided(self, batches: list[Mapping[str, Tensor]] | list[dict[str, Tensor]]) -> Held:
+    def _decided(self, batches: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor] | None]]) -> Held:
         if not batches:
             msg = "Window: expected the losses of at least one micro-batch, found none"
             raise ValueError(msg)
-        together = {name: torch.cat([batch[name].detach().reshape(-1) for batch in batches]) for name in batches[0]}
-        seen = self.balancer.observe(together)
+        losses = [each for each, _ in batches]
+        scores = [each for _, each in batches if each is not None]
+        if scores and len(scores) < len(batches):
+            msg = f"Window: expected scores for all {len(batches)} micro-batches or for none, found {len(scores)}"
+            raise ValueError(msg)
+        together = {name: torch.cat([each[name].detach().reshape(-1) for each in losses]) for name in losses[0]}
+        means = {
+            name: torch.stack([torch.as_tensor(each[name]).float().mean() for each in scores]).mean()
+            for name in (scores[0] if scores else ())
+        }
+        seen = self.balancer.observe(together, means or None)
         return Held(seen, self.balancer.decide(seen))

@@ -96,12 +96,12 @@ class TestOGMGEWindow(BalancerContract):
 
 class TestAGM(BalancerContract):
     def make(self) -> Balancer:
-        return AGM(strength=1.5)
+        return AGM(strength=1.5, form="fast")
 
 
 class TestAGMUncapped(BalancerContract):
     def make(self) -> Balancer:
-        return AGM(strength=1.5, cap=None)
+        return AGM(strength=1.5, cap=None, form="fast")
 
 
 class TestMSLR(BalancerContract):

@@ -1,5 +1,6 @@
 """MGDA and MMPareto: against conditions of optimality, against TorchJD, and against numbers worked out by hand."""
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -124,7 +125,7 @@ def test_mgda_by_hand() -> None:
     assert found == pytest.approx([0.4, 0.8])
     assert float(balancer.table.at("fused", "audio")) == pytest.approx(0.2)
     assert float(balancer.table.at("audio", "audio")) == pytest.approx(0.8)
-    assert float(balancer.table.at("video", "audio")) == 0.0
+    assert math.isnan(float(balancer.table.at("video", "audio")))  # it does not get there
     # g1 = (1, 1), g2 = (3, 3): the shorter one alone
     assert run(MGDA(), (1.0, 1.0), (3.0, 3.0))[0] == pytest.approx([1.0, 1.0])
     # opposite: (1, 0) and (−3, 0) cancel, γ = (9 + 3) / 16

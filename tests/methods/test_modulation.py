@@ -1,6 +1,7 @@
 """OGM, OGM-GE, AGM, MLB, MSLR, MSES, DGL: against numbers of the published rules, worked out by hand."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ from equipoise import AGM, DGL, MLB, MSES, MSL, MSLR, OGM, OGMGE, Balancer, Late
 from equipoise.methods.scores import log_likelihood, ratios
 from equipoise.models import CNN1d, ShapleyResponses
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
+
+
+def FastAGM() -> AGM:  # noqa: N802 (stands beside classes)
+    return AGM(form="fast")
 
 
 def factors(balancer: Balancer, losses: dict[str, Tensor], model: SmallModel | None = None) -> dict[str, float]:
@@ -41,7 +46,7 @@ def test_ogm_by_hand_for_two_modalities() -> None:
 
 
 def test_ogm_slows_nobody_on_a_tie() -> None:
-    tie = {"fused": torch.tensor(1.0), "audio": torch.tensor(0.7), "video": torch.tensor(0.7)}
+    tie = {"fused": torch.tensor(1.0), "audio": torch.tensor([0.7]), "video": torch.tensor([0.7])}
     assert factors(OGM(0.8), tie) == {"audio": 1.0, "video": 1.0}
 
 
@@ -79,9 +84,9 @@ def test_scores_can_be_given() -> None:
         balancer(losses, scores={"audio": torch.tensor(0.2)})
 
 
-@pytest.mark.parametrize("method", [OGM, OGMGE, AGM, MLB])
-def test_one_modality_alone_has_factor_one(method: type[Balancer]) -> None:
-    assert factors(method(), {"fused": torch.tensor(1.0), "audio": torch.tensor(0.7)}) == {"audio": 1.0}
+@pytest.mark.parametrize("method", [OGM, OGMGE, FastAGM, MLB])
+def test_one_modality_alone_has_factor_one(method: Callable[[], Balancer]) -> None:
+    assert factors(method(), {"fused": torch.tensor(1.0), "audio": torch.tensor([0.7])}) == {"audio": 1.0}
 
 
 def test_acceptance_of_epochs_is_a_half_open_window() -> None:
@@ -178,7 +183,7 @@ def test_ogmge_draws_anew_each_step_and_the_same_again_from_its_state() -> None:
 
 
 def test_agm_by_hand_over_three_steps() -> None:
-    balancer = AGM(strength=1.0, cap=None)
+    balancer = AGM(strength=1.0, cap=None, form="fast")
     model, data = SmallModel(names(2)), batch(names(2))
     attached(balancer, model)
     history = []
@@ -197,7 +202,7 @@ def test_agm_by_hand_over_three_steps() -> None:
 
 def test_agm_for_three_modalities_compares_with_the_mean_of_the_others() -> None:
     losses = {"fused": torch.tensor(1.0), "a": torch.tensor(0.2), "b": torch.tensor(0.8), "c": torch.tensor(1.4)}
-    found = factors(AGM(strength=0.5, cap=None), losses, SmallModel(list("abc")))
+    found = factors(AGM(strength=0.5, cap=None, form="fast"), losses, SmallModel(list("abc")))
     mean = (0.2 + 0.8 + 1.4) / 3
     for name, value in (("a", 0.2), ("b", 0.8), ("c", 1.4)):
         # the published code for three modalities writes exp((mean of all − s) · 3/2)
@@ -205,7 +210,7 @@ def test_agm_for_three_modalities_compares_with_the_mean_of_the_others() -> None
 
 
 def test_agm_caps_the_difference_and_the_probability() -> None:
-    balancer = AGM(strength=2.0, cap=3.0)
+    balancer = AGM(strength=2.0, cap=3.0, form="fast")
     attached(balancer, SmallModel(names(2)))
     balancer.mean_score.copy_(torch.tensor([0.0, 5.0]))  # usually far ahead: τ_audio = e⁵
     losses = {"fused": torch.tensor(1.0), "audio": torch.tensor([2.0, 1e6]), "video": torch.tensor([2.0, 2.0])}
@@ -217,7 +222,7 @@ def test_agm_caps_the_difference_and_the_probability() -> None:
 def test_agm_goes_back_to_one_after_its_window() -> None:
     # the published code keeps the last factor for the rest of training
     losses = {"fused": torch.tensor(1.0), "audio": torch.tensor(0.5), "video": torch.tensor(1.0)}
-    balancer = AGM(stop=1)
+    balancer = AGM(stop=1, form="fast")
     assert factors(balancer, losses)["audio"] != 1.0
     balancer.end_epoch()
     assert factors(balancer, losses) == {"audio": 1.0, "video": 1.0}
@@ -266,7 +271,7 @@ def test_exact_agm_equals_the_fast_one_for_an_additive_head() -> None:
         encoders = {name: nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh()) for name in names(2)}
         model = LateFusion(encoders, 3, unimodal="split", features=dict.fromkeys(names(2), 4)).double()
         wrapped = ShapleyResponses(model, names(2))
-        balancer = AGM(responses=wrapped) if exact else attached(AGM(), model)
+        balancer = AGM(responses=wrapped) if exact else attached(AGM(form="fast"), model)
         for step in range(3):
             data = batch(names(2), seed=step)
             model.zero_grad()
@@ -449,7 +454,7 @@ def test_mlb_by_hand() -> None:
     attached(quiet, SmallModel(names(2)))
     with torch.no_grad():
         quiet(losses)
-    assert bool((quiet.table.values == 1).all())  # heads too
+    assert {cell for row in quiet.table.numbers().values() for cell in row.values()} == {1.0}  # heads too
 
 
 def test_dgl_with_split_outputs_trains_the_fused_head_by_the_fused_loss_alone() -> None:
@@ -488,8 +493,10 @@ def test_joint_training_needs_no_unimodal_losses() -> None:
     assert any(bool(g.any()) for g in gradients_of(model).values())
 
 
-@pytest.mark.parametrize(("method", "slow"), [(OGM, "audio"), (AGM, "audio")])
-def test_under_adam_the_update_is_scaled_since_the_gradient_cannot_be(method: type[Balancer], slow: str) -> None:
+@pytest.mark.parametrize(("method", "slow"), [(OGM, "audio"), (FastAGM, "audio")])
+def test_under_adam_the_update_is_scaled_since_the_gradient_cannot_be(
+    method: Callable[[], Balancer], slow: str
+) -> None:
     moves = {}
     for factor_on in ("plain", "method"):
         model, data = SmallModel(names(2)), batch(names(2))

@@ -11,12 +11,16 @@ from equipoise.balancer import Balancer
 
 
 def entries_of(balancer: Balancer, prefix: str = "balance/") -> dict[str, Tensor]:
-    """The table of the last step as one entry per coefficient, ``balance/objective/block``, still on its device."""
+    """The table of the last step as one entry per coefficient, ``balance/objective/block``, still on its device.
+
+    A loss that does not reach a block has no entry.
+    """
     table = balancer.table
+    reached = table.numbers()
     return {
-        f"{prefix}{objective}/{block}": value
-        for objective, row in zip(table.objectives, table.values.unbind(), strict=True)
-        for block, value in zip(table.blocks, row.unbind(), strict=True)
+        f"{prefix}{objective}/{block}": table.at(objective, block)
+        for objective, row in reached.items()
+        for block in row
     }
 
 

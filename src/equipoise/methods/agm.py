@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, final
+import warnings
+from typing import Any, ClassVar, Literal, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.balancer import Balancer
 from equipoise.checks import demand
 from equipoise.methods.scores import mean_of_others
+from equipoise.models.late_fusion import LateFusion
 from equipoise.models.shapley import ShapleyResponses
 from equipoise.observe import Seen
 from equipoise.routes import Weights
@@ -20,42 +22,55 @@ _LARGEST = 80.0
 
 
 @final
+class ApproximationWarning(UserWarning):
+    """A method runs in an approximate form because the attached model does not allow the published one."""
+
+
+@final
 class AGM(Balancer):
     """Adaptive gradient modulation.
 
-    Encoder m moves along κ_m · ∇f_mm with κ_m = exp(α · min(τ_m − r_m, cap)). r_m = exp(mean_{j≠m} s_j − s_m) says
-    how far modality m is ahead in this batch, s_m its loss; τ_m says the same of ŝ_m, the mean of s_m over all
-    earlier steps. Whoever is further ahead than usual is slowed. Outside its epochs the factor is one.
+    The fused output is a sum of responses φ_m, one per modality, and the gradient that φ_m receives is multiplied by
+    κ_m = exp(α · min(τ_m − r_m, cap)). r_m = exp(mean_{j≠m} s_j − s_m) says how far modality m is ahead in this batch,
+    s_m the loss of φ_m; τ_m says the same of ŝ_m, the mean of s_m over all earlier steps. Whoever is further ahead than
+    usual is slowed. Outside its epochs the factor is one.
 
-    For fused heads that add up modalities (concat, sum) this equals the published method up to batch statistics. For
-    others there is the exact form: wrap the model in `ShapleyResponses`, which runs the 2^K forward passes of the
-    published method, and say ``AGM(responses=model)``; the factors then act on the responses, and nothing needs
-    attaching.
+    φ_m is the Shapley value of modality m. For a `LateFusion` whose fused output is a sum over modalities, without
+    batch statistics and dropout, it is known from each encoder's response to zero input, and ``form="published"`` is
+    the authors' update, encoders and fused head. Any other model has to be wrapped in `ShapleyResponses`, which runs
+    their 2^K forward passes: ``AGM(responses=model)``.
+
+    ``form="fast"`` is an approximation for any attached model: encoder m moves along κ_m · ∇f_mm, with s_m the loss
+    that it is given for modality m. It leaves out the factors on the fused head, and what reaches encoders through zero
+    input and through batch statistics of evaluation mode; with biases its κ_m differ, since s_m is not the loss of φ_m.
 
     Paper: Li et al., "Boosting Multi-modal Model Performance with Adaptive Gradient Modulation" (ICCV 2023).
-    Cost: one backward pass.
+    Cost: one backward pass. In the published form each encoder also reads one sample of zeros.
 
     Args:
         strength: α. The authors' example uses 2.5 for AV-MNIST, and they name 1.5 for CREMA-D.
         cap: Largest value of τ − r; the authors have 10 for CREMA-D, 7 for UR-FUNNY, none elsewhere.
         start: First epoch that modulates.
         stop: First epoch that no longer does. The authors' default is 20.
-        responses: The wrapped model, for the exact form.
+        responses: The wrapped model, for models that are no such `LateFusion`.
+        form: "published", "fast", or None for the published form where the attached model allows it and the fast one,
+            with a warning, where it does not. The published form acts on gradients under every optimiser, as the
+            authors' code does; the fast one scales the updates of Adam and its kin.
 
     Example:
         >>> from equipoise import LateFusion
-        >>> model = LateFusion({"audio": torch.nn.Linear(3, 4), "video": torch.nn.Linear(5, 4)}, classes=2)
-        >>> balancer = AGM().attach(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
-        >>> loss = balancer(
-        ...     {"fused": model({"audio": torch.ones(1, 3), "video": torch.ones(1, 5)})["fused"].sum(),
-        ...      "audio": torch.tensor(0.5), "video": torch.tensor(1.0)})
+        >>> encoders = {"audio": torch.nn.Linear(3, 4), "video": torch.nn.Linear(5, 4)}
+        >>> model = LateFusion(encoders, classes=2, unimodal="split")
+        >>> balancer = AGM().attach(model)
+        >>> outputs = model({"audio": torch.ones(1, 3), "video": torch.ones(1, 5)})
+        >>> losses = {"audio": torch.tensor([0.5]), "video": torch.tensor([1.0])}
+        >>> loss = balancer({"fused": outputs["fused"].sum(), **losses})
         >>> round(float(balancer.table.at("fused", "audio")), 4)  # exp(1 − e^0.5), since τ starts at one
         0.5227
     """
 
     unimodal = "split"
     search: ClassVar = {"strength": (0.3, 1.0, 2.5)}
-    modulates = True
     advances = True
     mean_score: Tensor
     steps: Tensor
@@ -67,14 +82,58 @@ class AGM(Balancer):
         start: int = 0,
         stop: int | None = None,
         responses: ShapleyResponses | None = None,
+        form: Literal["published", "fast"] | None = None,
     ) -> None:
         super().__init__(start=start, stop=stop)
-        demand("AGM", (strength >= 0, "strength should be zero or more", strength))
+        demand(
+            "AGM",
+            (strength >= 0, "strength should be zero or more", strength),
+            (form in (None, "published", "fast"), "form should be 'published', 'fast' or None", form),
+            (responses is None or form != "fast", "form should not be 'fast' where responses are given", form),
+        )
         self.strength, self.cap = strength, math.inf if cap is None else cap
+        self._asked = form
         self._responses = () if responses is None else (responses,)  # in a tuple, so that nothing is registered
-        self.route = "fused" if responses is None else "loss"
+        self._model: tuple[LateFusion, ...] = ()
+        self._take("fast" if responses is None else "published")
         self.remember("mean_score")
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def attached(self, model: nn.Module | None) -> None:
+        """Choose the form that was asked for, or that the model allows."""
+        if self._responses:
+            return
+        self._model = ()
+        if self._asked == "fast":
+            return
+        problems = (
+            model.response_problems()
+            if isinstance(model, LateFusion)
+            else ["it is no LateFusion, the kind that is known"]
+        )
+        if problems:
+            why = "the published update needs each modality's response, which this model does not give: "
+            why += "; ".join(problems)
+            instead = "wrap the model, ShapleyResponses(model, names), and type AGM(responses=…), or AGM(form='fast')"
+            if self._asked == "published":
+                raise ValueError(f"AGM: {why}; {instead}")
+            warnings.warn(f"AGM takes its approximate form: {why}; {instead}", ApproximationWarning, stacklevel=4)
+            self._take("fast")
+        elif isinstance(model, LateFusion):
+            model.respond(True)
+            self._model = (model,)
+            self._take("published")
+
+    def _take(self, form: Literal["published", "fast"]) -> None:
+        self.form = form
+        self.route = "fused" if form == "fast" else "loss"
+        self.modulates = form == "fast"
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """The form that was taken."""
+        left_out = ": approximate, without factors on the fused head and responses to zero input"
+        return {"agm form": self.form + (left_out if self.form == "fast" else "")}
 
     def score(self, losses: Tensor) -> Tensor:
         """The mean loss, with no sample counted beyond a probability of 1e-8."""
@@ -87,9 +146,19 @@ class AGM(Balancer):
         ahead_usually = (mean_of_others(usual) - usual).exp()
         exponent = self.strength * (ahead_usually - ahead_now).clamp(max=self.cap)
         factors = self.gated(exponent.clamp(max=_LARGEST).exp())
+        by_name = dict(zip(self.modalities, factors.unbind(), strict=True))
         for model in self._responses:
-            model.factors.copy_(torch.stack([factors[self.modalities.index(name)] for name in model.modalities]))
+            model.factors.copy_(torch.stack([by_name[name] for name in model.modalities]))
+        for model in self._model:
+            self._write(model, torch.stack([by_name[name] for name in model.encoders]))
         return Weights.joint(seen, factors)
+
+    def _write(self, model: LateFusion, factors: Tensor) -> None:
+        if not model.responds:
+            msg = "AGM: another balancer was attached to this model since; type balancer.attach(model) again"
+            raise RuntimeError(msg)
+        if model.response_factors is not None:  # there are none after an evaluation
+            model.response_factors.copy_(factors)
 
     def advance(self, seen: Seen, finite: Tensor) -> None:
         """ŝ becomes the mean over all steps that were taken, this one included."""
@@ -97,3 +166,7 @@ class AGM(Balancer):
         share = finite / counted.clamp(min=1)
         self.mean_score.lerp_(seen.scores.to(self.mean_score.dtype), share.to(self.mean_score.dtype))
         self.steps.copy_(counted)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies leave the model behind."""
+        return {**super().__getstate__(), "_model": ()}

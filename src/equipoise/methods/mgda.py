@@ -35,7 +35,7 @@ class MGDA(Balancer):
         >>> balancer = MGDA().attach(model)
         >>> outputs = model({"audio": torch.randn(8, 3), "video": torch.randn(8, 5)})
         >>> balancer({name: logits.square().mean() for name, logits in outputs.items()}).backward()
-        >>> bool((balancer.table.values[:, :2].sum(0) - 1).abs().max() < 1e-6)  # mixtures are convex
+        >>> bool((balancer.table.values[:, :2].nansum(0) - 1).abs().max() < 1e-6)  # mixtures are convex
         True
     """
 

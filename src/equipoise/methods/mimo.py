@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal, final
 
@@ -14,6 +15,8 @@ from equipoise.observe import Seen
 from equipoise.optimum import Trajectory
 from equipoise.routes import Weights
 from equipoise.theory import doubled_smoothing, smooth_maximum
+
+LEAST_SMOOTHING = 1e-30  # below it, single precision cannot hold a loss divided by μ
 
 
 def mimo_objective(
@@ -62,8 +65,8 @@ class MIMO(Balancer):
         >>> print(balancer.table)
                   audio     video     heads
         fused         1         1         1
-        audio     8.808     8.808     8.808
-        video     1.192     1.192     1.192
+        audio     8.808         –     8.808
+        video         –     1.192     1.192
     """
 
     unimodal = "head"
@@ -83,10 +86,19 @@ class MIMO(Balancer):
         super().__init__()
         demand(
             "MIMO",
-            (penalty >= 0, "penalty should be zero or more", penalty),
-            (smoothing >= 0, "smoothing should be zero or more", smoothing),
+            (0 <= penalty < math.inf, "penalty should be a finite number of zero or more", penalty),
+            (
+                smoothing == 0 or LEAST_SMOOTHING <= smoothing < math.inf,
+                f"smoothing should be zero, or between {LEAST_SMOOTHING:g} and any finite number",
+                smoothing,
+            ),
+            (
+                optimum is None or isinstance(optimum, (Mapping, Trajectory)),
+                "optimum should be numbers by modality, {'audio': 0.3, …}, a Trajectory, or None for zero",
+                optimum,
+            ),
             (overflow in ("stable", "double"), "overflow should be 'stable' or 'double'", overflow),
-            (floor >= 0, "floor should be zero or more", floor),
+            (0 <= floor < math.inf, "floor should be a finite number of zero or more", floor),
             (heads in ("scaled", "plain"), "heads should be 'scaled' or 'plain'", heads),
         )
         self.penalty, self.smoothing, self.overflow, self.floor, self.heads = penalty, smoothing, overflow, floor, heads
@@ -102,19 +114,31 @@ class MIMO(Balancer):
 
     def weigh(self, seen: Seen) -> Weights:
         """The fused loss at one, modality k at λσ_k plus the floor."""
-        gaps = seen.unimodal - self._optimum_now().to(seen.unimodal.dtype)
-        smoothing: Tensor | float = self.smoothing
-        if smoothing == 0:
+        optimum = self._optimum_now().to(seen.unimodal.dtype)
+        gaps = seen.unimodal - optimum
+        smoothing = self._smoothing_for(gaps)
+        weights = self._weights(gaps, smoothing)
+        value = seen.fused + self.penalty * smooth_maximum(gaps, smoothing) + self.floor * seen.unimodal.sum()
+        plain = torch.ones_like(weights) if self.heads == "plain" else None
+        recompute = None
+        if self.route == "loss":
+
+            def recompute(losses: Tensor) -> Tensor:
+                return self._weights(losses[1:] - optimum.to(losses.dtype), smoothing)
+
+        return Weights(weights, heads=plain, value=value, recompute=recompute)
+
+    def _smoothing_for(self, gaps: Tensor) -> Tensor | float:
+        doubles = self.overflow == "double" and self.smoothing > 0
+        return doubled_smoothing(gaps, self.smoothing) if doubles else self.smoothing
+
+    def _weights(self, gaps: Tensor, smoothing: Tensor | float) -> Tensor:
+        if isinstance(smoothing, (int, float)) and smoothing == 0:
             furthest = (gaps == gaps.amax()).to(gaps.dtype)
             shares = furthest / furthest.sum()  # a tie is shared, as it is in the limit of a small μ
         else:
-            if self.overflow == "double":
-                smoothing = doubled_smoothing(gaps, self.smoothing)
             shares = torch.softmax(gaps / smoothing, dim=0)
-        weights = torch.cat([gaps.new_ones(1), self.penalty * shares + self.floor])
-        value = seen.fused + self.penalty * smooth_maximum(gaps, smoothing) + self.floor * seen.unimodal.sum()
-        plain = torch.ones_like(weights) if self.heads == "plain" else None
-        return Weights(weights, heads=plain, value=value)
+        return torch.cat([gaps.new_ones(1), self.penalty * shares + self.floor])
 
     def stepped(self, taken: Tensor | int = 1) -> None:
         """Move along the trajectory with the optimiser, so that a skipped step does not count."""

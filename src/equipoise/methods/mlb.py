@@ -36,7 +36,7 @@ class MLB(Balancer):
         >>> model = LateFusion({"audio": torch.nn.Linear(3, 4), "video": torch.nn.Linear(5, 4)}, classes=2)
         >>> balancer = MLB().attach(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
         >>> outputs = model({"audio": torch.randn(8, 3), "video": torch.randn(8, 5)})
-        >>> balancer({name: logits.square().mean() for name, logits in outputs.items()}).backward()
+        >>> balancer({name: logits.square().mean(1) for name, logits in outputs.items()}).backward()
     """
 
     route = "weighted"

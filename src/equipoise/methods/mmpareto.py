@@ -39,7 +39,7 @@ class MMPareto(Balancer):
         >>> balancer = MMPareto().attach(model)
         >>> outputs = model({"audio": torch.randn(8, 3), "video": torch.randn(8, 5)})
         >>> balancer({name: logits.square().mean() for name, logits in outputs.items()}).backward()
-        >>> bool((balancer.table.values[:, :2].sum(0) - 3).abs().max() < 1e-6)  # 2 · γ · (α + 1 − α)
+        >>> bool((balancer.table.values[:, :2].nansum(0) - 3).abs().max() < 1e-6)  # 2 · γ · (α + 1 − α)
         True
     """
 

@@ -18,19 +18,21 @@ class MSES(Balancer):
     """Modality-specific early stopping: an encoder whose validation loss has stopped falling is frozen.
 
     After epoch e the smoothed loss of modality m is S_m(e) = 0.6 · L_m(e − 1) + 0.4 · L_m(e), L_m(e) its validation
-    loss: give it to `end_epoch`. When S_m has not fallen below its best for more than `patience` epochs, encoder m
-    stands still for good: weights, momentum, weight decay and batch statistics, for which the optimiser has to be
-    attached.
+    loss: give it to `end_epoch`. When S_m has not fallen below its best for more than `patience` epochs, encoder m and
+    its part of the fused head stand still for good: weights, momentum, weight decay and batch statistics, for which the
+    optimiser has to be attached.
 
     Paper: Fujimori et al., "Modality-Specific Learning Rate Control for Multimodal Classification" (ACPR 2019), with
     the rule of the code that published comparisons use.
-    Cost: one backward pass, and a copy of each encoder.
+    Cost: one backward pass, and a copy of each encoder and of the fused head.
 
     Args:
         patience: Epochs without a new best that are still borne. That code has 80 for CREMA-D, 30 for UR-FUNNY, 10
             for AV-MNIST.
         smoothing: "two-tap" mixes the last two losses, as that code does; "recursive" keeps a running average.
         rollback: Put a stopped encoder back to its best epoch (that encoder alone; the code rewinds the whole model).
+        heads: "scaled" stops a modality's part of the fused head with its encoder, as that code does; see `MSLR`.
+            "plain" stops encoders alone.
 
     Example:
         >>> from equipoise import LateFusion
@@ -58,14 +60,21 @@ class MSES(Balancer):
     running: Tensor
 
     def __init__(
-        self, patience: int = 10, smoothing: Literal["two-tap", "recursive"] = "two-tap", *, rollback: bool = False
+        self,
+        patience: int = 10,
+        smoothing: Literal["two-tap", "recursive"] = "two-tap",
+        *,
+        rollback: bool = False,
+        heads: Literal["scaled", "plain"] = "scaled",
     ) -> None:
         super().__init__()
         demand(
             "MSES",
             (patience >= 0, "patience should be zero epochs or more", patience),
             (smoothing in ("two-tap", "recursive"), "smoothing should be 'two-tap' or 'recursive'", smoothing),
+            (heads in ("scaled", "plain"), "heads should be 'scaled' or 'plain'", heads),
         )
+        self.scales_heads = heads == "scaled"
         self.patience, self.smoothing, self.rollback = patience, smoothing, rollback
         self.remember("previous", fill=torch.nan)
         self.remember("best", fill=torch.inf)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -18,17 +18,21 @@ from equipoise.routes import Weights
 class MSLR(Balancer):
     """Modality-specific learning rates.
 
-    Encoder m moves along c_m · r_m · ∇f_mm. c_m is a fixed rate; r_m = A_m(e) / mean(A_m of the `memory` epochs
-    before e), one until that many are known, A_m(e) the validation accuracy of modality m after epoch e: give it to
-    `end_epoch`.
+    Encoder m and its part of the fused head move along c_m · r_m · ∇f_mm. c_m is a fixed rate; r_m = A_m(e) / mean(A_m
+    of the `memory` epochs before e), one until that many are known, A_m(e) the validation accuracy of modality m after
+    epoch e: give it to `end_epoch`.
 
     Paper: Yao and Mihalcea, "Modality-specific Learning Rates for Effective Multimodal Additive Late-fusion" (ACL
     Findings 2022), with the rule of the code that published comparisons use.
-    Cost: one backward pass.
+    Cost: one backward pass, and a copy of the fused head's gradient.
 
     Args:
         rates: c_m per modality, one where not given. That code has audio 0.9 and video 1.1 for CREMA-D.
         memory: How many epochs the present one is compared with.
+        heads: "scaled" scales a modality's part of the fused head with its encoder, as that code does: its head where
+            heads are summed, its columns of one Linear on concatenated features (the bias is shared, and not scaled).
+            It is known for an additive `LateFusion`; in a model of your own, name the head beside the encoder,
+            ``encoders={"audio": [model.audio_net, model.audio_head]}``. "plain" scales encoders alone.
         start: First epoch that modulates.
         stop: First epoch that no longer does.
 
@@ -53,11 +57,20 @@ class MSLR(Balancer):
     rate: Tensor
 
     def __init__(
-        self, rates: Mapping[str, float] | None = None, memory: int = 5, start: int = 0, stop: int | None = None
+        self,
+        rates: Mapping[str, float] | None = None,
+        memory: int = 5,
+        start: int = 0,
+        stop: int | None = None,
+        heads: Literal["scaled", "plain"] = "scaled",
     ) -> None:
         super().__init__(start=start, stop=stop)
-        demand("MSLR", (memory >= 1, "memory should be at least one epoch", memory))
-        self.memory = memory
+        demand(
+            "MSLR",
+            (memory >= 1, "memory should be at least one epoch", memory),
+            (heads in ("scaled", "plain"), "heads should be 'scaled' or 'plain'", heads),
+        )
+        self.memory, self.scales_heads = memory, heads == "scaled"
         self.remember("history", (memory,), fill=torch.nan)
         for name in ("fixed", "rate"):
             if rates is None:

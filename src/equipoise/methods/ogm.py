@@ -60,7 +60,7 @@ class OGM(Balancer):
         >>> balancer = OGM(strength=0.8).attach(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
         >>> loss = balancer(
         ...     {"fused": model({"audio": torch.ones(1, 3), "video": torch.ones(1, 5)})["fused"].sum(),
-        ...      "audio": torch.tensor(0.5), "video": torch.tensor(1.5)})
+        ...      "audio": torch.tensor([0.5]), "video": torch.tensor([1.5])})  # one sample
         >>> round(float(balancer.table.at("fused", "audio")), 4)  # 1 − tanh(0.8 · e)
         0.0255
     """

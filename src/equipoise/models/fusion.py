@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import final
 
 import torch
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 from equipoise.models.encoders import features_of
 from equipoise.models.names import NamedModules, unknown_name
 
+HeadPart = tuple[Tensor, slice | None]
+"""A parameter of the fused head, and its columns that belong to one modality; None where all of it does."""
 HeadMaker = Callable[[int], nn.Module]
 """Makes a fresh head from the size of the feature vector it will read."""
 
@@ -40,6 +43,10 @@ class Fusion(nn.Module, ABC):
             f"{type(self).__name__} has no shares: its output is no sum with one term per modality. "
             "Use fusion='concat' with a Linear head or fusion='sum', or give each modality a head: unimodal='head'."
         )
+
+    def parts(self) -> dict[str, list[HeadPart]]:
+        """List the parameters that only one modality's term has; none where the fusion is not additive."""
+        return {}
 
 
 def build_fusion(fusion: str | nn.Module, sizes: Mapping[str, int], head: HeadMaker) -> Fusion:
@@ -101,6 +108,16 @@ class Concat(Fusion):
         bias = None if self.head.bias is None else self.head.bias / len(self.sizes)
         return {name: F.linear(features[name], own, bias) for name, own in zip(self.sizes, columns, strict=True)}
 
+    def parts(self) -> dict[str, list[HeadPart]]:
+        """List each modality's columns of the weight; the bias is shared by all."""
+        if not isinstance(self.head, nn.Linear):
+            return {}
+        ends = list(accumulate(self.sizes.values()))
+        return {
+            name: [(self.head.weight, slice(end - size, end))]
+            for (name, size), end in zip(self.sizes.items(), ends, strict=True)
+        }
+
 
 @final
 class Sum(Fusion):
@@ -127,6 +144,10 @@ class Sum(Fusion):
     def share(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Give each modality's own term of the fused output."""
         return {name: head(features[name]) for name, head in self.heads.items()}
+
+    def parts(self) -> dict[str, list[HeadPart]]:
+        """List the parameters of each modality's head."""
+        return {name: [(parameter, None) for parameter in head.parameters()] for name, head in self.heads.items()}
 
 
 @final

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from inspect import Parameter, signature
-from typing import Literal, final, get_args
+from typing import Any, Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,9 @@ from equipoise.models.committee import pool
 from equipoise.models.compiled import compiled_call
 from equipoise.models.encoders import features_of
 from equipoise.models.evaluation import class_log_probabilities, evaluating
-from equipoise.models.fusion import HeadMaker, build_fusion
+from equipoise.models.fusion import HeadMaker, HeadPart, build_fusion
 from equipoise.models.names import NamedModules, raise_all, unknown_name
+from equipoise.models.shapley import scale_gradient, varies_in_training
 
 Decision = Literal["fused", "committee"]
 
@@ -32,7 +33,8 @@ class LateFusion(nn.Module):
         head: Makes a head from a feature size, e.g. `lambda size: nn.Linear(size, 1)` for regression.
         fusion: "concat", "sum", "gated", "film", or a module; see `build_fusion`.
         unimodal: Where a modality's own output comes from: "head", a head trained with its encoder; "detached", a head
-            trained beside it, on detached features; "split", its share of the additive fused output; None, nowhere.
+            trained beside it, on detached features; "split", its share of the additive fused output (where AGM is
+            attached and the model trains, its Shapley response); None, nowhere.
         features: The size of an encoder's output where the encoder does not tell: by default it is read from the
             attribute `features`, `out_features` or `num_features`, or from the last Linear inside.
         dropout: In training, the probability with which a sample's modality is zeroed in the fused path, never all of a
@@ -43,6 +45,7 @@ class LateFusion(nn.Module):
     """
 
     committee: Tensor
+    response_factors: Tensor | None
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class LateFusion(nn.Module):
             )
         own = self.sizes if unimodal in ("head", "detached") else {}
         self.heads = NamedModules({name: make_head(size) for name, size in own.items()})
+        self._responds, self.response_factors = False, None
         self._takes_lengths = {name for name, encoder in encoders.items() if _has_parameter(encoder, "lengths")}
         self.register_buffer("committee", torch.full((len(self.sizes) + 1,), 1 / (len(self.sizes) + 1)))
 
@@ -95,7 +99,7 @@ class LateFusion(nn.Module):
         Returns:
             The outputs by name, "fused" first.
         """
-        return self._read(self.features(inputs, lengths))
+        return self._read(inputs, lengths, shares=self.unimodal == "split")[0]
 
     def with_shares(
         self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None = None
@@ -104,24 +108,101 @@ class LateFusion(nn.Module):
 
         For methods that compare shares while heads of their own, trained beside, are measured.
         """
-        features = self.features(inputs, lengths)
-        shares = self.fusion.share(self._with_zeros_for_missing(features))
-        return self._read(features), {name: shares[name] for name in features}
+        return self._read(inputs, lengths, shares=True)
 
-    def _read(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _read(
+        self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None, *, shares: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        features = self.features(inputs, lengths)
         whole = self._with_zeros_for_missing(features)
-        seen = whole
-        if self.training and self.dropout > 0:
-            seen = self._with_zeros_for_missing(drop_modalities(features, self.dropout))
-        outputs = {"fused": self.fusion(seen)}
+        terms: dict[str, Tensor] = {}
+        if self._responds and self.training and torch.is_grad_enabled():
+            fused, terms = self._respond(whole, inputs, lengths)
+        else:
+            seen = whole
+            if self.training and self.dropout > 0:
+                seen = self._with_zeros_for_missing(drop_modalities(features, self.dropout))
+            fused = self.fusion(seen)
+            if shares:
+                terms = self.fusion.share(whole)
+        outputs = {"fused": fused}
         if self.unimodal == "head":
             outputs |= {name: self.heads[name](feature) for name, feature in features.items()}
         elif self.unimodal == "detached":
             outputs |= {name: self.heads[name](feature.detach()) for name, feature in features.items()}
-        elif self.unimodal == "split":
-            shares = self.fusion.share(whole)
-            outputs |= {name: shares[name] for name in features}
-        return outputs
+        terms = {name: terms[name] for name in features if name in terms}
+        return (outputs | terms if self.unimodal == "split" else outputs), terms
+
+    def response_problems(self) -> list[str]:
+        """Say why the Shapley responses of this model are not known in closed form; empty where they are."""
+        problems = []
+        if not self.fusion.additive:
+            problems.append(f"its fused output is no sum over modalities (fusion {type(self.fusion).__name__})")
+        if self.dropout > 0:
+            problems.append(f"it drops modalities in training (dropout={self.dropout:g})")
+        kinds = sorted({type(module).__name__ for module in self.modules() if varies_in_training(module)})
+        if kinds:
+            problems.append(f"it has layers that do otherwise in training than in evaluation ({', '.join(kinds)})")
+        return problems
+
+    def respond(self, on: bool) -> None:
+        """In training, give Shapley responses in place of shares, and scale the gradient that each receives.
+
+        The response of modality m is φ_m = s_m − s_m(0) + mean_j s_j(0): s_m is its share, s_m(0) its share where its
+        input is zero. It equals the 2^K forward passes of `ShapleyResponses` for an additive model that does the same
+        in training as in evaluation. The fused output is the sum of the responses, as before; shares carry no gradient.
+        After a forward pass `response_factors` holds ones, one per modality in the order of the encoders; what is
+        written there before the backward pass scales the gradients.
+
+        Args:
+            on: False for shares again.
+
+        Raises:
+            ValueError: If the responses are not known in closed form.
+        """
+        problems = self.response_problems() if on else []
+        raise_all([f"Shapley responses in closed form: {'; '.join(problems)}."] if problems else [])
+        self._responds, self.response_factors = on, None
+
+    @property
+    def responds(self) -> bool:
+        """True if shares are Shapley responses in training."""
+        return self._responds
+
+    def fused_head_parts(self) -> dict[str, list[HeadPart]]:
+        """List, per modality, the parameters of the fused head that only its term of an additive fused output has."""
+        return self.fusion.parts()
+
+    def _respond(
+        self,
+        features: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor | None],
+        lengths: Mapping[str, Tensor] | None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Give the fused output as a sum of responses with scaled gradients, and the responses without gradient."""
+        sensors, steps = self._sort_inputs(inputs, lengths or {})
+        raise_all(
+            f"Shapley responses expected an input for every modality; found none for {name!r}."
+            for name in self.encoders
+            if name not in sensors
+        )
+        zeros = {}
+        for name, encoder in self.encoders.items():
+            if name in steps:  # what a ragged encoder makes of zeros depends on how many there are
+                zeros[name] = encoder(torch.zeros_like(sensors[name]), lengths=steps[name])
+            else:
+                zeros[name] = encoder(torch.zeros_like(sensors[name][:1]))
+        shares, at_zero = self.fusion.share(features), self.fusion.share(zeros)
+        mean = torch.stack(torch.broadcast_tensors(*at_zero.values())).mean(dim=0)
+        responses = {name: shares[name] - at_zero[name] + mean for name in shares}
+        factors = torch.ones(len(responses), device=mean.device, dtype=torch.promote_types(mean.dtype, torch.float32))
+        self.response_factors = factors
+        scaled = [scale_gradient(responses[name], factors[place]) for place, name in enumerate(self.encoders)]
+        return torch.stack(scaled).sum(dim=0), {name: response.detach() for name, response in responses.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies give shares again: nobody would set their factors."""
+        return {**self.__dict__, "_responds": False, "response_factors": None}
 
     def features(
         self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None = None

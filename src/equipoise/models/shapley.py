@@ -27,7 +27,28 @@ class _ScaleGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # ty: ignore[incompatible-method-override]
+        if torch.is_grad_enabled():
+            msg = "AGM: its factors are no part of the graph, so second derivatives are not known; found create_graph"
+            raise RuntimeError(msg)
         return gradient * ctx.factor.to(gradient.dtype), None
+
+
+def scale_gradient(response: Tensor, factor: Tensor) -> Tensor:
+    """Return the response unchanged; its gradient is multiplied by what ``factor`` holds in the backward pass."""
+    return _ScaleGradient.apply(response, factor)
+
+
+def varies_in_training(module: nn.Module) -> bool:
+    """Return True for a layer that computes something else in training than in evaluation: batch statistics, dropout.
+
+    Layers are known by their class; a module of the user's own that looks at `self.training` is not noticed.
+    """
+    if isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)):
+        return module.training or module.track_running_stats
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    dropout = getattr(module, "dropout", 0) if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) else 0
+    return isinstance(module, nn.RReLU) or dropout > 0
 
 
 @final
@@ -78,7 +99,7 @@ class ShapleyResponses(nn.Module):
                     outputs[chosen] = self._output(_zero_outside(inputs, everyone - chosen))
         responses = {name: self._response(name, outputs.__getitem__) for name in self.modalities}
         scaled = [
-            _ScaleGradient.apply(response, factor)
+            scale_gradient(response, factor)
             for response, factor in zip(responses.values(), self.factors.unbind(), strict=True)
         ]
         fused = torch.stack(scaled).sum(dim=0)

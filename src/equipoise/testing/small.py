@@ -77,14 +77,18 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def told_by(table: Table, model: nn.Module, data: tuple[dict[str, Tensor], Tensor]) -> dict[str, Tensor]:
-    """The gradients that a table says were delivered: of each objective its own, times its coefficient, summed."""
+    """The gradients that a table says were delivered: of each objective its own, times its coefficient, summed.
+
+    NaN where an objective does reach a block that the table says it does not.
+    """
     told = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for objective, loss in losses_of(model, data).items():
         model.zero_grad()
         loss.mean().backward(retain_graph=True)
         for name, gradient in gradients_of(model).items():
             block = name.split(".")[1] if name.startswith("encoders.") else "heads"
-            told[name] += table.at(objective, block).double() * gradient
+            if gradient.any():
+                told[name] += table.at(objective, block).double() * gradient
     return told
 
 

@@ -1,0 +1,180 @@
+"""AGM's published update, known in closed form, against its 2^K forward passes; and when it is not known."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise import AGM, MSL, LateFusion
+from equipoise.methods.agm import ApproximationWarning
+from equipoise.models import ShapleyResponses
+from equipoise.testing import batch, gradients_of, names
+
+Encoders = Mapping[str, nn.Module]
+
+
+def deep(size: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(size, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+def late_fusion(count: int, **options: Any) -> LateFusion:
+    torch.manual_seed(count)
+    return LateFusion({name: deep() for name in names(count)}, 3, **{"unimodal": "split", **options}).double()
+
+
+def losses(outputs: Mapping[str, Tensor], label: Tensor) -> dict[str, Tensor]:
+    return {name: F.cross_entropy(logits, label, reduction="none") for name, logits in outputs.items()}
+
+
+@pytest.mark.parametrize("fusion", ["concat", "sum"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_closed_form_is_the_published_update(count: int, fusion: str) -> None:
+    ours, theirs = (late_fusion(count, fusion=fusion) for _ in range(2))
+    wrapped = ShapleyResponses(theirs, names(count))
+    optimizers = [torch.optim.SGD(model.parameters(), 0.5) for model in (ours, theirs)]
+    balancers = AGM(2.5, cap=None).attach(ours), AGM(2.5, cap=None, responses=wrapped)
+    assert balancers[0].remarks == {"agm form": "published"}
+    for step in range(5):
+        inputs, label = batch(names(count), seed=step)
+        inputs = {name: (1 + 2 * place) * value for place, (name, value) in enumerate(inputs.items())}
+        for model, balancer, optimizer in zip((ours, wrapped), balancers, optimizers, strict=True):
+            optimizer.zero_grad()
+            balancer(losses(model(inputs), label)).backward()
+            optimizer.step()
+        found, expected = (each.table.numbers()["fused"] for each in balancers)
+        assert {name: found[name] for name in names(count)} == pytest.approx(
+            {name: expected[name] for name in names(count)}
+        )
+        assert count == 1 or max(abs(found[name] - 1) for name in names(count)) > 1e-3
+        for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-9, msg=name)
+
+
+def test_heads_beside_the_model_and_shares_get_the_same_update() -> None:
+    """Training measures heads of their own, beside; what the model learns does not depend on them."""
+    plain, beside = late_fusion(2), late_fusion(2, unimodal="detached")
+    beside.load_state_dict(plain.state_dict(), strict=False)
+    inputs, label = batch(names(2))
+    AGM(2.0).attach(plain)(losses(plain(inputs), label)).backward()
+    balancer = AGM(2.0).attach(beside)
+    outputs, shares = beside.with_shares(inputs)
+    given = losses({"fused": outputs["fused"], **shares}, label)
+    balancer(given, extra={"heads": losses(outputs, label)["audio"]}).backward()
+    found = gradients_of(beside)
+    for name, gradient in gradients_of(plain).items():
+        torch.testing.assert_close(found[name], gradient)
+    assert bool(found["heads.audio.weight"].any())
+
+
+def test_ragged_inputs_are_compared_with_zeros_of_their_own_lengths() -> None:
+    class Mean(nn.Module):
+        features = 4
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            inside = torch.arange(x.shape[2]) < lengths[:, None]
+            return torch.tanh((self.layer(x.transpose(1, 2)) * inside[:, :, None]).sum(1))  # zeros count by number
+
+    ours, theirs = (LateFusion({"a": Mean(), "b": deep()}, 3, unimodal="split").double() for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    inputs = {"a": torch.randn(8, 3, 5).double(), "b": torch.randn(8, 3).double(), "a_length": torch.arange(8) % 5 + 1}
+    label = torch.arange(8) % 3
+
+    class Told(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = theirs
+
+        def forward(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+            return self.model({**given, "a_length": inputs["a_length"]})
+
+    wrapped = ShapleyResponses(Told(), ["a", "b"])
+    AGM(2.0).attach(ours)(losses(ours(inputs), label)).backward()
+    AGM(2.0, responses=wrapped)(losses(wrapped({"a": inputs["a"], "b": inputs["b"]}), label)).backward()
+    for (name, mine), other in zip(gradients_of(ours).items(), gradients_of(theirs).values(), strict=True):
+        torch.testing.assert_close(mine, other, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "encoder", "why"),
+    [
+        ({"fusion": "gated", "unimodal": "head"}, deep, "no sum over modalities"),
+        ({"dropout": 0.3}, deep, "drops modalities"),
+        ({}, lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), "BatchNorm1d"),
+        ({}, lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 4)), "Dropout"),
+    ],
+)
+def test_where_responses_are_not_known_it_says_so(options: dict[str, Any], encoder: Any, why: str) -> None:
+    features = dict.fromkeys(names(2), 4)
+    model = LateFusion({name: encoder() for name in names(2)}, 3, features=features, **{"unimodal": "split", **options})
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ValueError, match=rf"AGM: the published update needs.*{why}.*AGM\(form='fast'\)"):
+        AGM(form="published").attach(model, optimizer=optimizer)
+    with pytest.warns(ApproximationWarning, match=why):
+        balancer = AGM().attach(model, optimizer=optimizer)
+    assert balancer.form == "fast"
+    assert balancer.remarks["agm form"].startswith("fast: approximate")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AGM(form="fast").attach(model, optimizer=optimizer)
+    with pytest.raises(ValueError, match="form should not be 'fast' where responses are given"):
+        AGM(responses=ShapleyResponses(model, names(2)), form="fast")
+
+
+def test_another_balancer_gets_plain_gradients_and_the_first_notices() -> None:
+    model, (inputs, label) = late_fusion(2), batch(names(2))
+    plain = copy.deepcopy(model)
+    first = AGM(2.5).attach(model)
+    first(losses(model(inputs), label)).backward()
+    for user in (model, copy.deepcopy(model)):  # a copy is nobody's
+        user.zero_grad()
+        if user is model:
+            MSL().attach(model)
+        F.cross_entropy(user(inputs)["fused"], label).backward()
+        plain.zero_grad()
+        F.cross_entropy(plain(inputs)["fused"], label).backward()
+        found = gradients_of(user)
+        for name, gradient in gradients_of(plain).items():
+            torch.testing.assert_close(found[name], gradient)
+    with pytest.raises(RuntimeError, match=r"another balancer was attached to this model since"):
+        first(losses(model(inputs), label))
+
+
+def test_without_the_balancer_a_step_is_that_of_joint_training() -> None:
+    model, (inputs, label) = late_fusion(2), batch(names(2))
+    balancer = AGM(2.5).attach(model)
+    balancer(losses(model(inputs), label)).backward()
+    model.zero_grad()
+    F.cross_entropy(model(inputs)["fused"], label).backward()
+    found = gradients_of(model)
+    twin = copy.deepcopy(model)
+    twin.zero_grad()
+    F.cross_entropy(twin(inputs)["fused"], label).backward()
+    for name, gradient in gradients_of(twin).items():
+        torch.testing.assert_close(found[name], gradient)
+
+
+def test_evaluation_gives_shares() -> None:
+    model, (inputs, _) = late_fusion(2), batch(names(2))
+    before = model.eval()(inputs)
+    AGM().attach(model)
+    for after in (model(inputs), model.train()(inputs)):
+        torch.testing.assert_close(after["fused"], before["fused"])
+    torch.testing.assert_close(model.eval()(inputs)["audio"], before["audio"], rtol=0, atol=0)
+
+
+def test_second_derivatives_are_refused() -> None:
+    model, (inputs, label) = late_fusion(2), batch(names(2))
+    loss = AGM().attach(model)(losses(model(inputs), label))
+    with pytest.raises(RuntimeError, match="second derivatives are not known"):
+        torch.autograd.grad(loss, list(model.parameters()), create_graph=True)

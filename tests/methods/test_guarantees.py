@@ -1,0 +1,619 @@
+"""What a user may rely on around a step: hooks, cut losses, kept graphs, second derivatives, optimisers, windows."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, cast, final
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise import EW, MGDA, MIMO, MLB, MSES, MSL, MSLR, OGM, Balancer, LateFusion, Window, mimo_objective
+from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
+from equipoise.theory import least_norm
+from everything import GRADIENT_PATH, METHODS, MODULATING, assert_same, taught
+
+DETERMINISTIC = [name for name in METHODS if name != "ogmge"]  # whose noise is drawn anew in every pass
+PERCEIVING = [name for name in METHODS if METHODS[name]().logarithmic_scores]
+
+
+def ready(method: str, count: int = 2, **options: Any) -> tuple[Balancer, SmallModel]:
+    model = SmallModel(names(count), **options)
+    return taught(attached(METHODS[method](), model), names(count)), model
+
+
+# -- hooks of parameters --
+
+
+@pytest.mark.parametrize("method", DETERMINISTIC)
+def test_a_tensor_hook_acts_once(method: str) -> None:
+    found = []
+    for hooked in (False, True):
+        balancer, model = ready(method)
+        calls: list[int] = []
+        for place, parameter in enumerate(model.parameters() if hooked else ()):
+            parameter.register_hook(lambda gradient, place=place, calls=calls: calls.append(place) or 0.1 * gradient)
+        balancer(losses_of(model, batch(names(2)))).backward()
+        found.append(gradients_of(model))
+        assert len(calls) == len(set(calls))
+        assert bool(calls) == hooked
+    assert_same(found[1], {name: 0.1 * gradient for name, gradient in found[0].items()}, atol=1e-14)
+
+
+def test_hooks_are_all_there_after_a_step_that_failed() -> None:
+    balancer, model = ready("mgda")
+    weight = model.encoders["audio"].get_parameter("0.weight")
+    handles = [weight.register_hook(lambda gradient, k=k: k * gradient) for k in (2.0, 3.0)]
+    model.encoders["audio"].get_submodule("1").register_full_backward_hook(_fail)
+    with pytest.raises(ZeroDivisionError):
+        balancer(losses_of(model, batch(names(2)))).backward()
+    handles[0].remove()
+    (weight.sum()).backward()
+    assert weight.grad is not None
+    assert float(weight.grad[0, 0]) == 3.0
+
+
+def _fail(*_: Any) -> None:
+    raise ZeroDivisionError
+
+
+# -- losses that are cut from one tensor --
+
+
+def cut(model: nn.Module, data: tuple[dict[str, Tensor], Tensor]) -> dict[str, Tensor]:
+    """Cross-entropies per sample as rows of one tensor."""
+    inputs, label = data
+    outputs = model(inputs)
+    logits = torch.stack(list(outputs.values()))
+    rows = F.cross_entropy(logits.flatten(0, 1), label.repeat(len(outputs)), reduction="none").view(len(outputs), -1)
+    return dict(zip(outputs, rows, strict=True))
+
+
+@final
+class Broadcast(torch.autograd.Function):
+    """Hands every parameter through one node, as DataParallel does."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004
+        return tuple(tensor.clone() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004
+        return gradients
+
+
+def through_one_node(model: nn.Module, data: tuple[dict[str, Tensor], Tensor]) -> dict[str, Tensor]:
+    """Cross-entropies of a model whose parameters all pass through one node of the graph."""
+    own = dict(model.named_parameters())
+    copies = dict(zip(own, Broadcast.apply(*own.values()), strict=True))
+    outputs = torch.func.functional_call(model, copies, (data[0],))
+    return {name: F.cross_entropy(logits, data[1], reduction="none") for name, logits in outputs.items()}
+
+
+@pytest.mark.parametrize("cutting", [cut, through_one_node])
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("method", [name for name in DETERMINISTIC if "features" not in name])
+def test_losses_that_share_a_node_train_what_separate_ones_train(
+    method: str, count: int, detached: bool, cutting: Callable[..., dict[str, Tensor]]
+) -> None:
+    if detached and METHODS[method]().unimodal == "head":
+        return  # these methods refuse uni-modal losses that do not reach the encoders
+    if detached and method == "dgl":
+        return
+    found = []
+    for make in (losses_of, cutting):
+        balancer, model = ready(method, count, detached=detached)
+        for step in range(2):
+            model.zero_grad()
+            balancer(make(model, batch(names(count), seed=step))).backward()
+        found.append((gradients_of(model), balancer.table.numbers()))
+    assert_same(found[1][0], found[0][0], atol=1e-12)
+    if count > 1:  # one modality has no other whose loss could show that the connection is not its own
+        assert found[1][1] == {objective: pytest.approx(row) for objective, row in found[0][1].items()}
+
+
+def test_a_weight_of_zero_hides_no_dependence() -> None:
+    """A head that starts at zero sends its encoder a gradient of zero, and is not taken to be unconnected."""
+    model = LateFusion({name: nn.Linear(3, 4) for name in names(2)}, 3, unimodal="split")
+    nn.init.zeros_(cast("nn.Linear", model.fusion.get_submodule("head")).weight)
+    balancer, data = attached(OGM(), model), batch(names(2))
+    inputs = {name: value.float() for name, value in data[0].items()}
+    balancer(cut(model, (inputs, data[1]))).backward()
+    assert set(balancer.table.numbers()["fused"]) == {"audio", "video", "heads"}
+
+
+# -- graphs that are kept --
+
+
+@pytest.mark.parametrize("method", DETERMINISTIC)
+def test_a_graph_that_is_kept_can_be_used_again(method: str) -> None:
+    balancer, model = ready(method)
+    loss = balancer(losses_of(model, batch(names(2))))
+    loss.backward(retain_graph=True)
+    once = gradients_of(model)
+    state = copy.deepcopy(balancer.state_dict())
+    loss.backward()
+    assert_same(gradients_of(model), {name: 2 * gradient for name, gradient in once.items()}, atol=1e-12)
+    for name, value in balancer.state_dict().items():  # the state moves on once for each call of the balancer
+        assert not isinstance(value, Tensor) or torch.equal(value.nan_to_num(), state[name].nan_to_num())
+
+
+# -- second derivatives --
+
+
+def penalty_gradient(objective: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of the squared length of an objective's gradient."""
+    first = torch.autograd.grad(objective, parameters, create_graph=True, materialize_grads=True)
+    squared = torch.stack([each.square().sum() for each in first]).sum()
+    return list(torch.autograd.grad(squared, parameters, materialize_grads=True))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("attach", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_second_derivatives_of_mimo_are_those_of_its_objective(count: int, attach: bool, smoothing: float) -> None:
+    model, data = SmallModel(names(count)), batch(names(count))
+    parameters = list(model.parameters())
+    optimum = {name: 0.1 * (place + 1) for place, name in enumerate(names(count))}
+    balancer = MIMO(3.0, smoothing, optimum=optimum)
+    if attach:
+        attached(balancer, model)
+    found = penalty_gradient(balancer(losses_of(model, data)), parameters)
+    losses = {name: loss.mean() for name, loss in losses_of(model, data).items()}
+    unimodal = torch.stack([losses[name] for name in names(count)])
+    least = torch.tensor(list(optimum.values()), dtype=torch.float64)
+    expected = penalty_gradient(mimo_objective(losses["fused"], unimodal, 3.0, smoothing, least), parameters)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["own heads", "shares", "both"])
+def test_second_derivatives_of_joint_training_and_equal_weights_are_exact(kind: str) -> None:
+    model, data = SmallModel(names(2), detached=kind == "own heads"), batch(names(2))
+    if kind == "shares":
+        model.heads = model.fused
+    parameters = list(model.parameters())
+    heads = [p for name, p in model.named_parameters() if name.startswith("heads.")] if kind == "both" else []
+    trunk = [p for p in parameters if not any(p is head for head in heads)]
+    equal = [EW(0.5), attached(EW(0.5), model)] if kind != "own heads" else []
+    for method in (MSL(), attached(MSL(), model), *equal):
+        found = penalty_gradient(method(losses_of(model, data)), parameters)
+        losses = {name: loss.mean() for name, loss in losses_of(model, data).items()}
+        if isinstance(method, EW):
+            expected = penalty_gradient(losses["fused"] + 0.5 * (losses["audio"] + losses["video"]), parameters)
+        elif kind == "both":  # heads learn from their own losses, everything else from the fused one
+            first = torch.autograd.grad(losses["fused"], trunk, create_graph=True)
+            own = torch.autograd.grad(losses["audio"] + losses["video"], heads, create_graph=True)
+            squared = torch.stack([each.square().sum() for each in (*first, *own)]).sum()
+            expected = list(torch.autograd.grad(squared, parameters, materialize_grads=True))
+        else:
+            total = losses["fused"] + (losses["audio"] + losses["video"] if kind == "own heads" else 0)
+            expected = penalty_gradient(total, parameters)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", [name for name in GRADIENT_PATH if name != "msl"])
+def test_second_derivatives_are_refused_where_gradients_are_shaped(method: str) -> None:
+    balancer, model = ready(method)
+    loss = balancer(losses_of(model, batch(names(2))))
+    with pytest.raises(RuntimeError, match=r"found create_graph=True.*choose MIMO, EW or MSL"):
+        torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+
+
+def test_second_derivatives_are_refused_in_a_window() -> None:
+    model, data = SmallModel(names(2)), batch(names(2))
+    balancer = MIMO()
+    with torch.no_grad():
+        measured = [losses_of(model, data)]
+    with Window(balancer).open(measured):
+        loss = balancer(losses_of(model, data))
+    with pytest.raises(RuntimeError, match="depend on other micro-batches or ranks"):
+        torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+
+
+# -- optimisers --
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_an_optimiser_for_each_encoder_does_what_one_for_all_does(kind: Callable[..., torch.optim.Optimizer]) -> None:
+    results = []
+    for several in (False, True):
+        model = SmallModel(names(2))
+        audio = list(model.encoders["audio"].parameters())
+        rest = [p for p in model.parameters() if not any(p is own for own in audio)]
+        groups = [rest, audio] if several else [list(model.parameters())]
+        optimizers = [kind(group, 0.05) for group in groups]
+        balancer = OGM().attach(model, optimizer=optimizers if several else optimizers[0])
+        for step in range(3):
+            balancer(losses_of(model, batch(names(2), seed=step))).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        results.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    assert_same(results[1], results[0], atol=1e-14)
+
+
+def test_an_adam_and_an_sgd_are_scaled_each_in_its_own_way() -> None:
+    moves = []
+    for method in (MSL, OGM):
+        model = SmallModel(names(2))
+        audio, video = (list(model.encoders[name].parameters()) for name in names(2))
+        optimizers = [torch.optim.Adam(audio, 0.01), torch.optim.SGD(video, 0.01)]
+        balancer = method().attach(model, optimizer=optimizers)
+        before = [p.detach().clone() for p in (*audio, *video)]
+        losses = losses_of(model, batch(names(2)))
+        ahead = {"audio": torch.tensor(0.6), "video": torch.tensor(0.6)}
+        balancer(losses, scores=ahead | ({"audio": torch.tensor(0.9)} if method is OGM else {})).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        moves.append([p.detach() - old for p, old in zip((*audio, *video), before, strict=True)])
+        factors = [float(balancer.table.at("fused", name)) for name in names(2)]
+    assert factors[0] < 0.5
+    assert factors[1] == 1.0
+    for place, (plain, slowed) in enumerate(zip(*moves, strict=True)):
+        factor = factors[0] if place < len(audio) else factors[1]
+        torch.testing.assert_close(slowed, factor * plain, rtol=1e-6, atol=1e-12)
+
+
+def test_an_optimiser_that_does_not_hold_an_encoder_is_refused() -> None:
+    model = SmallModel(names(2))
+    some = torch.optim.Adam(
+        [*model.encoders["audio"].parameters(), model.encoders["video"].get_parameter("0.bias")], 0.1
+    )
+    with pytest.raises(ValueError, match=r"3 of 4 of encoder 'video' are held by none.*optimizer=\[first, second"):
+        OGM().attach(model, optimizer=some)
+    with pytest.raises(ValueError, match=r"optimizer=\[\] holds no optimiser"):
+        OGM().attach(model, optimizer=[])
+    model.encoders["video"].requires_grad_(False)
+    OGM().attach(model, optimizer=some)  # what stands still needs no optimiser
+
+
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_factors_of_a_step_that_was_not_taken_do_not_enter_the_next(set_to_none: bool) -> None:
+    moves = []
+    for skipped in (False, True):
+        model = SmallModel(names(2))
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        balancer = OGM().attach(model, optimizer=optimizer)
+
+        def backward(audio: float, balancer: Balancer = balancer, model: nn.Module = model) -> None:
+            scores = {"audio": torch.tensor(audio), "video": torch.tensor(0.3)}
+            balancer(losses_of(model, batch(names(2))), scores=scores).backward()
+
+        for audio in (0.35, 0.2):  # one step with a history, so that there are gradients to be set to zero
+            if skipped or audio == 0.35:
+                backward(audio)
+            if audio == 0.35:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=set_to_none)  # somebody else decided not to step
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        backward(0.6)
+        backward(0.4)
+        optimizer.step()
+        moves.append({name: p.detach() - before[name] for name, p in model.named_parameters()})
+    assert_same(moves[1], moves[0], atol=1e-14)
+
+
+@pytest.mark.parametrize("method", [name for name in MODULATING if METHODS[name]().advances])
+def test_a_gradient_of_a_head_that_is_not_finite_moves_no_state(method: str) -> None:
+    balancer, model = ready(method)
+    before = {name: buffer.clone() for name, buffer in balancer.named_buffers()}
+    head = model.fused["audio"].get_parameter("bias")
+    loss = balancer(losses_of(model, batch(names(2))), extra={"burst": (head * torch.inf).sum() * 0 + head.sum() / 0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loss.backward()
+    assert head.grad is not None
+    assert not bool(head.grad.isfinite().all())
+    for name, buffer in balancer.named_buffers():
+        torch.testing.assert_close(buffer, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+# -- windows, evaluation, scores --
+
+
+@pytest.mark.parametrize("method", [OGM, MLB])
+def test_a_window_decides_by_the_scores_it_is_given(method: type[Balancer]) -> None:
+    model, data = SmallModel(names(2)), batch(names(2))
+    balancer = attached(method(), model)
+    halves = [{"audio": torch.tensor(a), "video": torch.tensor(0.1)} for a in (0.9, 0.5)]
+    mean = {"audio": torch.tensor(0.7), "video": torch.tensor(0.1)}
+    balancer(losses_of(model, data), scores=mean)
+    expected = balancer.table.numbers()
+    with torch.no_grad():
+        measured = [losses_of(model, data)] * 2
+    with Window(balancer).open(measured, scores=halves):
+        balancer(losses_of(model, data))
+        assert balancer.table.numbers() == {key: pytest.approx(row) for key, row in expected.items()}
+        with pytest.raises(ValueError, match=r"a Window holds the decision.*open\(losses, scores="):
+            balancer(losses_of(model, data), scores=mean)
+    with (
+        pytest.raises(ValueError, match="scores for each of 2 micro-batches, found 1"),
+        Window(balancer).open(measured, scores=halves[:1]),
+    ):
+        pass
+
+
+def test_a_window_that_lags_keeps_the_scores_of_the_window_before() -> None:
+    model, data = SmallModel(names(2)), batch(names(2))
+    balancer = attached(OGM(), model)
+    window = Window(balancer, lag=True)
+    scores = {"audio": torch.tensor(0.9), "video": torch.tensor(0.3)}
+    with window.open():
+        balancer(losses_of(model, data), scores=scores)
+    expected = balancer.table.numbers()
+    with window.open():
+        balancer(losses_of(model, data))
+        assert balancer.table.numbers() == {key: pytest.approx(row) for key, row in expected.items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_first_call_in_inference_mode_leaves_training_alone(method: str) -> None:
+    found = []
+    for evaluates in (False, True):
+        model, data = SmallModel(names(2)), batch(names(2))
+        balancer = attached(METHODS[method](), model)
+        if evaluates:
+            with torch.inference_mode():
+                balancer(losses_of(model, data))
+        balancer(losses_of(model, data)).backward()
+        found.append(gradients_of(model))
+    assert_same(found[1], found[0])
+    unattached = MIMO()
+    with torch.inference_mode():
+        unattached({"fused": torch.tensor(1.0), "a": torch.tensor(1.0)})
+    unattached({"fused": torch.tensor(1.0), "a": torch.tensor(1.0)})
+
+
+@pytest.mark.parametrize("method", PERCEIVING)
+def test_scalar_losses_are_warned_of_once_where_probabilities_are_compared(method: str) -> None:
+    balancer, model = ready(method)
+    losses = losses_of(model, batch(names(2)))
+    means = {name: loss.mean() for name, loss in losses.items()}
+    with pytest.warns(UserWarning, match=r"mean probability of the right class.*reduction='none'"):
+        balancer(means)
+    balancer(means)  # once is enough
+    balancer(losses)
+
+
+def test_means_of_losses_can_slow_the_wrong_modality() -> None:
+    """The reason for the warning: five samples known well and three not at all, against eight known a little."""
+    model = SmallModel(names(2))
+    well, little = torch.tensor([0.05] * 5 + [6.0] * 3), torch.full((8,), 1.2)
+    balancer = attached(OGM(), model)
+    with torch.no_grad():
+        balancer({"fused": well, "audio": well, "video": little})
+    by_sample = balancer.table.numbers()["fused"]
+    assert by_sample["audio"] < 1.0
+    assert by_sample["video"] == 1.0
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_scores_that_are_no_scores_are_refused(bad: float) -> None:
+    balancer, model = ready("ogm")
+    losses = losses_of(model, batch(names(2)))
+    with pytest.raises(ValueError, match="score of 'audio': expected finite numbers of zero or more"):
+        balancer(losses, scores={"audio": torch.tensor(bad), "video": torch.tensor(0.3)})
+    balancer(losses, scores={"audio": torch.tensor(0.0), "video": torch.tensor(0.0)})  # nobody is ahead
+    assert balancer.table.numbers()["fused"] == {"audio": 1.0, "video": 1.0, "heads": 1.0}
+
+
+# -- the table --
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loss_that_does_not_reach_a_block_has_no_coefficient_there(method: str, count: int) -> None:
+    balancer, model = ready(method, count)
+    balancer(losses_of(model, batch(names(count)))).backward()
+    losses = {name: loss.mean() for name, loss in losses_of(model, batch(names(count))).items()}
+    for objective, name in itertools.product(losses, names(count)):
+        own = list(model.encoders[name].parameters())
+        given = torch.autograd.grad(losses[objective], own, retain_graph=True, allow_unused=True)
+        assert (name in balancer.table.numbers()[objective]) == any(each is not None for each in given)
+    lines = str(balancer.table).splitlines()
+    for objective, line in zip(losses, lines[1:], strict=True):
+        assert line.count("–") == count + 1 - len(balancer.table.numbers()[objective])
+
+
+def test_until_a_model_is_attached_a_loss_is_taken_to_reach_its_own_encoder() -> None:
+    balancer = MIMO(smoothing=0.5)
+    balancer({"fused": torch.tensor(1.0), "audio": torch.tensor(2.0), "video": torch.tensor(1.0)})
+    assert set(balancer.table.numbers()["audio"]) == {"audio", "heads"}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("method", [name for name in MODULATING if name not in {"ogmge", "mslr", "mses"}])
+def test_encoders_that_share_a_tensor_move_by_the_factor_of_the_table(
+    method: str, kind: Callable[..., torch.optim.Optimizer]
+) -> None:
+    moves = []
+    for make in (MSL, METHODS[method]):
+        model = SmallModel(names(3))
+        model.encoders["video"] = model.encoders["audio"]
+        optimizer = kind(model.parameters(), 0.01)
+        balancer = make().attach(model, optimizer=optimizer)
+        weight = model.encoders["audio"].get_parameter("0.weight")
+        before = weight.detach().clone()
+        losses = losses_of(model, batch(names(3)))
+        if method == "mlb" and make is MSL:  # it has uni-modal losses in its sum
+            losses["fused"] = torch.stack(list(losses.values())).sum(0)
+        balancer(losses).backward()
+        optimizer.step()
+        moves.append(weight.detach() - before)
+    row = balancer.table.numbers()["fused"]
+    assert row["audio"] == row["video"]
+    assert row["audio"] != pytest.approx(row["text"])
+    torch.testing.assert_close(moves[1], row["audio"] * moves[0], rtol=1e-6, atol=1e-12)
+
+
+# -- mixtures --
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-5, 1e-8])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_the_shortest_mixture_is_right_for_gradients_of_any_lengths(count: int, scale: float) -> None:
+    """Against the conditions of an optimum: d·g_i ≥ ‖d‖² for a mixture d, with equality where weights are positive."""
+    random = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        vectors = torch.randn(count, 2 * count, dtype=torch.float64, generator=random)
+        vectors[1:] *= scale
+        gram = vectors @ vectors.T
+        weights = least_norm(gram / gram.diagonal().max())
+        assert float(weights.min()) >= 0
+        assert float(weights.sum()) == pytest.approx(1.0)
+        mixture = weights @ vectors
+        slack = (vectors @ mixture - mixture @ mixture) / (vectors.norm(dim=1) * mixture.norm())
+        assert float(slack.min()) > -1e-7
+        assert float((slack * (weights * vectors.norm(dim=1) > 1e-7 * mixture.norm())).abs().max()) < 1e-7
+
+
+@final
+class Counted(Balancer):
+    """Halves of both gradients; counts the steps that were taken."""
+
+    route = "gram"
+    advances = True
+    taken: Tensor
+
+    def __init__(self, start: int = 0, stop: int | None = None) -> None:
+        super().__init__(start=start, stop=stop)
+        self.register_buffer("taken", torch.zeros((), dtype=torch.int64))
+
+    def mix(self, gram: Tensor) -> Tensor:
+        return torch.full_like(gram[..., 0], 0.5)
+
+    def advance(self, seen: Any, finite: Tensor) -> None:  # noqa: ARG002
+        self.taken += finite
+
+
+def test_methods_that_mix_gradients_have_epochs_and_state_too() -> None:
+    balancer, model = Counted(start=1, stop=2), SmallModel(names(2))
+    attached(balancer, model)
+    rows = []
+    for _ in range(3):
+        balancer(losses_of(model, batch(names(2)))).backward()
+        rows.append([balancer.table.numbers()[objective]["audio"] for objective in ("fused", "audio")])
+        balancer.end_epoch()
+    assert rows == [[1.0, 0.0], [0.5, 0.5], [1.0, 0.0]]
+    assert int(balancer.taken) == 3
+    (balancer(losses_of(model, batch(names(2)))) * torch.inf).backward()
+    assert int(balancer.taken) == 3
+
+
+# -- what a balancer says of itself and of its arguments --
+
+
+def test_a_balancer_shows_its_arguments() -> None:
+    assert repr(MIMO(penalty=100.0)).startswith("MIMO(penalty=100.0, smoothing=0.1")
+    assert "rates={'audio': 0.9}" in repr(MSLR({"audio": 0.9}))
+    assert repr(copy.deepcopy(EW(3.0))) == "EW(weight=3.0)"
+    assert repr(MGDA()) == "MGDA(at='parameters')"
+
+
+def test_arguments_that_make_no_sense_are_refused() -> None:
+    for smoothing in (math.inf, 1e-40, -1.0, math.nan):
+        with pytest.raises(ValueError, match="MIMO: smoothing should be zero, or between 1e-30 and any finite number"):
+            MIMO(smoothing=smoothing)
+    with pytest.raises(ValueError, match=r"optimum should be numbers by modality, .* found 0\.3"):
+        MIMO(optimum=cast("dict[str, float]", 0.3))
+    with pytest.raises(ValueError, match="penalty should be a finite number"):
+        MIMO(penalty=math.inf)
+    with pytest.raises(RuntimeError, match="no step has been taken yet"):
+        _ = MIMO().table
+    losses = {"fused": torch.tensor(1.0), "a": torch.tensor(1.0)}
+    with pytest.raises(TypeError, match="extra: expected a mapping from names to losses"):
+        MIMO()(losses, extra=cast("dict[str, Tensor]", torch.tensor(1.0)))
+    with pytest.raises(ValueError, match=r"extra: 'decay' should be a tensor, found 0\.1; 'more' should be a tensor"):
+        MIMO()(losses, extra=cast("dict[str, Tensor]", {"decay": 0.1, "more": "x"}))
+
+
+def test_an_encoder_under_two_names_can_be_named_by_both() -> None:
+    model = nn.Module()
+    model.left = nn.Linear(2, 2)
+    model.right = model.left
+    balancer = MGDA().attach(model, encoders={"l": "left", "r": "right"})
+    assert len(balancer.tensors_of("r")) == 2
+
+
+# -- parts of an additive fused head --
+
+
+@pytest.mark.parametrize("fusion", ["concat", "sum"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("heads", ["scaled", "plain"])
+def test_mslr_scales_the_head_of_a_modality_with_its_encoder(
+    fusion: str, kind: Callable[..., torch.optim.Optimizer], heads: Any
+) -> None:
+    moves = []
+    rates = {"audio": 0.25, "video": 2.0}
+    for make in (MSL, lambda: MSLR(rates, heads=heads)):
+        torch.manual_seed(0)
+        model = LateFusion({name: nn.Linear(3, 4) for name in names(2)}, 3, unimodal="detached", fusion=fusion).double()
+        optimizer = kind(model.parameters(), 0.01)
+        balancer = make().attach(model, optimizer=optimizer)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        balancer(losses_of(model, batch(names(2)))).backward()
+        optimizer.step()
+        moves.append({name: p.detach() - before[name] for name, p in model.named_parameters()})
+    plain, scaled = moves
+    for name, move in plain.items():
+        factor: Tensor | float = 1.0
+        if name.startswith("encoders."):
+            factor = rates[name.split(".")[1]]
+        elif heads == "scaled" and name.startswith("fusion.heads."):
+            factor = rates[name.split(".")[2]]
+        elif heads == "scaled" and name == "fusion.head.weight":
+            factor = torch.tensor([0.25] * 4 + [2.0] * 4)
+        torch.testing.assert_close(scaled[name], factor * move, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("fusion", ["concat", "sum"])
+@pytest.mark.parametrize("heads", ["scaled", "plain"])
+def test_mses_stops_the_head_of_a_modality_with_its_encoder(fusion: str, heads: Any) -> None:
+    torch.manual_seed(0)
+    model = LateFusion({name: nn.Linear(3, 4) for name in names(2)}, 3, unimodal="detached", fusion=fusion).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+    balancer = MSES(patience=0, heads=heads).attach(model, optimizer=optimizer)
+    seen = []
+    for epoch in range(4):
+        balancer(losses_of(model, batch(names(2), seed=epoch))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        balancer.end_epoch({"audio": {"loss": 1.0 + epoch}, "video": {"loss": 1.0 / (1 + epoch)}})
+        parts = model.fused_head_parts()
+        seen.append({name: torch.cat([_columns(*part) for part in own]) for name, own in parts.items()})
+    assert balancer.stopped == ["audio"]
+    assert torch.equal(seen[3]["audio"], seen[1]["audio"]) == (heads == "scaled")  # it stopped after the second epoch
+    assert not torch.equal(seen[3]["video"], seen[2]["video"])
+
+
+def _columns(tensor: Tensor, columns: slice | None) -> Tensor:
+    return (tensor if columns is None else tensor[:, columns]).detach().clone().flatten()
+
+
+def test_a_parameter_of_an_encoder_that_only_its_own_loss_reaches_learns_from_it() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {name: nn.Linear(4, 5) for name in ("f", "u")} | {"h": nn.Linear(5, 3), "hu": nn.Linear(5, 3)}
+    )
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    found = []
+    for attach in (False, True):
+        model.zero_grad()
+        balancer = MSL()
+        if attach:
+            balancer.attach(model, encoders={"a": [model["f"], model["u"]]})
+        outputs = {"fused": model["h"](model["f"](x)), "a": model["hu"](model["u"](x))}
+        balancer({name: F.cross_entropy(z, y, reduction="none") for name, z in outputs.items()}).backward()
+        found.append(gradients_of(model))
+    assert bool(found[0]["u.weight"].any())
+    assert_same(found[1], found[0])
