@@ -37,7 +37,7 @@ METHODS: dict[str, Callable[[], Balancer]] = {
     "mimo": partial(MIMO, penalty=100.0, smoothing=0.01),
     "ew": EW,
     "ogmge": OGMGE,
-    "agm": AGM,
+    "agm": lambda: AGM(form="fast"),
     "mslr": MSLR,
     "mses": partial(MSES, patience=80),
     "mgda": MGDA,

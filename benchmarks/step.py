@@ -29,7 +29,7 @@ METHODS: dict[str, Callable[[], equipoise.Balancer]] = {
     "mimo plain heads": lambda: equipoise.MIMO(heads="plain"),
     "ogm": equipoise.OGM,
     "ogmge": equipoise.OGMGE,
-    "agm": equipoise.AGM,
+    "agm": lambda: equipoise.AGM(form="fast"),
     "mslr": equipoise.MSLR,
     "mses": equipoise.MSES,
     "dgl": equipoise.DGL,

@@ -41,7 +41,7 @@ OURS: dict[str, Callable[[], equipoise.Balancer]] = {
     "mimo": equipoise.MIMO,
     "mimo, doubling": partial(equipoise.MIMO, overflow="double"),
     "ogmge": equipoise.OGMGE,
-    "agm": equipoise.AGM,
+    "agm": lambda: equipoise.AGM(form="fast"),
     "mgda": equipoise.MGDA,
     "mmpareto": equipoise.MMPareto,
 }

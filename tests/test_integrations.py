@@ -64,7 +64,7 @@ def test_the_plain_loop_moves_every_block_that_runs(method: str, optimizer: str,
 TWINS: dict[str, Balancer] = {
     "ogm": OGM(strength=0),
     "ogmge": OGMGE(strength=0),
-    "agm": AGM(strength=0),
+    "agm": AGM(strength=0, form="fast"),
     "mslr": MSLR(memory=9),
     "mlb": MLB(strength=0),
 }

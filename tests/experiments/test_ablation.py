@@ -119,7 +119,7 @@ def test_an_encoder_may_hold_commas() -> None:
     ("method", "words", "parts"),
     [
         ("mimo", ["penalty=1,x", "epoch=3"], ["penalty should be a number, found 'x'", "did you mean 'epochs'?"]),
-        ("mimo", ["penalty=1,-1"], ["penalty should be zero or more"]),
+        ("mimo", ["penalty=1,-1"], ["penalty should be a finite number of zero or more"]),
         ("mimo", ["weight=1,2"], ["unknown setting 'weight'"]),
         ("mino", [], ["unknown method 'mino'; did you mean 'mimo'?"]),
         ("msl", ["epochs=3"], ["expected something to vary, such as lr=0.003,0.01,0.03, found only epochs=3"]),

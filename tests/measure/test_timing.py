@@ -44,6 +44,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.filterwarnings("ignore::equipoise.methods.agm.ApproximationWarning")
 def test_every_method_is_timed_and_nothing_changes(
     method: type[equipoise.Balancer], optimizer: Callable[..., torch.optim.Optimizer]
 ) -> None:
@@ -66,7 +67,7 @@ def test_every_method_is_timed_and_nothing_changes(
     for each, state in zip((model, mover, balancer), before, strict=True):
         assert same(each.state_dict(), state)
     assert same([parameter.grad for parameter in model.parameters()], gradients)
-    assert torch.equal(balancer.table.values, table)
+    assert torch.equal(balancer.table.values.nan_to_num(-1), table.nan_to_num(-1))
     assert torch.equal(torch.get_rng_state(), chance)
     assert not model.training
     assert balancer.follows_optimizer

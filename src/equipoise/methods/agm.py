@@ -117,7 +117,9 @@ class AGM(Balancer):
             instead = "wrap the model, ShapleyResponses(model, names), and type AGM(responses=…), or AGM(form='fast')"
             if self._asked == "published":
                 raise ValueError(f"AGM: {why}; {instead}")
-            warnings.warn(f"AGM takes its approximate form: {why}; {instead}", ApproximationWarning, stacklevel=4)
+            if not self._warned:
+                self._warned = True
+                warnings.warn(f"AGM takes its approximate form: {why}; {instead}", ApproximationWarning, stacklevel=4)
             self._take("fast")
         elif isinstance(model, LateFusion):
             model.respond(True)
