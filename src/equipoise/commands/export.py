@@ -27,9 +27,10 @@ def export(
     from equipoise.deploy.card import card, write_card
     from equipoise.deploy.exporting import export as write
     from equipoise.deploy.kept import open_run
+    from equipoise.inside import inside
 
     kept = open_run(run)
-    folder = out or kept.folder / "export"
+    folder = out or inside(kept.folder, "export")
     facts = {
         "classes": json.dumps(kept.classes, ensure_ascii=False),
         "data": kept.row["data"],

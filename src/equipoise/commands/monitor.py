@@ -39,6 +39,7 @@ def monitor(
     from equipoise.deploy import open_run, try_monitor
     from equipoise.deploy.trial import fit_monitor
     from equipoise.errors import BadInput, answers
+    from equipoise.inside import inside
     from equipoise.measure import training_statistics
     from equipoise.settings import Settings
     from equipoise.tokens import as_read
@@ -51,14 +52,14 @@ def monitor(
             f"the data of this run has the fingerprint {kept.row['split']}; found {found}. Give the same data, cut the "
             "same way, with --data and --split"
         )
-    folder = out or kept.folder / "export"
+    folder = out or inside(kept.folder, "export")
     with telling("monitor", quiet=as_json) as say:
         say("calibrating on the validation part")
         (made,) = answers(
             lambda: fit_monitor(kept.model, splits.validation, false_alarms=false_alarms, stretch=stretch)
         )
         folder.mkdir(parents=True, exist_ok=True)
-        made.save(folder / "monitor.json")
+        made.save(inside(folder, "monitor.json"))
         say("breaking the sensors of the test part")
         statistics = training_statistics(splits.train)
         (trial,) = answers(lambda: try_monitor(made, kept.model, splits.test, statistics, stretch=stretch))

@@ -15,6 +15,7 @@ from equipoise.data.splits import Splits
 from equipoise.data.views import view_of
 from equipoise.deploy.deployable import IN_THE_GRAPH, LENGTH, Deployable, Intake
 from equipoise.errors import BadInput
+from equipoise.inside import inside, write_whole
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
 
@@ -70,16 +71,13 @@ def keep(folder: Path, model: LateFusion, row: dict[str, Any], splits: Splits) -
         "row": row,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, write in (
-        (WEIGHTS, lambda file: save_model(model, str(file))),
-        (PLAIN, lambda file: file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")),
-    ):
-        unfinished = folder / f"{name}.tmp"
-        try:
-            write(unfinished)
-        except SafetensorError as found:  # how it says that the disk is full
-            raise OSError(str(found)) from None
-        unfinished.replace(folder / name)
+    unfinished = inside(folder, f"{WEIGHTS}.tmp")
+    try:
+        save_model(model, str(unfinished))
+    except SafetensorError as found:  # how it says that the disk is full
+        raise OSError(str(found)) from None
+    unfinished.replace(inside(folder, WEIGHTS))
+    write_whole(folder, PLAIN, json.dumps(content, indent=1) + "\n")
 
 
 def open_run(path: Path | str) -> KeptRun:
