@@ -1,6 +1,5 @@
 """Nothing inside a folder of results is a way out of it."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -108,16 +107,6 @@ def test_a_store_follows_no_link(out: Path, victim: Path, name: str) -> None:
     use()
 
 
-def test_a_page_shows_nothing_from_behind_a_link(out: Path, victim: Path, equipoise: Callable[..., Ended]) -> None:
-    row = {"config": "a", "data": "d", "method": "msl", "label": "msl", "seed": 0, "fold": None, "test": {}}
-    (out / "results.jsonl").write_text(json.dumps(row) + "\n")
-    (out / "command.txt").symlink_to(victim)
-    ended = equipoise("report", out)
-    assert ended.code == 2
-    assert "command.txt: expected a file or folder, found a link" in ended.err
-    assert not (out / "report.html").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("last", ["file", "folder"])
 def test_whatever_a_command_writes_it_writes_through_no_link(
@@ -150,3 +139,15 @@ def test_whatever_a_command_writes_it_writes_through_no_link(
         assert "Traceback" not in first.err
         assert [each.name for each in victim.iterdir()] == ["file"], place
         assert (victim / "file").read_text() == "precious", place
+
+
+@pytest.mark.slow
+def test_a_page_shows_nothing_from_behind_a_link(out: Path, victim: Path, equipoise: Callable[..., Ended]) -> None:
+    words = ["train", "--data", "generated", "--method", "msl", "--json", "epochs=1", "features=2", "device=cpu"]
+    assert equipoise(*words, "--out", out).code == 0
+    (out / "command.txt").unlink()
+    (out / "command.txt").symlink_to(victim)
+    ended = equipoise("report", out)
+    assert ended.code == 2
+    assert "command.txt: expected a file or folder, found a link" in ended.err
+    assert not (out / "report.html").exists()
