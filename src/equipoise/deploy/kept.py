@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from equipoise.catalogue import all_methods
+from equipoise.catalogue import Method, all_methods
 from equipoise.data.splits import Splits
 from equipoise.data.views import view_of
 from equipoise.deploy.deployable import IN_THE_GRAPH, LENGTH, Deployable, Intake
+from equipoise.deploy.description import FORMAT, at_most, problems_in, read_description, row_problems
 from equipoise.errors import BadInput
 from equipoise.inside import inside, write_whole
 from equipoise.models import LateFusion
-from equipoise.models.choose import build_encoders
+from equipoise.models.choose import KINDS, build_encoders, kinds_of
+from equipoise.models.encoders import features_of
+from equipoise.models.late_fusion import takes_lengths
+from equipoise.models.names import raise_all
 
-FORMAT = 1
 PLAIN, WEIGHTS = "model.json", "model.safetensors"
+PLAUSIBLE = 2**16  # features that an encoder may be told of, though it need not have as many
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Types of tensors, in the words of the format of the weights."""
 TRAIN = "equipoise train --data watch --method mimo --out runs/one"
 
 
@@ -36,6 +56,7 @@ class KeptRun:
         classes: Their names.
         intakes: What each input of a deployed model is.
         parts: How many samples and groups each part of the data had.
+        encoder: The words that its encoders were built from.
     """
 
     folder: Path
@@ -44,6 +65,7 @@ class KeptRun:
     classes: tuple[str, ...]
     intakes: dict[str, Intake]
     parts: dict[str, dict[str, int]]
+    encoder: str = "auto"
 
     def deployable(self) -> Deployable:
         """The model as it is shipped."""
@@ -80,46 +102,54 @@ def keep(folder: Path, model: LateFusion, row: dict[str, Any], splits: Splits) -
     write_whole(folder, PLAIN, json.dumps(content, indent=1) + "\n")
 
 
-def open_run(path: Path | str) -> KeptRun:
+def open_run(path: Path | str, *, encoder: str | None = None, trust: bool = False) -> KeptRun:
     """Build the model of a finished run again.
+
+    A file is not believed to name code: from the run's own words only encoders of the package are made. One of the
+    user's own has to be named again, or the folder to be trusted; it is checked to make modules before it is called.
 
     Args:
         path: The folder of a run, `OUT/runs/NAME`, or the folder OUT of a command that made a single one.
+        encoder: The encoders as they were named for training, where a dotted path was among them.
+        trust: Import what the folder names.
 
     Raises:
-        BadInput: If there is no such run, or several, or its model cannot be built again.
+        BadInput: If there is no such run, or several, or its model cannot be built again; with all that is wrong.
     """
     folder = _find(Path(path))
-    try:
-        content = json.loads((folder / PLAIN).read_text(encoding="utf-8"))
-        found = content["format"]
-    except (ValueError, KeyError, TypeError) as problem:
-        raise BadInput(f"{folder / PLAIN}: expected the description of a model, found damage: {problem}") from None
-    if found != FORMAT:
-        raise BadInput(
-            f"{folder / PLAIN}: expected format {FORMAT}, found {found!r}; open it with the version it is of"
-        )
+    weights = _tensors_in(folder)
+    size = (folder / WEIGHTS).stat().st_size if isinstance(weights, dict) else 0
+    content = read_description(folder, PLAIN, size)
+    problems = [f"{folder / PLAIN}: {each}" for each in problems_in(content)]
+    if not problems:
+        words = content["row"]["run"]["encoder"] if encoder is None else encoder
+        problems += _encoder_problems(folder, content, words, believed=trust or encoder is not None)
+    if isinstance(weights, str):
+        problems.append(weights)
+    if problems or isinstance(weights, str):
+        raise BadInput("\n".join(problems))
     row = content["row"]
-    method = all_methods().get(row["method"])
-    if method is not None and not method.fused:
+    method = all_methods()[row["method"]]
+    if not method.fused:
         raise BadInput(
             f"{folder}: {row['method']} trains every sensor alone and leaves the fused head as it was drawn, so that "
             "there is no one model to ship; train with --method ensemble, whose sensors vote, or with another method"
         )
-    model = _model(folder, content, row)
-    if method is not None and method.finish is not None:
-        model = method.finish(model)
+    try:
+        model = _model(folder, content, words, method, weights)
+    except (ValueError, RuntimeError, TypeError, OverflowError) as found:
+        raise found if isinstance(found, BadInput) else _cannot(folder, found) from None
     _load(model, folder)
     intakes = {name: _intake(plain) for name, plain in content["inputs"].items()}
-    return KeptRun(folder, model.eval(), row, tuple(content["classes"]), intakes, content["parts"])
+    return KeptRun(folder, model.eval(), row, tuple(content["classes"]), intakes, content["parts"], words)
 
 
 def _find(path: Path) -> Path:
-    if (path / PLAIN).is_file():
+    if inside(path, PLAIN).is_file():
         return path
     runs = sorted(each.parent for each in path.glob(f"runs/*/{PLAIN}"))
     if len(runs) == 1:
-        return runs[0]
+        return inside(path, "runs", runs[0].name)
     if runs:
         raise BadInput(f"{path} holds {len(runs)} finished runs; name one of them:\n" + "\n".join(_listed(runs)))
     if not path.is_dir():
@@ -134,20 +164,26 @@ def _find(path: Path) -> Path:
 
 def _listed(folders: list[Path]) -> list[str]:
     """A line for each run, the best of each data set first, with what tells it from the others."""
-    rows = {each: json.loads((each / PLAIN).read_text(encoding="utf-8"))["row"] for each in folders}
+    rows, lines, damaged = {}, [], []
+    for each in folders:
+        try:
+            content = read_description(each, PLAIN)
+            raise_all(row_problems(content))
+            rows[each] = content["row"]
+        except ValueError as found:
+            damaged.append(f"  {each}  cannot be read: {_first_line(found)}")
     words = {each: _words(row) for each, row in rows.items()}
     values: dict[str, set[str]] = {}
     for some in words.values():
         for key, value in some.items():
             values.setdefault(key, set()).add(value)
-    lines = []
-    for folder in sorted(folders, key=lambda each: (rows[each]["data"], -(_validated(rows[each]) or 0.0))):
+    for folder in sorted(rows, key=lambda each: (rows[each]["data"], -(_validated(rows[each]) or 0.0))):
         row, accuracy = rows[folder], _validated(rows[folder])
         fold = "" if row["fold"] is None else f", fold {row['fold']}"
         differs = "".join(f", {key}={value}" for key, value in words[folder].items() if len(values[key]) > 1)
         known = "" if accuracy is None else f": {100 * accuracy:.1f} % on validation data"
         lines.append(f"  {folder}  {row['label']} on {row['data']}, seed {row['seed']}{fold}{differs}{known}")
-    return lines
+    return [*lines, *damaged]
 
 
 def _words(row: dict[str, Any]) -> dict[str, str]:
@@ -160,14 +196,133 @@ def _validated(row: dict[str, Any]) -> float | None:
     return row.get("validation", {}).get("fused")
 
 
-def _model(folder: Path, content: dict[str, Any], row: dict[str, Any]) -> LateFusion:
-    settings = row["run"]
+def _encoder_problems(folder: Path, content: dict[str, Any], words: str, *, believed: bool) -> list[str]:
+    kinds, problems = kinds_of(words, content["inputs"])
+    if problems or believed:
+        return problems
+    own = {kind: name for name, kind in kinds.items() if kind not in KINDS}
+    typed = shlex.quote("".join(sign for sign in words if sign.isprintable()))
+    return [
+        f"{folder / PLAIN}: the encoder of {name!r} is {kind!r}, which is no encoder of the package, and no code runs "
+        f"because a file names it. If it is yours, type --encoder {typed}; if you know who made the folder, --trust"
+        for kind, name in own.items()
+    ]
+
+
+def _model(folder: Path, content: dict[str, Any], words: str, method: Method, weights: dict[str, Stored]) -> LateFusion:
+    """The model without its weights, once it is certain that they fit: before, nothing large is allocated."""
+    settings = content["row"]["run"]
     shapes = {name: tuple(plain["read"]) for name, plain in content["inputs"].items()}
+    kinds, _ = kinds_of(words, shapes)
+    own = [name for name, kind in kinds.items() if kind not in KINDS]
+    if own and settings["features"] > max(PLAUSIBLE, sum(math.prod(each.shape) for each in weights.values())):
+        raise BadInput(
+            f"{folder / PLAIN}: row.run.features: expected at most as many as there are weights, found "
+            f"{settings['features']}"
+        )
+    made = {name: _encoder(kinds[name], name, shapes, settings["features"]) for name in own}
+
+    def assembled(own: Mapping[str, nn.Module]) -> LateFusion:
+        encoders = {
+            name: own[name] if name in own else _encoder(kind, name, shapes, settings["features"])
+            for name, kind in kinds.items()
+        }
+        classes = len(content["classes"])
+        model = LateFusion(encoders, classes, fusion=settings["fusion"], unimodal=content["unimodal"])
+        return model if method.finish is None else method.finish(model)
+
+    with torch.device("meta"):
+        outline = assembled({name: _Outline(encoder) for name, encoder in made.items()})
+    problems = [f"{folder / WEIGHTS}: {each}" for each in at_most(_misfits(outline, made, weights))]
+    problems += [f"{folder / PLAIN}: {each}" for each in _unreadable(outline, made, content["inputs"])]
+    if problems:
+        raise BadInput("\n".join(problems))
+    return assembled(made)
+
+
+def _encoder(kind: str, name: str, shapes: Mapping[str, tuple[int, ...]], features: int) -> nn.Module:
+    return build_encoders(kind, {name: shapes[name]}, features, checked=True)[name]
+
+
+@final
+class _Outline(nn.Module):
+    """Stands for an encoder of the user's own where only the size of its output matters."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        size = features_of(encoder)
+        if size is None:
+            raise ValueError(
+                f"the output size of {type(encoder).__name__} cannot be told; give it an integer attribute `features`"
+            )
+        self.features = size
+
+
+class Stored(NamedTuple):
+    """How a file of weights describes a tensor.
+
+    Args:
+        shape: Its shape.
+        dtype: Its type, in the words of the format.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _misfits(outline: LateFusion, made: Mapping[str, nn.Module], weights: Mapping[str, Stored]) -> Iterator[str]:
+    """What tensors of a file do not fit those of a model."""
+    expected = {key: _stored(tensor) for key, tensor in outline.state_dict().items()}
+    optional = set()
+    for key, module in outline.encoders.named_children():
+        name = next(name for name, each in outline.encoders.items() if each is module)
+        own = made[name].state_dict() if name in made else {}
+        expected |= {f"encoders.{key}.{inner}": _stored(tensor) for inner, tensor in own.items()}
+        optional |= {f"encoders.{key}.{inner}" for inner in own}  # tied weights are stored once
+    for key, wanted in expected.items():
+        found = weights.get(key)
+        if found is None and key not in optional:
+            yield f"expected {key} of shape {list(wanted.shape)}, found no such tensor"
+        elif found is not None and found != wanted:
+            yield (
+                f"expected {key} of shape {list(wanted.shape)} and type {wanted.dtype}, found {list(found.shape)} and "
+                f"{found.dtype}"
+            )
+    yield from (f"expected a tensor of the model, found {key[:100]!r}" for key in weights if key not in expected)
+
+
+def _unreadable(
+    outline: LateFusion, made: Mapping[str, nn.Module], inputs: Mapping[str, dict[str, Any]]
+) -> Iterator[str]:
+    """What inputs are described so that their encoders cannot read them."""
+    for name, plain in inputs.items():
+        encoder = made.get(name, outline.encoders[name])
+        words = getattr(encoder, "words", None)
+        if isinstance(words, int) and plain.get("most", 0) >= words:
+            yield f"inputs.{name}.most: expected less than {words}, which its encoder knows, found {plain['most']}"
+        if _intake(plain).ragged and not takes_lengths(encoder):
+            yield f"inputs.{name}.ragged: expected false, since its encoder takes no lengths, found true"
+
+
+def _cannot(folder: Path, found: Exception) -> BadInput:
+    return BadInput(f"{folder}: the model of this run cannot be made again: {found}")
+
+
+def _stored(tensor: Tensor) -> Stored:
+    return Stored(tuple(tensor.shape), TYPES.get(tensor.dtype, str(tensor.dtype)))
+
+
+def _tensors_in(folder: Path) -> dict[str, Stored] | str:
+    """The tensors that a file of weights says it has; or what is wrong with it, in words."""
+    from safetensors import SafetensorError, safe_open
+
+    file = inside(folder, WEIGHTS)
     try:
-        encoders = build_encoders(settings["encoder"], shapes, settings["features"])
-    except ValueError as found:
-        raise BadInput(f"{folder}: the encoders of this run cannot be made again: {found}") from None
-    return LateFusion(encoders, len(content["classes"]), fusion=settings["fusion"], unimodal=content["unimodal"])
+        with safe_open(str(file), framework="pt") as opened:
+            slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 (it is no mapping)
+            return {key: Stored(tuple(each.get_shape()), each.get_dtype()) for key, each in slices.items()}
+    except (OSError, SafetensorError, RuntimeError) as found:
+        return f"{file}: expected the weights of this run's model, found: {_first_line(found)}"
 
 
 def _load(model: nn.Module, folder: Path) -> None:
@@ -175,10 +330,14 @@ def _load(model: nn.Module, folder: Path) -> None:
     from safetensors.torch import load_model
 
     try:
-        load_model(model, str(folder / WEIGHTS))
+        load_model(model, str(inside(folder, WEIGHTS)))
     except (OSError, SafetensorError, RuntimeError) as found:
-        reason = str(found).splitlines()[0]
-        raise BadInput(f"{folder / WEIGHTS}: expected the weights of this run's model, found: {reason}") from None
+        file = folder / WEIGHTS
+        raise BadInput(f"{file}: expected the weights of this run's model, found: {_first_line(found)}") from None
+
+
+def _first_line(found: Exception) -> str:
+    return (str(found).strip() or type(found).__name__).splitlines()[0]
 
 
 def _inputs(splits: Splits) -> dict[str, dict[str, Any]]:
