@@ -34,7 +34,7 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def links_in(folder: Path) -> list[str]:
-    """What is wrong with each thing directly inside a folder that is neither a file nor a folder."""
+    """Say of each thing directly inside a folder that is neither a file nor a folder what is wrong with it."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
@@ -83,7 +83,7 @@ def write_whole(folder: Path, name: str, content: str | bytes) -> Path:
 
 
 def _problem(path: Path) -> str:
-    """What is wrong with something that may not be there; "" where nothing is."""
+    """The problem with something that may not be there; "" where there is none."""
     try:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -22,6 +22,7 @@ from equipoise.models.names import name_problems, unknown_name
 from equipoise.settings import Fusion
 
 FORMAT = 1
+PLAIN, WEIGHTS = "model.json", "model.safetensors"
 LARGEST = 2**24  # bytes, beside one for each byte of the weights: inputs of many numbers have as many scales
 MOST = 2**31 - 1
 LONGEST = 10_000  # characters of a text
@@ -90,7 +91,7 @@ def at_most(problems: Iterable[str]) -> list[str]:
 
 
 def _input_problems(plain: Mapping[str, Any], where: str) -> Iterator[str]:
-    """What fields of an input say of each other."""
+    """Contradictions between the fields of an input."""
     read, stored, scales = plain["read"], tuple(plain["stored"]), [key for key in _SCALES if key in plain]
     try:
         seen = stored if plain["view"] is None else _view(plain["view"]).shape(stored)

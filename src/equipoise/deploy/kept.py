@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from equipoise.catalogue import Method, all_methods
+from equipoise.catalogue import all_methods
 from equipoise.data.splits import Splits
 from equipoise.data.views import view_of
 from equipoise.deploy.deployable import IN_THE_GRAPH, LENGTH, Deployable, Intake
-from equipoise.deploy.description import FORMAT, at_most, problems_in, read_description, row_problems
+from equipoise.deploy.description import FORMAT, PLAIN, WEIGHTS, problems_in, read_description, row_problems
+from equipoise.deploy.rebuild import first_line, rebuilt, tensors_in
 from equipoise.errors import BadInput
 from equipoise.inside import inside, write_whole
 from equipoise.models import LateFusion
-from equipoise.models.choose import KINDS, build_encoders, kinds_of
-from equipoise.models.encoders import features_of
-from equipoise.models.late_fusion import takes_lengths
+from equipoise.models.choose import KINDS, kinds_of
 from equipoise.models.names import raise_all
 
-PLAIN, WEIGHTS = "model.json", "model.safetensors"
-PLAUSIBLE = 2**16  # features that an encoder may be told of, though it need not have as many
-TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""Types of tensors, in the words of the format of the weights."""
 TRAIN = "equipoise train --data watch --method mimo --out runs/one"
 
 
@@ -117,7 +99,7 @@ def open_run(path: Path | str, *, encoder: str | None = None, trust: bool = Fals
         BadInput: If there is no such run, or several, or its model cannot be built again; with all that is wrong.
     """
     folder = _find(Path(path))
-    weights = _tensors_in(folder)
+    weights = tensors_in(folder)
     size = (folder / WEIGHTS).stat().st_size if isinstance(weights, dict) else 0
     content = read_description(folder, PLAIN, size)
     problems = [f"{folder / PLAIN}: {each}" for each in problems_in(content)]
@@ -135,12 +117,14 @@ def open_run(path: Path | str, *, encoder: str | None = None, trust: bool = Fals
             f"{folder}: {row['method']} trains every sensor alone and leaves the fused head as it was drawn, so that "
             "there is no one model to ship; train with --method ensemble, whose sensors vote, or with another method"
         )
-    try:
-        model = _model(folder, content, words, method, weights)
-    except (ValueError, RuntimeError, TypeError, OverflowError) as found:
-        raise found if isinstance(found, BadInput) else _cannot(folder, found) from None
-    _load(model, folder)
     intakes = {name: _intake(plain) for name, plain in content["inputs"].items()}
+    try:
+        model = rebuilt(folder, content, words, method, weights, intakes)
+    except BadInput:
+        raise
+    except (ValueError, RuntimeError, TypeError, OverflowError) as found:
+        raise BadInput(f"{folder}: the model of this run cannot be made again: {found}") from None
+    _load(model, folder)
     return KeptRun(folder, model.eval(), row, tuple(content["classes"]), intakes, content["parts"], words)
 
 
@@ -171,7 +155,7 @@ def _listed(folders: list[Path]) -> list[str]:
             raise_all(row_problems(content))
             rows[each] = content["row"]
         except ValueError as found:
-            damaged.append(f"  {each}  cannot be read: {_first_line(found)}")
+            damaged.append(f"  {each}  cannot be read: {first_line(found)}")
     words = {each: _words(row) for each, row in rows.items()}
     values: dict[str, set[str]] = {}
     for some in words.values():
@@ -209,122 +193,6 @@ def _encoder_problems(folder: Path, content: dict[str, Any], words: str, *, beli
     ]
 
 
-def _model(folder: Path, content: dict[str, Any], words: str, method: Method, weights: dict[str, Stored]) -> LateFusion:
-    """The model without its weights, once it is certain that they fit: before, nothing large is allocated."""
-    settings = content["row"]["run"]
-    shapes = {name: tuple(plain["read"]) for name, plain in content["inputs"].items()}
-    kinds, _ = kinds_of(words, shapes)
-    own = [name for name, kind in kinds.items() if kind not in KINDS]
-    if own and settings["features"] > max(PLAUSIBLE, sum(math.prod(each.shape) for each in weights.values())):
-        raise BadInput(
-            f"{folder / PLAIN}: row.run.features: expected at most as many as there are weights, found "
-            f"{settings['features']}"
-        )
-    made = {name: _encoder(kinds[name], name, shapes, settings["features"]) for name in own}
-
-    def assembled(own: Mapping[str, nn.Module]) -> LateFusion:
-        encoders = {
-            name: own[name] if name in own else _encoder(kind, name, shapes, settings["features"])
-            for name, kind in kinds.items()
-        }
-        classes = len(content["classes"])
-        model = LateFusion(encoders, classes, fusion=settings["fusion"], unimodal=content["unimodal"])
-        return model if method.finish is None else method.finish(model)
-
-    with torch.device("meta"):
-        outline = assembled({name: _Outline(encoder) for name, encoder in made.items()})
-    problems = [f"{folder / WEIGHTS}: {each}" for each in at_most(_misfits(outline, made, weights))]
-    problems += [f"{folder / PLAIN}: {each}" for each in _unreadable(outline, made, content["inputs"])]
-    if problems:
-        raise BadInput("\n".join(problems))
-    return assembled(made)
-
-
-def _encoder(kind: str, name: str, shapes: Mapping[str, tuple[int, ...]], features: int) -> nn.Module:
-    return build_encoders(kind, {name: shapes[name]}, features, checked=True)[name]
-
-
-@final
-class _Outline(nn.Module):
-    """Stands for an encoder of the user's own where only the size of its output matters."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        size = features_of(encoder)
-        if size is None:
-            raise ValueError(
-                f"the output size of {type(encoder).__name__} cannot be told; give it an integer attribute `features`"
-            )
-        self.features = size
-
-
-class Stored(NamedTuple):
-    """How a file of weights describes a tensor.
-
-    Args:
-        shape: Its shape.
-        dtype: Its type, in the words of the format.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-
-
-def _misfits(outline: LateFusion, made: Mapping[str, nn.Module], weights: Mapping[str, Stored]) -> Iterator[str]:
-    """What tensors of a file do not fit those of a model."""
-    expected = {key: _stored(tensor) for key, tensor in outline.state_dict().items()}
-    optional = set()
-    for key, module in outline.encoders.named_children():
-        name = next(name for name, each in outline.encoders.items() if each is module)
-        own = made[name].state_dict() if name in made else {}
-        expected |= {f"encoders.{key}.{inner}": _stored(tensor) for inner, tensor in own.items()}
-        optional |= {f"encoders.{key}.{inner}" for inner in own}  # tied weights are stored once
-    for key, wanted in expected.items():
-        found = weights.get(key)
-        if found is None and key not in optional:
-            yield f"expected {key} of shape {list(wanted.shape)}, found no such tensor"
-        elif found is not None and found != wanted:
-            yield (
-                f"expected {key} of shape {list(wanted.shape)} and type {wanted.dtype}, found {list(found.shape)} and "
-                f"{found.dtype}"
-            )
-    yield from (f"expected a tensor of the model, found {key[:100]!r}" for key in weights if key not in expected)
-
-
-def _unreadable(
-    outline: LateFusion, made: Mapping[str, nn.Module], inputs: Mapping[str, dict[str, Any]]
-) -> Iterator[str]:
-    """What inputs are described so that their encoders cannot read them."""
-    for name, plain in inputs.items():
-        encoder = made.get(name, outline.encoders[name])
-        words = getattr(encoder, "words", None)
-        if isinstance(words, int) and plain.get("most", 0) >= words:
-            yield f"inputs.{name}.most: expected less than {words}, which its encoder knows, found {plain['most']}"
-        if _intake(plain).ragged and not takes_lengths(encoder):
-            yield f"inputs.{name}.ragged: expected false, since its encoder takes no lengths, found true"
-
-
-def _cannot(folder: Path, found: Exception) -> BadInput:
-    return BadInput(f"{folder}: the model of this run cannot be made again: {found}")
-
-
-def _stored(tensor: Tensor) -> Stored:
-    return Stored(tuple(tensor.shape), TYPES.get(tensor.dtype, str(tensor.dtype)))
-
-
-def _tensors_in(folder: Path) -> dict[str, Stored] | str:
-    """The tensors that a file of weights says it has; or what is wrong with it, in words."""
-    from safetensors import SafetensorError, safe_open
-
-    file = inside(folder, WEIGHTS)
-    try:
-        with safe_open(str(file), framework="pt") as opened:
-            slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 (it is no mapping)
-            return {key: Stored(tuple(each.get_shape()), each.get_dtype()) for key, each in slices.items()}
-    except (OSError, SafetensorError, RuntimeError) as found:
-        return f"{file}: expected the weights of this run's model, found: {_first_line(found)}"
-
-
 def _load(model: nn.Module, folder: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_model
@@ -333,11 +201,7 @@ def _load(model: nn.Module, folder: Path) -> None:
         load_model(model, str(inside(folder, WEIGHTS)))
     except (OSError, SafetensorError, RuntimeError) as found:
         file = folder / WEIGHTS
-        raise BadInput(f"{file}: expected the weights of this run's model, found: {_first_line(found)}") from None
-
-
-def _first_line(found: Exception) -> str:
-    return (str(found).strip() or type(found).__name__).splitlines()[0]
+        raise BadInput(f"{file}: expected the weights of this run's model, found: {first_line(found)}") from None
 
 
 def _inputs(splits: Splits) -> dict[str, dict[str, Any]]:

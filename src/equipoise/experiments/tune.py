@@ -86,7 +86,7 @@ class Search:
         """Values for a trial of Optuna.
 
         Raises:
-            BadInput: If the file of a search that is resumed has a value for this trial that is none of those asked for.
+            BadInput: If the file of a search that is resumed has a value for this trial that was not asked for.
         """
         found = {key: each.suggest(trial, key) for key, each in self.space.items()}
         if wrong := [f"{key}={found[key]!r}" for key, each in self.space.items() if not each.holds(found[key])]:
