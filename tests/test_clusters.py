@@ -257,7 +257,7 @@ def test_an_array_job_outlives_whoever_submitted_it(tmp_path: Path, monkeypatch:
     assert not (out / "results.jsonl").exists()
     again = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
     assert (tmp_path / "bin" / "arrays.txt").read_text().split() == ["2"], "one array of two tasks, and no other"
-    script = next((out / "slurm").glob("*.sh")).read_text()
+    script = next((out / "slurm").glob("*/*.sh")).read_text()
     assert "#SBATCH --partition=tiny" in script
     assert "#SBATCH --cpus-per-task=1" in script
     rows = json.loads(again.stdout)

@@ -435,8 +435,13 @@ def test_a_run_that_cannot_be_built_again_is_refused(run_folder: Path, tmp_path:
         opened(content, b"no weights")
     with pytest.raises(BadInput, match="train with --method ensemble"):
         opened({**content, "row": {**content["row"], "method": "unimodal"}})
-    with pytest.raises(BadInput, match="cannot be made again"):
-        opened({**content, "row": {**content["row"], "run": {**content["row"]["run"], "encoder": "my.gone.Encoder"}}})
+    own = {**content, "row": {**content["row"], "run": {**content["row"]["run"], "encoder": "my.gone.Encoder"}}}
+    with pytest.raises(BadInput, match=r"If it is yours, type --encoder my\.gone\.Encoder; "):
+        opened(own)
+    ways: list[dict[str, Any]] = [{"encoder": "my.gone.Encoder"}, {"trust": True}]
+    for how in ways:
+        with pytest.raises(BadInput, match=r"cannot be made again: .*No module named 'my'"):
+            open_run(tmp_path, **how)
 
 
 def test_trials_are_not_kept(tmp_path: Path) -> None:

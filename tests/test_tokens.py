@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,11 @@ def test_a_transformer_learns_from_tokens_and_is_shipped(own: Path, equipoise: A
     alone = row["test"]["head"]
     assert alone["text"] > 0.9 > 0.6 > alone["counts"]
 
-    code, printed, complaint = equipoise("export", tmp_path / "one", "--to", "torch-export", "--json")
+    named = ["--encoder", f"text:{HERE}.tiny_text"]
+    code, _, complaint = equipoise("export", tmp_path / "one", "--to", "torch-export", "--json")
+    assert code == 2
+    assert shlex.join(named) in complaint
+    code, printed, complaint = equipoise("export", tmp_path / "one", "--to", "torch-export", "--json", *named)
     assert code == 0, complaint
     told = json.loads(printed)
     assert told["verified"]["difference"] < 1e-5
@@ -223,7 +228,7 @@ def test_a_transformer_learns_from_tokens_and_is_shipped(own: Path, equipoise: A
     assert "standardises" in inputs["counts"][1]
 
     # The data is recognised as that of the run; it cannot be put on trial, since words cannot be disturbed.
-    code, _, complaint = equipoise("monitor", tmp_path / "one", "--data", own, "--json")
+    code, _, complaint = equipoise("monitor", tmp_path / "one", "--data", own, "--json", "--trust")
     assert code == 2
     assert "'text' gives none, such as the numbers of words" in complaint
     assert "fingerprint" not in complaint

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from equipoise.errors import BadInput
+from equipoise.inside import inside, links_in
 
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
 MODEL, STATE, SEAL = "model.safetensors", "state.pt", "sha256"
@@ -34,7 +35,7 @@ def save(folder: Path, epoch: int, model: nn.Module, rest: dict[str, Any], batch
     from safetensors.torch import save_model
 
     name = f"epoch-{epoch:05d}" + (f"-batch-{batch:07d}" if batch else "")
-    final, unfinished = folder / name, folder / "unfinished"
+    final, unfinished = inside(folder, name), inside(folder, "unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
@@ -79,6 +80,8 @@ def load(folder: Path, model: nn.Module) -> dict[str, Any] | None:
 
 def damage_in(folder: Path) -> str:
     """What is wrong with the checkpoint that a run would go on from, and what to type; "" where nothing is."""
+    if links := [each for place in (folder, *checkpoints(folder)) for each in links_in(place)]:
+        return "\n".join(links)
     problems: list[str] = []
     remove: list[Path] = []
     going_on = "To begin this run anew, type"

@@ -23,6 +23,7 @@ from equipoise.commands.options import Data, Folds, Json, On, OneMethod, PresetN
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import all_data
 from equipoise.errors import BadInput, FailedRuns, answers
+from equipoise.inside import inside
 from equipoise.presets import all_presets
 from equipoise.safe_step import words_for
 from equipoise.settings import Settings
@@ -288,7 +289,7 @@ def _show(out: Path, rows: list[dict[str, Any]], *, as_json: bool) -> None:
 def _print_tables(folder: Path) -> None:
     from equipoise import report as reports
 
-    made_by = folder / comparison.COMMAND
+    made_by = inside(folder, comparison.COMMAND)
     page = reports.page(folder, command=made_by.read_text(encoding="utf-8").strip() if made_by.is_file() else None)
     for table in reports.tables(reports.read(folder)):
         reports.terminal(table)

@@ -14,6 +14,7 @@ from equipoise import distributed, tuning
 from equipoise.catalogue import DataSet, Entry, all_methods
 from equipoise.clusters import Place
 from equipoise.errors import BadInput, answers
+from equipoise.inside import inside, write_whole
 from equipoise.job import Job
 from equipoise.machinery import device_of
 from equipoise.progress import Progress
@@ -67,10 +68,10 @@ def compare(
     if distributed.leads():
         if trackers is not None:
             trackers.try_out()
-        (out / COMMAND).write_text(shlex.join(["equipoise", *sys.argv[1:]]) + "\n", encoding="utf-8")
+        write_whole(out, COMMAND, shlex.join(["equipoise", *sys.argv[1:]]) + "\n")
     if tune:
         with distributed.one_by_one():
-            trials = Store(out / "tuning")
+            trials = Store(inside(out, "tuning"))
         every = [job for some in tuning.plan_trials(chosen, jobs, tune).values() for job in some]
         with Progress(_left(every, trials), "tuning on validation data", quiet=quiet) as progress:
             jobs = tuning.tune(chosen, jobs, splits, trials, tune, workers=workers, on=on, on_event=progress.event)

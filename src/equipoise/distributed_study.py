@@ -57,10 +57,10 @@ def _found(jobs: Sequence[Job], store: Store) -> tuple[dict[str, dict[str, Any]]
     """The rows there are, and what keeps the study from going on."""
     try:
         done = {row["config"]: row for row in store.rows()}
+        waiting = [job for job in jobs if job.config not in done]
+        return done, "\n".join(each for job in waiting if (each := damage_in(store.run_folder(job.config))))
     except BadInput as problem:
         return {}, str(problem)
-    waiting = [job for job in jobs if job.config not in done]
-    return done, "\n".join(each for job in waiting if (each := damage_in(store.run_folder(job.config))))
 
 
 def _attempt(

@@ -21,6 +21,7 @@ from equipoise.catalogue import DataSet, Entry
 from equipoise.data.splits import Splits
 from equipoise.deploy.kept import keep
 from equipoise.heap import keep_freed_memory
+from equipoise.inside import write_whole
 from equipoise.machinery import device_of, make_optimizer
 from equipoise.measure import measure_run, peak_memory, step_seconds
 from equipoise.models import LateFusion
@@ -211,6 +212,4 @@ def _versions() -> dict[str, str]:
 
 def _write_curves(folder: Path, trained: Trained) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / "curves.tmp"
-    unfinished.write_text("".join(json.dumps(record) + "\n" for record in trained.curves), encoding="utf-8")
-    unfinished.replace(folder / "curves.jsonl")
+    write_whole(folder, "curves.jsonl", "".join(json.dumps(record) + "\n" for record in trained.curves))

@@ -29,6 +29,7 @@ from equipoise.data.prepared import FACTS, INDEX, JOURNAL, SKIPPED, TEXT, Prepar
 from equipoise.data.rows import file_bytes
 from equipoise.data.underway import Underway
 from equipoise.errors import BadInput
+from equipoise.inside import links_in
 from equipoise.processes import alone_in, cores
 
 Event = Callable[[str, dict[str, Any]], None]
@@ -73,6 +74,8 @@ def prepare(
         with alone_in(out, "preparing"):
             if clips is None or (out / FACTS).is_file():
                 return _already(out, wanted, tell, strict=strict)
+            if links := links_in(out):
+                raise BadInput("\n".join(links))
             making = _Making(original, clips, out, wanted, tell)
             done = making.read_all(workers or cores(), patience, strict=strict)
             return making.finish(done)

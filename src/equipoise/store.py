@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, final
 
 from equipoise.errors import BadInput
+from equipoise.inside import inside, open_inside
 
 SCHEMA = 1
+PROBE = ".writable"
 PATIENCE = 1.0  # seconds: the runs of a study that was killed hold the folder until they too are gone
 
 
@@ -30,12 +32,11 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.file = folder / "results.jsonl"
+        self.file = inside(folder, "results.jsonl")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / ".writable"
-            probe.touch()
-            probe.unlink()
+            os.close(open_inside(folder, PROBE, os.O_WRONLY | os.O_CREAT))
+            (folder / PROBE).unlink()
         except OSError as found:
             raise BadInput(f"cannot write to {folder}: {found.strerror}; choose another folder with --out") from None
 
@@ -64,7 +65,7 @@ class Store:
         """Add a row: first the remains of a torn one are cut off, then one write, then a flush to the disk."""
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
         try:
-            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = open_inside(self.folder, self.file.name, os.O_RDWR | os.O_CREAT)
             try:
                 _add(descriptor, line)
             finally:
@@ -75,15 +76,18 @@ class Store:
     @contextmanager
     def locked(self) -> Generator[None, None, None]:
         """Keep a second study out of this folder."""
-        with (self.folder / ".lock").open("w") as file:
-            if not _try_for(PATIENCE, lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)):
+        descriptor = open_inside(self.folder, ".lock", os.O_RDWR | os.O_CREAT)
+        try:
+            if not _try_for(PATIENCE, lambda: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)):
                 msg = f"another study is running in {self.folder}; wait for it, or choose another folder with --out"
                 raise BadInput(msg)
             yield
+        finally:
+            os.close(descriptor)
 
     def run_folder(self, config: str) -> Path:
         """Where a run keeps its curves and checkpoints."""
-        return self.folder / "runs" / config.removeprefix("sha256:")[:12]
+        return inside(self.folder, "runs", config.removeprefix("sha256:")[:12])
 
 
 def is_of_the_disk(found: Exception, folder: Path) -> bool:

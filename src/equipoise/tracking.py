@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from equipoise.errors import BadInput
+from equipoise.inside import inside
 from equipoise.models.names import raise_all, unknown_name
 
 NAMES = ("tensorboard", "wandb", "mlflow")
@@ -81,9 +82,10 @@ class Trackers:
             raise ValueError("trackers: expected a folder for what they write, found none; type train(…, folder=…)")
         folder.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("WANDB_SILENT", "true")  # runs side by side share a terminal with the progress of all
+        plain = re.sub(r"[^\w.]+", "-", self.run)
         make = {
-            "tensorboard": lambda: TensorBoardTracker(re.sub(r"[^\w.]+", "-", self.run), folder / "tensorboard"),
-            "wandb": lambda: WandBTracker(PROJECT, name=self.run, dir=folder),
+            "tensorboard": lambda: TensorBoardTracker(plain, inside(folder, "tensorboard", plain).parent),
+            "wandb": lambda: WandBTracker(PROJECT, name=self.run, dir=inside(folder, "wandb").parent),
             "mlflow": lambda: MLflowTracker(PROJECT, run_name=self.run),
         }
         return [make[name]() for name in self.names]

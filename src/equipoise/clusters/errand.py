@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 
 from equipoise.checkpoint import checkpoints
 from equipoise.data.splits import Splits
+from equipoise.inside import inside, write_whole
 from equipoise.job import Job, clear_up
 from equipoise.machinery import device_of
 from equipoise.processes import alone_in
@@ -113,11 +114,9 @@ def passing_part(file: Path, passing: list[Path]) -> bool:
 def unpack(files: dict[str, bytes], folder: Path) -> None:
     """Put what a run left elsewhere into its folder here, each file whole or not at all."""
     for name, content in files.items():
-        file = folder / name
+        file = inside(folder, *name.split("/"))
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_name(f"{file.name}.tmp")
-        unfinished.write_bytes(content)
-        unfinished.replace(file)
+        write_whole(file.parent, file.name, content)
 
 
 def _same(splits: Splits, mark: str) -> Splits:

@@ -13,6 +13,7 @@ from equipoise.clusters import place_of
 from equipoise.commands.config import Config, after_config
 from equipoise.commands.options import Data, Folds, Json, On, OneMethod, PresetName, Split, Workers, data_and
 from equipoise.experiments.ablation import Sweep, sweep_of
+from equipoise.inside import write_whole
 from equipoise.presets import Preset
 
 EXAMPLE = "Example: equipoise ablate --data watch --method mimo penalty=1,10,100 smoothing=0.01,0.1,1 epochs=20"
@@ -64,7 +65,7 @@ def ablate(
         outcome, out, f"Made by `{shlex.join(['equipoise', 'ablate', *options, *(words or ())])}`."
     )
     content = {**ablation_report.as_dict(outcome), "figures": [str(path) for path in figures]}
-    (out / "ablation.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_whole(out, "ablation.json", json.dumps(content, indent=1) + "\n")
     if as_json:
         print(json.dumps(content))
         return

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.commands.options import Json
+from equipoise.commands.options import Encoder, Json, Trust
 
 EXAMPLE = "Example: equipoise export runs/one --to onnx"
 
@@ -17,6 +17,8 @@ def export(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run, or of a command that made one.")],
     to: Annotated[str, typer.Option("--to", help="onnx or torch-export.")] = "onnx",
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the file and its card; RUN/export.")] = None,
+    encoder: Encoder = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Write a trained model as one graph that knows missing sensors, compare it with PyTorch, and write its card."""
@@ -27,9 +29,10 @@ def export(
     from equipoise.deploy.card import card, write_card
     from equipoise.deploy.exporting import export as write
     from equipoise.deploy.kept import open_run
+    from equipoise.inside import inside
 
-    kept = open_run(run)
-    folder = out or kept.folder / "export"
+    kept = open_run(run, encoder=encoder, trust=trust)
+    folder = out or inside(kept.folder, "export")
     facts = {
         "classes": json.dumps(kept.classes, ensure_ascii=False),
         "data": kept.row["data"],

@@ -17,6 +17,7 @@ from equipoise.commands.options import Data, Json, PresetName, Split, data_and
 from equipoise.commands.telling import telling
 from equipoise.data.source import DataSet
 from equipoise.errors import answers
+from equipoise.inside import write_whole
 from equipoise.presets import Preset
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def landscape(
         chosen_data = {"data": data, "split": split, "preset": None if preset == "auto" else preset}
         figures = draw(facts, out, f"Made by `{_typed(chosen_data, view, words or ())}`: {recipe.steps:,} steps.")
     content = {**facts.as_dict(), "figures": [str(path) for path in figures]}
-    (out / f"{recipe.stem}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_whole(out, f"{recipe.stem}.json", json.dumps(content, indent=1) + "\n")
     if as_json:
         print(json.dumps(content))
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from equipoise.commands.options import Json, Split
+from equipoise.commands.options import Encoder, Json, Split, Trust
 
 if TYPE_CHECKING:
     from equipoise.deploy import SensorMonitor, Trial
@@ -25,6 +25,8 @@ def monitor(
     ] = 0.01,
     stretch: Annotated[int, typer.Option(min=1, help="Windows of a stretch.")] = 10,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for monitor.json; RUN/export.")] = None,
+    encoder: Encoder = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Calibrate a monitor on healthy validation data, then break every sensor of the test data and see.
@@ -35,30 +37,37 @@ def monitor(
 
     torch.set_num_threads(1)
     from equipoise.commands.telling import telling
-    from equipoise.data.source import data_set
+    from equipoise.data.originals import ORIGINALS
+    from equipoise.data.source import all_data, data_set
     from equipoise.deploy import open_run, try_monitor
     from equipoise.deploy.trial import fit_monitor
     from equipoise.errors import BadInput, answers
+    from equipoise.inside import inside
     from equipoise.measure import training_statistics
     from equipoise.settings import Settings
     from equipoise.tokens import as_read
 
-    kept = open_run(run)
-    read = Settings().changed({name: kept.row["run"][name] for name in ("encoder", "features")})
-    (splits,) = answers(lambda: as_read(data_set(data or kept.row["data"], split), [read]).load(kept.row["fold"]))
+    kept = open_run(run, encoder=encoder, trust=trust)
+    if data is None and (data := kept.row["data"]) not in {**all_data(), **ORIGINALS}:
+        raise BadInput(f"the run names its data {data!r}, which is no data set of the package; type --data PATH")
+    read = Settings().changed({"encoder": kept.encoder, "features": kept.row["run"]["features"]})
+    source, fold = data_set(data, split), kept.row["fold"]
+    if fold is not None and fold >= source.folds:
+        raise BadInput(f"{kept.folder}: expected one of the {source.folds} folds of {source.name}, found fold {fold}")
+    (splits,) = answers(lambda: as_read(source, [read]).load(fold))
     if (found := splits.fingerprint()) != kept.row["split"]:
         raise BadInput(
             f"the data of this run has the fingerprint {kept.row['split']}; found {found}. Give the same data, cut the "
             "same way, with --data and --split"
         )
-    folder = out or kept.folder / "export"
+    folder = out or inside(kept.folder, "export")
     with telling("monitor", quiet=as_json) as say:
         say("calibrating on the validation part")
         (made,) = answers(
             lambda: fit_monitor(kept.model, splits.validation, false_alarms=false_alarms, stretch=stretch)
         )
         folder.mkdir(parents=True, exist_ok=True)
-        made.save(folder / "monitor.json")
+        made.save(inside(folder, "monitor.json"))
         say("breaking the sensors of the test part")
         statistics = training_statistics(splits.train)
         (trial,) = answers(lambda: try_monitor(made, kept.model, splits.test, statistics, stretch=stretch))

@@ -28,6 +28,11 @@ Workers = Annotated[
 On = Annotated[
     str | None, typer.Option("--on", help="Where runs take place: ray, ray://HOST:10001, or slurm; by default here.")
 ]
+Encoder = Annotated[
+    str | None,
+    typer.Option("--encoder", help="The encoders as named for training, where one was your own: my.module.Encoder."),
+]
+Trust = Annotated[bool, typer.Option("--trust", help="Run the code of the encoders that the folder names.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 

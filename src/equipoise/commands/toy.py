@@ -15,6 +15,7 @@ from equipoise import settings
 from equipoise.catalogue import look_up
 from equipoise.commands.telling import telling
 from equipoise.errors import answers
+from equipoise.inside import write_whole
 
 if TYPE_CHECKING:
     from equipoise.experiments.toy import Recipe
@@ -51,7 +52,7 @@ def toy(
         typed = shlex.join(["equipoise", "toy", *(words or ())])
         figures = draw_all(facts, out, f"Made by `{typed}`: {toy_report.in_words(recipe)}.")
     content = {**toy_report.as_dict(facts), "figures": [str(path) for path in figures]}
-    (out / "toy.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_whole(out, "toy.json", json.dumps(content, indent=1) + "\n")
     if as_json:
         print(json.dumps(content))
         return

@@ -13,6 +13,7 @@ from equipoise.clusters import place_of
 from equipoise.commands.config import Config, after_config
 from equipoise.commands.options import Data, Json, On, OneMethod, PresetName, Split, Workers, data_and
 from equipoise.experiments.tune import as_typed, search_of
+from equipoise.inside import write_whole
 
 EXAMPLE = "Example: equipoise tune --data watch --method mimo penalty=1..100:log lr=0.001..0.1:log epochs=20"
 
@@ -57,8 +58,8 @@ def tune(
     made = shlex.join(["equipoise", "tune", *given, "--trials", str(trials), *(words or ())])
     figures = tune_figure.draw(outcome, out, f"Made by `{made}`.")
     content = {**tune_report.as_dict(outcome, command), "figures": [str(path) for path in figures]}
-    (out / "tune.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    (out / "tune.md").write_text(tune_report.markdown(outcome, command), encoding="utf-8")
+    write_whole(out, "tune.json", json.dumps(content, indent=1) + "\n")
+    write_whole(out, "tune.md", tune_report.markdown(outcome, command))
     if as_json:
         print(json.dumps(content))
         return

@@ -11,6 +11,7 @@ from typing import Any
 from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, LENGTH, VALID, Intake
 from equipoise.deploy.exporting import TOLERANCE, Exported
 from equipoise.deploy.kept import KeptRun
+from equipoise.inside import write_whole
 
 RULE = (
     "Every sensor valid: all heads vote, p(c) ∝ exp(Σ_j w_j · log p_j(c)), with the weights below. A sensor not valid: "
@@ -37,10 +38,8 @@ def write_card(run: KeptRun, exported: Exported, folder: Path) -> tuple[Path, Pa
         folder: Where to.
     """
     content = card(run, exported)
-    files = folder / "card.json", folder / "card.md"
-    files[0].write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    files[1].write_text(_markdown(content), encoding="utf-8")
-    return files
+    plain = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    return write_whole(folder, "card.json", plain), write_whole(folder, "card.md", _markdown(content))
 
 
 def card(run: KeptRun, exported: Exported) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, LENGTH, VALID, Deployable
 from equipoise.errors import BadInput, look_up
+from equipoise.inside import inside
 from equipoise.models.evaluation import class_log_probabilities, evaluating
 
 TOLERANCE = 1e-5
@@ -132,13 +133,14 @@ def _to_onnx(model: Deployable, folder: Path, facts: Mapping[str, str]) -> tuple
     )
     assert written is not None
     written.model.metadata_props.update({f"equipoise.{key}": value for key, value in facts.items()})
-    file = folder / "model.onnx"
+    file = inside(folder, "model.onnx")
+    inside(folder, f"{file.name}.data")  # where the exporter puts the weights of a large model
     written.save(str(file))
     return file, run_onnx(file) if find_spec("onnxruntime") is not None else None
 
 
 def _to_torch_export(model: Deployable, folder: Path, _: Mapping[str, str]) -> tuple[Path, Runner]:
-    file = folder / "model.pt2"
+    file = inside(folder, "model.pt2")
     torch.export.save(_program(model, model.examples(EXAMPLE_BATCH)), file)
     return file, torch.export.load(file).module()
 

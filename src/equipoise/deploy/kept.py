@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -14,12 +15,14 @@ from equipoise.catalogue import all_methods
 from equipoise.data.splits import Splits
 from equipoise.data.views import view_of
 from equipoise.deploy.deployable import IN_THE_GRAPH, LENGTH, Deployable, Intake
+from equipoise.deploy.description import FORMAT, PLAIN, WEIGHTS, problems_in, read_description, row_problems
+from equipoise.deploy.rebuild import first_line, rebuilt, tensors_in
 from equipoise.errors import BadInput
+from equipoise.inside import inside, write_whole
 from equipoise.models import LateFusion
-from equipoise.models.choose import build_encoders
+from equipoise.models.choose import KINDS, kinds_of
+from equipoise.models.names import raise_all
 
-FORMAT = 1
-PLAIN, WEIGHTS = "model.json", "model.safetensors"
 TRAIN = "equipoise train --data watch --method mimo --out runs/one"
 
 
@@ -35,6 +38,7 @@ class KeptRun:
         classes: Their names.
         intakes: What each input of a deployed model is.
         parts: How many samples and groups each part of the data had.
+        encoder: The words that its encoders were built from.
     """
 
     folder: Path
@@ -43,6 +47,7 @@ class KeptRun:
     classes: tuple[str, ...]
     intakes: dict[str, Intake]
     parts: dict[str, dict[str, int]]
+    encoder: str = "auto"
 
     def deployable(self) -> Deployable:
         """The model as it is shipped."""
@@ -70,58 +75,65 @@ def keep(folder: Path, model: LateFusion, row: dict[str, Any], splits: Splits) -
         "row": row,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, write in (
-        (WEIGHTS, lambda file: save_model(model, str(file))),
-        (PLAIN, lambda file: file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")),
-    ):
-        unfinished = folder / f"{name}.tmp"
-        try:
-            write(unfinished)
-        except SafetensorError as found:  # how it says that the disk is full
-            raise OSError(str(found)) from None
-        unfinished.replace(folder / name)
+    unfinished = inside(folder, f"{WEIGHTS}.tmp")
+    try:
+        save_model(model, str(unfinished))
+    except SafetensorError as found:  # how it says that the disk is full
+        raise OSError(str(found)) from None
+    unfinished.replace(inside(folder, WEIGHTS))
+    write_whole(folder, PLAIN, json.dumps(content, indent=1) + "\n")
 
 
-def open_run(path: Path | str) -> KeptRun:
+def open_run(path: Path | str, *, encoder: str | None = None, trust: bool = False) -> KeptRun:
     """Build the model of a finished run again.
+
+    A file is not believed to name code: from the run's own words only encoders of the package are made. One of the
+    user's own has to be named again, or the folder to be trusted; it is checked to make modules before it is called.
 
     Args:
         path: The folder of a run, `OUT/runs/NAME`, or the folder OUT of a command that made a single one.
+        encoder: The encoders as they were named for training, where a dotted path was among them.
+        trust: Import what the folder names.
 
     Raises:
-        BadInput: If there is no such run, or several, or its model cannot be built again.
+        BadInput: If there is no such run, or several, or its model cannot be built again; with all that is wrong.
     """
     folder = _find(Path(path))
-    try:
-        content = json.loads((folder / PLAIN).read_text(encoding="utf-8"))
-        found = content["format"]
-    except (ValueError, KeyError, TypeError) as problem:
-        raise BadInput(f"{folder / PLAIN}: expected the description of a model, found damage: {problem}") from None
-    if found != FORMAT:
-        raise BadInput(
-            f"{folder / PLAIN}: expected format {FORMAT}, found {found!r}; open it with the version it is of"
-        )
+    weights = tensors_in(folder)
+    size = (folder / WEIGHTS).stat().st_size if isinstance(weights, dict) else 0
+    content = read_description(folder, PLAIN, size)
+    problems = [f"{folder / PLAIN}: {each}" for each in problems_in(content)]
+    if not problems:
+        words = content["row"]["run"]["encoder"] if encoder is None else encoder
+        problems += _encoder_problems(folder, content, words, believed=trust or encoder is not None)
+    if isinstance(weights, str):
+        problems.append(weights)
+    if problems or isinstance(weights, str):
+        raise BadInput("\n".join(problems))
     row = content["row"]
-    method = all_methods().get(row["method"])
-    if method is not None and not method.fused:
+    method = all_methods()[row["method"]]
+    if not method.fused:
         raise BadInput(
             f"{folder}: {row['method']} trains every sensor alone and leaves the fused head as it was drawn, so that "
             "there is no one model to ship; train with --method ensemble, whose sensors vote, or with another method"
         )
-    model = _model(folder, content, row)
-    if method is not None and method.finish is not None:
-        model = method.finish(model)
-    _load(model, folder)
     intakes = {name: _intake(plain) for name, plain in content["inputs"].items()}
-    return KeptRun(folder, model.eval(), row, tuple(content["classes"]), intakes, content["parts"])
+    try:
+        model = rebuilt(folder, content, words, method, weights, intakes)
+    except BadInput:
+        raise
+    except (ValueError, RuntimeError, TypeError, OverflowError) as found:
+        raise BadInput(f"{folder}: the model of this run cannot be made again: {found}") from None
+    _load(model, folder)
+    return KeptRun(folder, model.eval(), row, tuple(content["classes"]), intakes, content["parts"], words)
 
 
 def _find(path: Path) -> Path:
-    if (path / PLAIN).is_file():
+    if inside(path, PLAIN).is_file():
         return path
     runs = sorted(each.parent for each in path.glob(f"runs/*/{PLAIN}"))
     if len(runs) == 1:
-        return runs[0]
+        return inside(path, "runs", runs[0].name)
     if runs:
         raise BadInput(f"{path} holds {len(runs)} finished runs; name one of them:\n" + "\n".join(_listed(runs)))
     if not path.is_dir():
@@ -136,20 +148,26 @@ def _find(path: Path) -> Path:
 
 def _listed(folders: list[Path]) -> list[str]:
     """A line for each run, the best of each data set first, with what tells it from the others."""
-    rows = {each: json.loads((each / PLAIN).read_text(encoding="utf-8"))["row"] for each in folders}
+    rows, lines, damaged = {}, [], []
+    for each in folders:
+        try:
+            content = read_description(each, PLAIN)
+            raise_all(row_problems(content))
+            rows[each] = content["row"]
+        except ValueError as found:
+            damaged.append(f"  {each}  cannot be read: {first_line(found)}")
     words = {each: _words(row) for each, row in rows.items()}
     values: dict[str, set[str]] = {}
     for some in words.values():
         for key, value in some.items():
             values.setdefault(key, set()).add(value)
-    lines = []
-    for folder in sorted(folders, key=lambda each: (rows[each]["data"], -(_validated(rows[each]) or 0.0))):
+    for folder in sorted(rows, key=lambda each: (rows[each]["data"], -(_validated(rows[each]) or 0.0))):
         row, accuracy = rows[folder], _validated(rows[folder])
         fold = "" if row["fold"] is None else f", fold {row['fold']}"
         differs = "".join(f", {key}={value}" for key, value in words[folder].items() if len(values[key]) > 1)
         known = "" if accuracy is None else f": {100 * accuracy:.1f} % on validation data"
         lines.append(f"  {folder}  {row['label']} on {row['data']}, seed {row['seed']}{fold}{differs}{known}")
-    return lines
+    return [*lines, *damaged]
 
 
 def _words(row: dict[str, Any]) -> dict[str, str]:
@@ -162,14 +180,17 @@ def _validated(row: dict[str, Any]) -> float | None:
     return row.get("validation", {}).get("fused")
 
 
-def _model(folder: Path, content: dict[str, Any], row: dict[str, Any]) -> LateFusion:
-    settings = row["run"]
-    shapes = {name: tuple(plain["read"]) for name, plain in content["inputs"].items()}
-    try:
-        encoders = build_encoders(settings["encoder"], shapes, settings["features"])
-    except ValueError as found:
-        raise BadInput(f"{folder}: the encoders of this run cannot be made again: {found}") from None
-    return LateFusion(encoders, len(content["classes"]), fusion=settings["fusion"], unimodal=content["unimodal"])
+def _encoder_problems(folder: Path, content: dict[str, Any], words: str, *, believed: bool) -> list[str]:
+    kinds, problems = kinds_of(words, content["inputs"])
+    if problems or believed:
+        return problems
+    own = {kind: name for name, kind in kinds.items() if kind not in KINDS}
+    typed = shlex.quote("".join(sign for sign in words if sign.isprintable()))
+    return [
+        f"{folder / PLAIN}: the encoder of {name!r} is {kind!r}, which is no encoder of the package, and no code runs "
+        f"because a file names it. If it is yours, type --encoder {typed}; if you know who made the folder, --trust"
+        for kind, name in own.items()
+    ]
 
 
 def _load(model: nn.Module, folder: Path) -> None:
@@ -177,10 +198,10 @@ def _load(model: nn.Module, folder: Path) -> None:
     from safetensors.torch import load_model
 
     try:
-        load_model(model, str(folder / WEIGHTS))
+        load_model(model, str(inside(folder, WEIGHTS)))
     except (OSError, SafetensorError, RuntimeError) as found:
-        reason = str(found).splitlines()[0]
-        raise BadInput(f"{folder / WEIGHTS}: expected the weights of this run's model, found: {reason}") from None
+        file = folder / WEIGHTS
+        raise BadInput(f"{file}: expected the weights of this run's model, found: {first_line(found)}") from None
 
 
 def _inputs(splits: Splits) -> dict[str, dict[str, Any]]:

@@ -16,6 +16,7 @@ from equipoise.clusters import Place
 from equipoise.comparison import COMMAND
 from equipoise.errors import BadInput, FailedRuns
 from equipoise.experiments.ablation import Curve, Sweep
+from equipoise.inside import write_whole
 from equipoise.job import Job
 from equipoise.progress import Progress
 from equipoise.report.aggregate import Line, Spread, modalities, spread
@@ -123,7 +124,7 @@ def run(
     store = Store(out)
     cuts = list(range(source.folds)) if folds else [None]
     jobs, splits = plan(sweep.points, source, range(seeds), cuts, measure="quick", on=on)
-    (out / COMMAND).write_text(shlex.join(["equipoise", *sys.argv[1:]]) + "\n", encoding="utf-8")
+    write_whole(out, COMMAND, shlex.join(["equipoise", *sys.argv[1:]]) + "\n")
     done = {row["config"] for row in store.rows()}
     reasons: list[str] = []
 

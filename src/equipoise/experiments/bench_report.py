@@ -14,6 +14,7 @@ import torch
 from equipoise import __version__
 from equipoise.experiments.bench import RECORDED, SPLIT, WRITTEN, Case, Row, growth
 from equipoise.experiments.bench_lines import BARE, JOINT, TORCHJD
+from equipoise.inside import write_whole
 
 NAME = "bench"
 Table = tuple[str, list[str], list[list[str]]]
@@ -48,10 +49,7 @@ def write(facts: dict[str, Any], rows: Sequence[Row], folder: Path) -> list[Path
         "csv": as_csv(rows),
         "md": "\n\n".join(as_markdown(table) for table in tables(rows)) + "\n",
     }
-    paths = [folder / f"{NAME}.{ending}" for ending in content]
-    for path, text in zip(paths, content.values(), strict=True):
-        path.write_text(text, encoding="utf-8")
-    return paths
+    return [write_whole(folder, f"{NAME}.{ending}", text) for ending, text in content.items()]
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.inside import inside
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -72,7 +74,7 @@ def save(figure: Figure, folder: Path, name: str, caption: str) -> list[Path]:
     figure.text(0.01, 0.06 / (height + room), text, fontsize=8, color=FAINT, va="bottom", ha="left", linespacing=1.3)
     _settle(figure)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.svg", folder / f"{name}.png"]
+    paths = [inside(folder, f"{name}.{ending}") for ending in ("svg", "png")]
     # Without the date, a figure drawn again is the same file.
     figure.savefig(paths[0], metadata={"Date": None, "Title": name, "Description": caption})
     figure.savefig(paths[1], dpi=160, metadata={"Description": caption})

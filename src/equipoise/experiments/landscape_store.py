@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.experiments.landscape import Facts, Recipe, Star, Surface
+from equipoise.inside import inside
 
 
 def keep(folder: Path, asked: dict[str, Any], facts: Facts) -> Path:
@@ -27,9 +28,9 @@ def keep(folder: Path, asked: dict[str, Any], facts: Facts) -> Path:
         arrays |= {f"{number} {name}": grid for name, grid in grids.items()}
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{facts.recipe.stem}.npz"
-    unfinished = folder / f"unfinished-{name}"
+    unfinished = inside(folder, f"unfinished-{name}")
     np.savez_compressed(unfinished, **arrays)  # ty: ignore[invalid-argument-type]
-    return unfinished.replace(folder / name)  # a kill leaves the old file or the new one
+    return unfinished.replace(inside(folder, name))  # a kill leaves the old file or the new one
 
 
 def kept(folder: Path, stem: str, asked: dict[str, Any]) -> Facts | None:

@@ -10,6 +10,7 @@ from typing import Any, final
 from equipoise.errors import BadInput
 from equipoise.experiments.paper import TABLES, PaperTable
 from equipoise.experiments.reproduce_runs import GRID_FOLDER, MIMO, Parameters, Plan, diverged, scores_of
+from equipoise.inside import inside
 from equipoise.report.aggregate import Line
 from equipoise.report.results import Row
 from equipoise.store import Store
@@ -61,7 +62,7 @@ def outcome_of(out: Path, name: str) -> Outcome:
     plan = Plan.load(out)
     if plan.table != name:
         raise BadInput(f"{out}: expected runs for {name}, found those for {plan.table}; give their folder with --out")
-    return collect(plan, Store(out).rows(), Store(out / GRID_FOLDER).rows() if plan.trials else [])
+    return collect(plan, Store(out).rows(), Store(inside(out, GRID_FOLDER)).rows() if plan.trials else [])
 
 
 def collect(plan: Plan, rows: Sequence[Row], trials: Sequence[Row]) -> Outcome:

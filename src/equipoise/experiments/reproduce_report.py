@@ -12,6 +12,7 @@ from equipoise.experiments.ablation import in_words
 from equipoise.experiments.reproduce_claims import claims, summary
 from equipoise.experiments.reproduce_outcome import Outcome
 from equipoise.experiments.reproduce_tables import tables
+from equipoise.inside import write_whole
 from equipoise.report import FORMATS, as_dict, terminal
 
 NAME = "reproduce"
@@ -31,10 +32,10 @@ def write(outcome: Outcome, out: Path, figures: list[Path]) -> dict[str, Any]:
     """Write the tables in every format, and all numbers as JSON, which is also given back."""
     for name, table in tables(outcome).items():
         for form, suffix in SUFFIXES.items():
-            (out / f"{NAME}-{name}.{suffix}").write_text(FORMATS[form][0](table), encoding="utf-8")
-    (out / f"{NAME}.txt").write_text("\n".join(words(outcome)) + "\n", encoding="utf-8")
+            write_whole(out, f"{NAME}-{name}.{suffix}", FORMATS[form][0](table))
+    write_whole(out, f"{NAME}.txt", "\n".join(words(outcome)) + "\n")
     content = {**in_values(outcome), "figures": [str(path) for path in figures]}
-    (out / f"{NAME}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(out, f"{NAME}.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return content
 
 

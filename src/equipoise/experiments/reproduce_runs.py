@@ -20,6 +20,7 @@ from equipoise.data.splits import Splits
 from equipoise.errors import BadInput, FailedRuns
 from equipoise.experiments.paper import PaperTable
 from equipoise.experiments.reproduce import MIMO, Recipe
+from equipoise.inside import inside, write_whole
 from equipoise.job import Job
 from equipoise.progress import Progress
 from equipoise.report.aggregate import spread
@@ -78,9 +79,7 @@ class Plan:
 
     def save(self, out: Path) -> Plan:
         """Write it, whole or not at all."""
-        unfinished = out / f"{PLAN}.tmp"
-        unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(out / PLAN)
+        write_whole(out, PLAN, json.dumps(asdict(self), indent=1) + "\n")
         return self
 
     @classmethod
@@ -133,7 +132,7 @@ def run(
     store = Store(out)
     jobs, splits = plan(recipe.entries, recipe.source, range(seeds), [None], measure="quick", on=place)
     _check_modalities(recipe.table, splits[None])
-    (out / COMMAND).write_text(shlex.join(["equipoise", *sys.argv[1:]]) + "\n", encoding="utf-8")
+    write_whole(out, COMMAND, shlex.join(["equipoise", *sys.argv[1:]]) + "\n")
     trials = [
         [replace(jobs[0], entry=trial, seed=seed, measure="validation") for seed in range(grid_seeds)]
         for trial in recipe.trials
@@ -157,7 +156,7 @@ def run(
     ).save(out)
     work = partial(_work, splits=splits, workers=workers, on=place, quiet=quiet)
     if trials:
-        grid = Store(out / GRID_FOLDER)
+        grid = Store(inside(out, GRID_FOLDER))
         failed = work([job for some in trials for job in some], grid, "λ and μ on validation data")
         made = replace(made, failures=failed).save(out)
         best = _best(made, grid.rows())

@@ -83,8 +83,15 @@ class Search:
     space: dict[str, Interval | Choice]
 
     def suggest(self, trial: Any) -> dict[str, Any]:
-        """Values for a trial of Optuna."""
-        return {key: each.suggest(trial, key) for key, each in self.space.items()}
+        """Values for a trial of Optuna.
+
+        Raises:
+            BadInput: If the file of a search that is resumed has a value for this trial that was not asked for.
+        """
+        found = {key: each.suggest(trial, key) for key, each in self.space.items()}
+        if wrong := [f"{key}={found[key]!r}" for key, each in self.space.items() if not each.holds(found[key])]:
+            raise BadInput(f"a trial has {', '.join(wrong)}, which was not asked for; choose another folder with --out")
+        return found
 
     def at(self, values: dict[str, Any]) -> Entry:
         """The method with these values."""

@@ -14,6 +14,7 @@ from equipoise.clusters import Place, Workforce
 from equipoise.errors import BadInput, FailedRuns
 from equipoise.experiments.tune import Search
 from equipoise.experiments.tune_outcome import Outcome, Tried
+from equipoise.inside import inside
 from equipoise.job import Job
 from equipoise.progress import Progress
 from equipoise.store import Store
@@ -62,10 +63,10 @@ def run(
         BadInput: If the folder holds another search.
     """
     torch.set_num_threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
-    store = Store(out / "trials")
+    store = Store(inside(out, "trials"))
     (job,), splits = plan([search.base], source, [seed], [None], measure="validation", on=on)
     with store.locked():
-        study = _open(out / FILE, search, job)
+        study = _open(inside(out, FILE), search, job)
         desk = _Desk(study, search, job, store, trials)
         finished = sum(each.state.is_finished() for each in study.get_trials(deepcopy=False))
         left = max(trials - finished, len(desk.interrupted))

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from torch import nn
 
@@ -56,7 +56,9 @@ KINDS: dict[str, Callable[[Shape, int], nn.Module]] = {
 OR_A_PATH = "Or type a dotted path, such as my.module.Encoder."
 
 
-def build_encoders(words: str, shapes: Mapping[str, Shape], features: int) -> dict[str, nn.Module]:
+def build_encoders(
+    words: str, shapes: Mapping[str, Shape], features: int, *, checked: bool = False
+) -> dict[str, nn.Module]:
     """One encoder per modality.
 
     Args:
@@ -65,6 +67,7 @@ def build_encoders(words: str, shapes: Mapping[str, Shape], features: int) -> di
             it has parameters of these names.
         shapes: Of one input of each modality.
         features: Size of the outputs.
+        checked: Call what a dotted path names only if it makes modules, as `makes_modules` tells without calling it.
 
     Raises:
         ValueError: With all that is wrong.
@@ -75,7 +78,7 @@ def build_encoders(words: str, shapes: Mapping[str, Shape], features: int) -> di
         if not _can_be(kind):  # said already
             continue
         try:
-            encoders[modality] = _make(kind, shapes[modality], features)
+            encoders[modality] = _make(kind, shapes[modality], features, checked=checked)
         except Exception as found:  # code of the user's own may stumble over anything
             problems.append(f"encoder of {modality!r}, {kind!r}, for inputs of shape {shapes[modality]}: {found}")
     raise_all(problems)
@@ -131,10 +134,23 @@ def _imported(kind: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _make(kind: str, shape: Shape, features: int) -> nn.Module:
+def makes_modules(maker: object) -> bool:
+    """Tell whether something is a class of modules, or a function whose signature says that it returns one."""
+    if inspect.isfunction(maker):
+        try:
+            maker = get_type_hints(maker).get("return")
+        except Exception:  # words of the user's own, which may mean nothing
+            return False
+    return inspect.isclass(maker) and issubclass(maker, nn.Module)
+
+
+def _make(kind: str, shape: Shape, features: int, *, checked: bool = False) -> nn.Module:
     if kind in KINDS:
         return KINDS[kind](shape, features)
     maker = _imported(kind)
+    if checked and not makes_modules(maker):
+        found = f"{type(maker).__name__} {getattr(maker, '__name__', '')}".strip()
+        raise TypeError(f"expected a class of nn.Module, or a function with `-> nn.Module`, found the {found}")
     offered: dict[str, Any] = {"shape": shape, "features": features}
     known = inspect.signature(maker).parameters
     made = maker(**{key: value for key, value in offered.items() if key in known})

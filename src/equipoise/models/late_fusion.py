@@ -83,7 +83,7 @@ class LateFusion(nn.Module):
         own = self.sizes if unimodal in ("head", "detached") else {}
         self.heads = NamedModules({name: make_head(size) for name, size in own.items()})
         self._responds, self.response_factors = False, None
-        self._takes_lengths = {name for name, encoder in encoders.items() if _has_parameter(encoder, "lengths")}
+        self._takes_lengths = {name for name, encoder in encoders.items() if takes_lengths(encoder)}
         self.register_buffer("committee", torch.full((len(self.sizes) + 1,), 1 / (len(self.sizes) + 1)))
 
     def forward(
@@ -343,9 +343,10 @@ def _head_maker(classes: int | None, head: HeadMaker | None) -> HeadMaker:
     return make
 
 
-def _has_parameter(encoder: nn.Module, name: str) -> bool:
+def takes_lengths(encoder: nn.Module) -> bool:
+    """Tell whether the forward of an encoder has a parameter `lengths`."""
     try:
         parameters = signature(encoder.forward).parameters
     except ValueError:  # scripted modules do not show theirs: the call will tell
         return True
-    return name in parameters or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+    return "lengths" in parameters or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from equipoise.inside import write_whole
 from equipoise.report import figures
 from equipoise.report.aggregate import Line, aggregate
 from equipoise.report.answer import answer, caution, question
@@ -57,11 +57,7 @@ def page(folder: str | Path, command: str | None = None, baseline: str = BASELIN
         ),
         repeat=repeat(results, command),
     )
-    path = results.folder / "report.html"
-    unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
-    return path
+    return write_whole(results.folder, "report.html", text)
 
 
 def _study(identity: str, data: str, rows: Sequence[Row], results: Results, baseline: str) -> str:

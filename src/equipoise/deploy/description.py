@@ -1,0 +1,283 @@
+"""The plain file of a saved run: what it has to hold, checked field by field before anything is built from it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+import torch
+
+from equipoise.catalogue import all_methods
+from equipoise.data.views import View, view_of
+from equipoise.errors import BadInput
+from equipoise.inside import open_inside
+from equipoise.models.arguments import Unimodal
+from equipoise.models.names import name_problems, unknown_name
+from equipoise.settings import Fusion
+
+FORMAT = 1
+PLAIN, WEIGHTS = "model.json", "model.safetensors"
+LARGEST = 2**24  # bytes, beside one for each byte of the weights: inputs of many numbers have as many scales
+MOST = 2**31 - 1
+LONGEST = 10_000  # characters of a text
+SHOWN = 20  # problems in one message
+TYPES = ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
+BATCH = 64  # samples that are drawn at once to try a graph
+
+Check = Callable[[Any, str], Iterable[str]]
+"""Takes a value and where it stands, and says what is wrong with it."""
+
+
+def read_description(folder: Path, name: str, weights: int = 0) -> dict[str, Any]:
+    """Read the file of a run, with bounds.
+
+    Args:
+        folder: Of the run.
+        name: Of the file.
+        weights: Bytes of its weights.
+
+    Raises:
+        BadInput: If it is no JSON object of this format.
+    """
+    file, limit = folder / name, LARGEST + min(weights, 2**28)
+    with os.fdopen(open_inside(folder, name, os.O_RDONLY), "rb") as opened:
+        text = opened.read(limit + 1)
+    if len(text) > limit:
+        raise BadInput(f"{file}: expected the description of a model, at most {limit:,} bytes, found more")
+    try:
+        content = json.loads(text, parse_constant=_refuse)
+        found = content["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise BadInput(f"{file}: expected the description of a model, found damage: {_short(problem)}") from None
+    if found != FORMAT or isinstance(found, bool):
+        raise BadInput(f"{file}: expected format {FORMAT}, found {_short(found)}; open it with the version it is of")
+    return content
+
+
+def problems_in(content: Mapping[str, Any]) -> list[str]:
+    """Say everything that is wrong with a description; a model can be built from one where nothing is.
+
+    Args:
+        content: As `read_description` gives it.
+    """
+    if found := at_most(_CONTENT(content, "")):
+        return found
+    row, test = content["row"], content["row"].get("test", {})
+    if row["method"] not in all_methods():
+        found.append(f"row.method: {unknown_name(row['method'], all_methods())}")
+    if (view := test.get("view")) is not None and view in test:
+        found += _each(_SHARE)(test[view], f"row.test.{view}")
+    found += name_problems(content["inputs"])
+    for name, plain in content["inputs"].items():
+        found += _input_problems(plain, f"inputs{_key(name)}")
+    return found
+
+
+def row_problems(content: Mapping[str, Any]) -> list[str]:
+    """Say what is wrong with the row of a description, as far as lists of runs need it."""
+    return at_most(_record({"row": _ROW})(content, ""))
+
+
+def at_most(problems: Iterable[str]) -> list[str]:
+    """Keep the first problems of what may be millions, and say that there are more."""
+    some = list(islice(problems, SHOWN + 1))
+    return some if len(some) <= SHOWN else [*some[:SHOWN], "and more"]
+
+
+def _input_problems(plain: Mapping[str, Any], where: str) -> Iterator[str]:
+    """Contradictions between the fields of an input."""
+    read, stored, scales = plain["read"], tuple(plain["stored"]), [key for key in _SCALES if key in plain]
+    try:
+        seen = stored if plain["view"] is None else _view(plain["view"]).shape(stored)
+    except (ArithmeticError, IndexError, KeyError, TypeError, ValueError):
+        seen = ()
+    if list(seen) != read:
+        yield f"{where}.read: expected what the view makes of {list(stored)}, {list(seen)}, found {read}"
+    if len(scales) == 1:
+        yield f"{where}: expected mean and deviation, or neither, found {scales[0]}"
+    for key in scales:
+        if stored and len(plain[key]) != stored[0]:
+            yield f"{where}.{key}: expected {stored[0]} numbers, one per channel, found {len(plain[key])}"
+    kind = getattr(torch, plain["dtype"])
+    if scales and not kind.is_floating_point:
+        yield f"{where}.dtype: expected floating-point numbers, which are scaled, found {plain['dtype']}"
+    if not kind.is_floating_point and plain.get("most", 0) > (1 if kind is torch.bool else torch.iinfo(kind).max):
+        yield f"{where}.most: expected a number of the type {plain['dtype']}, found {plain['most']}"
+    if 8 * BATCH * max(math.prod(stored), math.prod(read)) > _memory():
+        yield f"{where}: expected samples of which {BATCH} fit into memory, found the shape {list(stored)}"
+
+
+def _view(plain: Mapping[str, Any]) -> View:
+    return view_of(dict(plain))
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _rule(expected: str, fine: Callable[[Any], bool]) -> Check:
+    def check(value: Any, where: str) -> Iterator[str]:
+        if not fine(value):
+            yield f"{where}: expected {expected}, found {_short(value)}"
+
+    return check
+
+
+def _one_of(*values: Any) -> Check:
+    words = ", ".join("null" if each is None else str(each) for each in values)
+    return _rule(f"one of {words}", lambda value: isinstance(value, str | None) and value in values)
+
+
+def _or_null(check: Check) -> Check:
+    return lambda value, where: () if value is None else check(value, where)
+
+
+def _list(check: Check, least: int = 0, most: int = MOST) -> Check:
+    def checked(value: Any, where: str) -> Iterator[str]:
+        if not isinstance(value, list) or not least <= len(value) <= most:
+            yield f"{where}: expected a list{f' of at least {least}' if least else ''}, found {_short(value)}"
+            return
+        for number, one in enumerate(value):
+            yield from check(one, f"{where}[{number}]")
+
+    return checked
+
+
+def _each(check: Check, least: int = 0) -> Check:
+    """The same check for every value of an object, whatever its keys."""
+
+    def checked(value: Any, where: str) -> Iterator[str]:
+        if not isinstance(value, dict) or len(value) < least:
+            yield f"{where}: expected an object{' with entries' if least else ''}, found {_short(value)}"
+            return
+        for key, one in value.items():
+            yield from check(one, f"{where}{_key(key)}")
+
+    return checked
+
+
+def _record(fields: Mapping[str, Check], may: Mapping[str, Check] | None = None) -> Check:
+    """An object with these fields, and perhaps those; others are not looked at."""
+
+    def checked(value: Any, where: str) -> Iterator[str]:
+        if not isinstance(value, dict):
+            yield f"{where or 'the file'}: expected an object, found {_short(value)}"
+            return
+        for key, check in {**fields, **(may or {})}.items():
+            place = f"{where}.{key}" if where else key
+            if key in value:
+                yield from check(value[key], place)
+            elif key in fields:
+                yield f"{place}: expected it, found no such field"
+
+    return checked
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _whole(least: int, most: int = MOST) -> Check:
+    def fine(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+    return _rule(f"a whole number from {least} to {most}", fine)
+
+
+_TEXT = _rule("a text", lambda value: isinstance(value, str) and len(value) <= LONGEST)
+_NUMBER = _rule("a number", _is_number)
+_POSITIVE = _rule("a number above zero", lambda value: _is_number(value) and value > 0)
+_SHARE = _or_null(_rule("a number from 0 to 1, or null", lambda value: _is_number(value) and 0 <= value <= 1))
+_SHAPE = _list(_whole(1), least=1, most=8)
+_SCALES = {"mean": _list(_NUMBER), "deviation": _list(_POSITIVE)}
+_ANSWERS = _record({"fused": _SHARE, "committee": _SHARE})
+_COLOURS = _list(_NUMBER, least=1, most=16)
+_VIEWS = {
+    "Scaled": _record({"scale": _NUMBER}),
+    "TimeLast": _record({}),
+    "Frames": _record({"count": _whole(1), "size": _whole(1), "mean": _COLOURS, "deviation": _COLOURS}),
+    "LogSTFT": _record({"samples": _whole(1), "n_fft": _whole(1), "hop": _whole(1)}),
+}
+
+
+def _check_view(value: Any, where: str) -> Iterator[str]:
+    yield from (found := [*_record({"kind": _one_of(*_VIEWS)})(value, where)])
+    if not found:
+        yield from _VIEWS[value["kind"]](value, where)
+
+
+def _check_faults(value: Any, where: str) -> Iterator[str]:
+    if value == {}:  # not measured
+        return
+    yield from _record({"mean": _ANSWERS, "worst": _ANSWERS})(value, where)
+    if isinstance(value, dict):
+        sensors = {key: each for key, each in value.items() if key not in ("mean", "worst")}
+        yield from _each(_each(_each(_ANSWERS)))(sensors, where)
+
+
+_INPUT = _record(
+    {
+        "read": _SHAPE,
+        "stored": _SHAPE,
+        "dtype": _one_of(*TYPES),
+        "view": _or_null(_check_view),
+        "ragged": _rule("true or false", lambda value: isinstance(value, bool)),
+    },
+    {"most": _whole(0, 2**63 - 1), **_SCALES},
+)
+_TEST = _record(
+    {},
+    {
+        **dict.fromkeys(("fused", "committee", "fused_ece", "committee_ece"), _SHARE),
+        "view": _or_null(_TEXT),
+        "faults": _or_null(_check_faults),
+    },
+)
+_ROW = _record(
+    {
+        **dict.fromkeys(("data", "split", "config", "label", "method"), _TEXT),
+        "seed": _whole(-(2**63), 2**64),
+        "fold": _or_null(_whole(0)),
+        "params": _each(lambda *_: ()),
+        "run": _record({"encoder": _TEXT, "features": _whole(1), "fusion": _one_of(*get_args(Fusion))}),
+    },
+    {
+        "about": _TEXT,
+        "protocol": _TEXT,
+        "test": _TEST,
+        "validation": _record({}, {"fused": _SHARE}),
+        "versions": _each(_TEXT),
+    },
+)
+_CONTENT = _record(
+    {
+        "classes": _list(_TEXT, least=2),
+        "unimodal": _one_of(None, *get_args(Unimodal)),
+        "inputs": _each(_INPUT, least=1),
+        "parts": _each(_each(_whole(0, 2**63))),
+        "row": _ROW,
+    }
+)
+
+
+def _key(name: str) -> str:
+    """A key as it stands behind a place; an odd one in quotes, without what a terminal would take for a command."""
+    return f".{name}" if name.isidentifier() and name.isascii() else f"[{_short(name)}]"
+
+
+_REPR = reprlib.Repr()  # which is short and shallow, whatever there is
+_REPR.maxstring = 60
+
+
+def _short(value: Any) -> str:
+    return str(value)[:100] if isinstance(value, Exception) else _REPR.repr(value)
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number")

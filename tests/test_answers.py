@@ -1,0 +1,209 @@
+"""What a task of an array answers is plain: nothing in the folder of a study is unpickled, or becomes a command."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("submitit")
+
+from equipoise.catalogue import DataSet, entries
+from equipoise.clusters import answer
+from equipoise.clusters.errand import Errand, Outcome
+from equipoise.clusters.slurm_hands import EPOCHS, SUBMITTED, SlurmHands, Task
+from equipoise.data.generated import two_sensors
+from equipoise.errors import BadInput
+from equipoise.job import Job, run_job
+from equipoise.store import Store
+from equipoise.study import plan
+
+DATA = DataSet("small", lambda fold: two_sensors(samples=60, seed=fold or 0), 0, "Small.")
+PLACE = "0123456789abcdef"
+
+
+def small() -> Job:
+    return plan(entries(["msl"], ["epochs=1", "features=2", "device=cpu"]), DATA, [0], [None], measure="quick")[0][0]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path]:
+    """A task that was done in this process."""
+    job, folder = small(), tmp_path_factory.mktemp("run")
+    assert Task(Errand(run_job, job, job.facts(), folder))() is None
+    return job, folder
+
+
+class Harmful:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.mark,)
+
+
+def test_an_answer_is_read_as_it_was_given(done: tuple[Job, Path]) -> None:
+    job, folder = done
+    kind, row = answer.take(folder, job)
+    assert kind == "done"
+    assert row["config"] == job.config
+    assert row == json.loads((folder / answer.ANSWER).read_text())["content"]
+    (record,), end = answer.epochs_after(folder, EPOCHS, 0)
+    assert record["epoch"] == 1
+    assert end == (folder / EPOCHS).stat().st_size
+    assert answer.epochs_after(folder, EPOCHS, end) == ([], end)
+
+
+@pytest.mark.parametrize("kind", ["failed", "unwritable"])
+def test_a_reason_is_read_as_it_was_given(kind: str, tmp_path: Path) -> None:
+    answer.give(tmp_path, Outcome(kind, {"reason": "no ünits"}, {}))
+    assert answer.take(tmp_path, small()) == (kind, {"reason": "no ünits"})
+    answer.forget(tmp_path)
+    assert not answer.is_given(tmp_path)
+
+
+@pytest.mark.parametrize("fact", ["config", "seed", "split", "params", "run", "method", "validation"])
+def test_the_row_of_another_run_is_refused(fact: str, done: tuple[Job, Path], tmp_path: Path) -> None:
+    job, folder = done
+    _, row = answer.take(folder, job)
+    answer.give(tmp_path, Outcome("done", {**row, fact: "another"}, {}))
+    with pytest.raises(BadInput, match=f"found another.* {fact}"):
+        answer.take(tmp_path, job)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"kind": "done", "content": NaN}',
+        b'{"kind": "done", "content": {}}',
+        b'{"kind": "odd", "content": {}}',
+        b'{"kind": ["failed"], "content": {}}',
+        b'{"kind": "failed", "content": {"reason": 3}}',
+        b'{"kind": "failed", "content": "because"}',
+        pickle.dumps(Outcome("failed", {}, {})),
+    ],
+)
+def test_what_is_no_answer_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / answer.ANSWER).write_bytes(content)
+    with pytest.raises(BadInput, match=r"answer\.json: expected"):
+        answer.take(tmp_path, small())
+
+
+def test_an_answer_is_read_with_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "LARGEST", 100)
+    answer.give(tmp_path, Outcome("failed", {"reason": "x" * 200}, {}))
+    with pytest.raises(BadInput, match="at most 100 bytes"):
+        answer.take(tmp_path, small())
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "3", '{"epoch": 1}', '{"epoch": "1", "validation": {"fused": 1}}', '{"epoch": 1, "validation": {}}']
+)
+def test_what_is_no_epoch_is_refused(line: str, tmp_path: Path) -> None:
+    (tmp_path / EPOCHS).write_text(f"{line}\n")
+    with pytest.raises(BadInput, match=r"epochs\.jsonl: expected"):
+        answer.epochs_after(tmp_path, EPOCHS, 0)
+
+
+def test_half_a_line_is_left_for_later(tmp_path: Path) -> None:
+    (tmp_path / EPOCHS).write_text('{"epoch": 1, "validation": {"fused": 0.5}}\n{"epo')
+    (record,), end = answer.epochs_after(tmp_path, EPOCHS, 0)
+    assert (record["epoch"], end) == (1, 43)
+
+
+@pytest.mark.parametrize("place", ["", PLACE])
+def test_pickles_in_the_folder_of_a_study_are_left_alone(place: str, tmp_path: Path) -> None:
+    out, mark, job = tmp_path / "out", tmp_path / "mark", small()
+    laid = out / "slurm" / place
+    laid.mkdir(parents=True)
+    row = {"config": job.config, "id": "77", **({"place": place} if place else {})}
+    (out / "slurm" / SUBMITTED).write_text(json.dumps(row) + "\n")
+    for name in ("77_0_result.pkl", "77_submitted.pkl"):
+        (laid / name).write_bytes(pickle.dumps(Harmful(mark)))
+    answer.forget(folder := Store(out).run_folder(job.config))
+    folder.mkdir(parents=True)
+    (folder / answer.ANSWER).write_bytes(pickle.dumps(Harmful(mark)))
+    hands = SlurmHands(pytest.fail, Store(out), cluster="local")
+    hands.start(job)
+    if place:  # found again, with an answer that is none
+        with pytest.raises(BadInput, match=r"answer\.json: expected JSON"):
+            list(hands.news())
+    else:  # to be submitted anew, in a folder of another name
+        assert hands.busy
+        assert not hands._watched
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"config": "a", "id": "--user=me", "place": PLACE},
+        {"config": "a", "id": "7 8", "place": PLACE},
+        {"config": "a", "id": 7, "place": PLACE},
+        {"config": "a", "id": "7", "place": "../../elsewhere"},
+        {"config": "a", "id": "7", "place": None},
+        {"config": ["a"], "id": "7", "place": PLACE},
+        {"id": "7"},
+        ["a"],
+    ],
+)
+def test_numbers_of_tasks_are_numbers(row: Any, tmp_path: Path) -> None:
+    hands = SlurmHands(pytest.fail, Store(tmp_path), cluster="local")
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / SUBMITTED).write_text(json.dumps(row) + "\n")
+    with pytest.raises(BadInput, match=r"submitted\.jsonl: expected the number of a task"):
+        hands.start(small())
+
+
+def test_nothing_is_read_or_written_through_a_link(tmp_path: Path) -> None:
+    victim, job = tmp_path / "victim", small()
+    victim.write_text("{}\n")
+    out = tmp_path / "out"
+    (out / "slurm").mkdir(parents=True)
+    (out / "slurm" / SUBMITTED).symlink_to(victim)
+    with pytest.raises(BadInput, match="found a link"):
+        SlurmHands(pytest.fail, Store(out), cluster="local").start(job)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in (EPOCHS, answer.ANSWER):
+        (folder / name).symlink_to(victim)
+    with pytest.raises(BadInput, match="found a link"):
+        Task(Errand(pytest.fail, job, job.facts(), folder))()
+    with pytest.raises(BadInput, match="found a link"):
+        answer.take(folder, job)
+    assert victim.read_text() == "{}\n"
+
+
+@pytest.mark.slow
+def test_a_study_of_processes_collects_plain_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.clusters.slurm_hands.TICK", 0.05)
+    monkeypatch.setattr("pickle.load", pytest.fail)
+    job = small_of_a_name()
+    with SlurmHands(run_job, Store(tmp_path), cluster="local") as hands:
+        hands.start(job)
+        heard, tasks = [], []
+        while hands.busy:
+            for _, kind, content in hands.news():
+                heard.append((kind, content))
+                tasks += [each.task for each in hands._watched.values()]
+    tasks[0]._process.wait()
+    assert [kind for kind, _ in heard] == ["epoch", "done"]
+    assert heard[-1][1]["config"] == job.config
+    assert not answer.is_given(Store(tmp_path).run_folder(job.config))
+
+
+def small_of_a_name() -> Job:
+    """On data that another process finds by itself."""
+    from equipoise.catalogue import all_data
+
+    chosen = entries(["msl"], ["epochs=1", "features=2", "device=cpu"])
+    return plan(chosen, all_data()["generated"], [0], [None], measure="quick")[0][0]
