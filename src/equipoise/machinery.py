@@ -79,6 +79,16 @@ def why_not_captured(settings: Settings, device: torch.device, ranks: int, steps
     return ""
 
 
+def to_channels_last(model: nn.Module) -> None:
+    """Lay out the weights of 2-D convolutions with channels last, in place; all others stay as they are.
+
+    `Module.to(memory_format=…)` does the same, and fails where a model has weights of five dimensions as well.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+
+
 def make_accelerator(settings: Settings, trackers: Trackers, folder: Path | None) -> Any:
     """Precision, device and trackers, as Accelerate does them."""
     from accelerate import Accelerator

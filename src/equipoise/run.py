@@ -25,6 +25,7 @@ from equipoise.machinery import (
     make_schedule,
     precision_of,
     split,
+    to_channels_last,
     why_not_captured,
 )
 from equipoise.models import LateFusion
@@ -85,7 +86,7 @@ class Run:
         self.precision = precision_of(settings, device)
         if device.type == "cuda" and not settings.deterministic:
             # Matrix units read channels last; with few channels, batch statistics of the other layout take 3 × as long.
-            self.model.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
+            to_channels_last(self.model)
         self.spread = spread(self.model, settings, device)
         compiles = settings if self.spread.attaches else settings.changed({"compile": False})
         self.compiling = Compiling(self.model, compiles, splits.shapes, self.precision)
