@@ -12,6 +12,7 @@ from torch import nn
 
 from equipoise import distributed, ranks
 from equipoise.data.splits import Part
+from equipoise.errors import BadInput
 from equipoise.rates import layerwise
 from equipoise.settings import Settings
 from equipoise.tracking import PROJECT, Trackers
@@ -36,13 +37,13 @@ def gpus() -> int:
 
 
 def device_of(settings: Settings) -> str:
-    """Where a run with these settings takes place; a ValueError where this machine cannot do it."""
+    """Where a run with these settings takes place; a `BadInput` where this machine cannot do it."""
     there = gpus()
     device = settings.device if settings.device != "auto" else "cuda" if there else "cpu"
     if device != "cpu" and int(device.partition(":")[2] or 0) >= there:
-        raise ValueError(f"device={settings.device}: expected a GPU, found {there} on this machine; type device=cpu")
+        raise BadInput(f"device={settings.device}: expected a GPU, found {there} on this machine; type device=cpu")
     if device == "cpu" and settings.precision == "fp16":
-        raise ValueError("precision=fp16: expected a GPU, found device cpu; type precision=bf16 or precision=fp32")
+        raise BadInput("precision=fp16: expected a GPU, found device cpu; type precision=bf16 or precision=fp32")
     return device
 
 

@@ -126,7 +126,7 @@ def _check_modality(entry: Entry, modalities: Sequence[str]) -> None:
     """Refuse a parameter that names a modality which the data does not have."""
     wanted = entry.params.get("modality")
     if wanted is not None and wanted not in modalities:
-        raise ValueError(f"{entry.method.name}.modality: {unknown_name(wanted, modalities)}")
+        raise BadInput(f"{entry.method.name}.modality: {unknown_name(wanted, modalities)}")
 
 
 def _check_encoders(entry: Entry, modalities: Sequence[str]) -> None:

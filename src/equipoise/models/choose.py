@@ -67,7 +67,7 @@ def build_encoders(words: str, shapes: Mapping[str, Shape], features: int) -> di
         features: Size of the outputs.
 
     Raises:
-        ValueError: With all that is wrong.
+        BadInput: With all that is wrong.
     """
     wanted, problems = kinds_of(words, shapes)
     encoders = {}
