@@ -21,7 +21,7 @@ from equipoise import store as stores
 from equipoise.catalogue import DataSet, all_data, all_methods, entries
 from equipoise.data.generated import two_sensors
 from equipoise.diagnose import diagnose
-from equipoise.job import Measure, _finite, run_job
+from equipoise.job import Measure, _finite, keep_traceback, run_job
 from equipoise.store import Store
 from equipoise.study import FailedRuns, Job, _import_for_all, plan, run_study
 from equipoise.tuning import headline, trials, tune
@@ -287,7 +287,43 @@ def test_failed_runs_are_reported_and_the_others_kept(tmp_path: Path, monkeypatc
     assert len(str(found.value).splitlines()) == 2
     assert sorted(each for each in events if each[0] in ("done", "failed")) == [("done", 0)] * 2 + [("failed", 1)] * 2
     assert {row["seed"] for row in Store(tmp_path).rows()} == {0}
+    for job in jobs:
+        kept = Store(tmp_path).run_folder(job.config) / "error.txt"
+        assert kept.exists() == (job.seed == 1)
+        if job.seed == 1:
+            assert f"{job.name}: RuntimeError: this seed is unlucky; traceback in {kept}" in str(found.value)
+            text = kept.read_text(encoding="utf-8")
+            assert text.startswith("Traceback (most recent call last):")
+            assert "in unlucky" in text, "where it happened"
     assert len(run_study(jobs, splits, Store(tmp_path))) == 4  # whatever was wrong is mended
+    assert not list(tmp_path.glob("runs/*/error.txt"))
+
+
+def test_the_traceback_of_an_encoder_of_ones_own_leads_into_its_code(tmp_path: Path) -> None:
+    jobs, splits = plan(entries(["msl"], ["encoder=test_study.Broken", "epochs=1"]), DATA, [0], [None])
+    with pytest.raises(FailedRuns) as found:
+        run_study(jobs, splits, Store(tmp_path))
+    kept = Store(tmp_path).run_folder(jobs[0].config) / "error.txt"
+    told = "msl, seed 0: encoder of 'easy', 'test_study.Broken', for inputs of shape (8,): of no use"
+    assert str(found.value).startswith(told)
+    assert str(found.value).endswith(f"; traceback in {kept}")
+    assert 'raise LookupError("of no use")' in kept.read_text(encoding="utf-8")
+
+
+class Broken(torch.nn.Module):
+    """An encoder of a user's own with a mistake in it."""
+
+    def __init__(self) -> None:
+        raise LookupError("of no use")
+
+
+def test_a_link_in_place_of_the_traceback_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "precious").write_text("here first")
+    (tmp_path / "run" / "error.txt").symlink_to(tmp_path / "precious")
+    keep_traceback(RuntimeError("no luck: \udcff"), tmp_path / "run")
+    assert (tmp_path / "precious").read_text() == "here first"
+    assert (tmp_path / "run" / "error.txt").read_text().endswith("RuntimeError: no luck: \\udcff\n")
 
 
 def test_a_run_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
