@@ -19,6 +19,7 @@ from equipoise.study import plan, run_study
 from equipoise.train import train
 from everything import METHODS
 from fed import training
+from own_encoders import Volumes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: the test for waits did not run")
 
@@ -87,6 +88,7 @@ def test_weights_of_five_dimensions_train(method: type[Balancer], precision: str
         epochs=2, batch=16, features=4, encoder="own_encoders.Volumes", device="cuda", precision=precision
     )
     encoder = train(splits, method(), settings).model.encoders["left"]
+    assert isinstance(encoder, Volumes)
     assert encoder.over_time.weight.is_contiguous()
     assert encoder.of_pictures.weight.is_contiguous(memory_format=torch.channels_last)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from equipoise.errors import BadInput
 from equipoise.rates import layerwise
 from equipoise.settings import Settings
 from equipoise.tracking import PROJECT, Trackers
+
+SharedState = dict[str, dict[str, Any]]
+"""What Accelerate's objects share, by class."""
 
 
 def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:
@@ -90,13 +94,41 @@ def to_channels_last(model: nn.Module) -> None:
             tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
 
+@contextmanager
+def accelerate_state(held: SharedState) -> Generator[None, None, None]:
+    """Give Accelerate another state meanwhile, and the present one back afterwards.
+
+    All of Accelerate's objects in a process share one state, a caller's own Accelerator too: a run takes a new one, and
+    whoever called it finds theirs as it was. Used again inside, with the same state, it is the caller's turn.
+
+    Args:
+        held: The state to use; it holds the present one until it is given back. Empty for a new one.
+    """
+    _exchange(held)
+    try:
+        yield
+    finally:
+        _exchange(held)
+
+
+def _exchange(held: SharedState) -> None:
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    for kind in (AcceleratorState, GradientState, PartialState):
+        shared = kind._shared_state  # which its objects have as their attributes: changed in place
+        present = dict(shared)
+        shared.clear()
+        shared.update(held.get(kind.__name__, {}))
+        held[kind.__name__] = present
+
+
 def make_accelerator(settings: Settings, trackers: Trackers, folder: Path | None) -> Any:
     """Precision, device and trackers, as Accelerate does them."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import patch_environment
 
-    # A run may follow another of other precision in one process.
+    # A run may follow another of other precision in one process; `train` sees to it that no caller's state is there.
     AcceleratorState._reset_state(reset_partial_state=True)
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat itself

@@ -8,6 +8,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+import torch
+
 from equipoise import distributed
 from equipoise.catalogue import DataSet, Entry
 from equipoise.checkpoint import damage_in
@@ -22,7 +24,7 @@ from equipoise.job import Measure, run_job
 from equipoise.machinery import device_of, gpus
 from equipoise.models.choose import kinds_of
 from equipoise.models.names import raise_all, unknown_name
-from equipoise.processes import cores
+from equipoise.processes import cores, threads
 from equipoise.sharing import free_memory, how_many, multi_process_service
 from equipoise.store import Store
 from equipoise.tokens import as_read
@@ -95,7 +97,8 @@ def run_study(
     tell = on_event or (lambda *_: None)
     if on is None and distributed.launched():
         how = partial(run_job, checkpoint_seconds=checkpoint_seconds, trackers=trackers)
-        return run_together(jobs, splits, store, how, tell)
+        with threads(torch.get_num_threads()):  # each run sets its own
+            return run_together(jobs, splits, store, how, tell)
     with store.locked():
         done = {row["config"]: row for row in store.rows()}
         waiting = list({job.config: job for job in jobs if job.config not in done}.values())
