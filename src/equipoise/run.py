@@ -89,7 +89,9 @@ class Run:
             to_channels_last(self.model)
         self.spread = spread(self.model, settings, device)
         compiles = settings if self.spread.attaches else settings.changed({"compile": False})
-        self.compiling = Compiling(self.model, compiles, splits.shapes, self.precision)
+        self.compiling = Compiling(self.model, compiles)
+        if not self.spread.attaches:
+            self.compiling.told = "no: each process holds a piece of the model"
         steps = settings.epochs * (len(self.train) // settings.batch)
         why_not = why_not_captured(settings, device, self.accelerator.num_processes, steps, EARNS)
         self.plain = make_optimizer(self.model, settings, recorded=not why_not)
