@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +23,8 @@ from equipoise.catalogue import DataSet, all_data, all_methods, entries
 from equipoise.data.generated import two_sensors
 from equipoise.diagnose import diagnose
 from equipoise.job import Measure, _finite, keep_traceback, run_job
+from equipoise.measure.timing import APART
+from equipoise.run import Run
 from equipoise.store import Store
 from equipoise.study import FailedRuns, Job, _import_for_all, plan, run_study
 from equipoise.tuning import headline, trials, tune
@@ -265,6 +268,50 @@ def test_bad_data_is_refused_before_anything_runs() -> None:
         plan(entries(["msl"]), data, [0], [None])
     assert "NaN" in str(found.value)
     assert "never seen" in str(found.value)
+
+
+# -- times, and heads that nothing trains --
+
+
+def test_the_time_of_a_step_is_that_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: 107 samples of the training part make 4 batches of 32, of which each takes at least 30 ms."""
+    step = Run.step
+
+    def slow(self: Run, batch: Any) -> None:
+        time.sleep(0.03)
+        step(self, batch)
+
+    monkeypatch.setattr(Run, "step", slow)
+    jobs, splits = jobs_of("msl", "mimo", words=["epochs=3", "features=8", "batch=32"])
+    steps = -(-len(splits[None].train) // 32)
+    rows = run_study(jobs, splits, Store(tmp_path), workers=2)
+    for row in rows:
+        curves = (Store(tmp_path).run_folder(row["config"]) / "curves.jsonl").read_text(encoding="utf-8")
+        seconds = [json.loads(line)["seconds"] for line in curves.splitlines()]
+        assert row["seconds"]["step"] == pytest.approx(sum(seconds[1:]) / 2 / steps)
+        assert row["seconds"]["step"] > 0.03
+        parts = sum(row["seconds"][name] for name in ("forward", "backward", "balance", "update"))
+        assert parts < 0.03, "which are timed apart"
+        assert row["timing"] == {
+            "step": f"wall clock of epochs 2 to 3, median, by {steps} steps",
+            "parts": APART,
+            "workers": 2,
+        }
+    (alone,), splits = jobs_of("ew")
+    (row,) = run_study([alone], splits, Store(tmp_path), workers=2)
+    assert row["timing"]["workers"] == 1, "there was no other to share with"
+
+
+@pytest.mark.parametrize("name", ["ensemble", "unimodal"])
+def test_a_fused_head_that_nothing_trains_is_in_no_curve(name: str, tmp_path: Path) -> None:
+    jobs, splits = jobs_of(name)
+    (row,) = run_study(jobs, splits, Store(tmp_path))
+    curves = (Store(tmp_path).run_folder(row["config"]) / "curves.jsonl").read_text(encoding="utf-8")
+    for record in map(json.loads, curves.splitlines()):
+        assert set(record["validation"]) == {"easy", "hard"}
+        assert set(record["train"]) == {"easy", "hard"}
+    for part in ("validation", "test"):
+        assert (row[part]["fused"] is None) == (name == "unimodal"), "the vote of an ensemble is a result"
 
 
 # -- runs that fail --

@@ -26,6 +26,7 @@ from equipoise.errors import BadInput
 from equipoise.heap import keep_freed_memory
 from equipoise.machinery import device_of, make_optimizer
 from equipoise.measure import measure_run, peak_memory, step_seconds
+from equipoise.measure.timing import APART, trained_step
 from equipoise.models import LateFusion
 from equipoise.store import SCHEMA
 from equipoise.tracking import Trackers
@@ -134,10 +135,12 @@ def run_job(
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     checkpoint_seconds: float = 10.0,
     trackers: Trackers | None = None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Train, measure, and give the row of one run; of several processes the first measures, the others' rows are empty.
 
-    Trackers see it under its own name; they decide nothing, so that they are no fact of it.
+    Trackers see it under its own name; they decide nothing, so that they are no fact of it. Nor is the number of runs
+    side by side on the machine, `workers`, None where it is not known: the row has it beside the times.
     """
     torch.set_num_threads(job.threads)
     keep_freed_memory()
@@ -157,15 +160,18 @@ def run_job(
     if ranks.rank() > 0:
         return {}
     with ranks.alone():
-        row = _row(job, trained, balancer, splits, folder)
+        row = _row(job, trained, balancer, splits, folder, workers)
     (folder / ERROR).unlink(missing_ok=True)  # of an earlier attempt
     return row
 
 
-def _row(job: Job, trained: Trained, balancer: Balancer, splits: Splits, folder: Path) -> dict[str, Any]:
+def _row(
+    job: Job, trained: Trained, balancer: Balancer, splits: Splits, folder: Path, workers: int | None
+) -> dict[str, Any]:
     """Measure what was trained, and keep it."""
     entry = job.entry
-    timing = step_seconds(
+    step, how = trained_step([record["seconds"] for record in trained.curves], trained.steps)
+    parts = step_seconds(
         trained.model,
         balancer,
         make_optimizer(trained.model, entry.settings),
@@ -184,7 +190,8 @@ def _row(job: Job, trained: Trained, balancer: Balancer, splits: Splits, folder:
         "about": splits.about,
         "selected": {"epoch": trained.epoch, "by": _selected_by(entry.settings.select, splits)},
         **measured,
-        "seconds": {**timing, "step": timing["total"], "total": trained.seconds},
+        "seconds": {**parts, "step": step, "total": trained.seconds},
+        "timing": {"step": how, "parts": APART, "workers": workers},
         "memory": peak_memory(torch.device(trained.device)),
         "versions": _versions(),
         "device": trained.device,

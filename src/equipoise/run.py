@@ -50,6 +50,7 @@ class Trained:
         seconds: Time spent training, over all sittings.
         device: Where it ran.
         path: How: its precision, and whether steps were "captured" and encoders "compiled", or why not.
+        steps: Of an epoch.
     """
 
     model: LateFusion
@@ -58,6 +59,7 @@ class Trained:
     seconds: float = 0.0
     device: str = "cpu"
     path: dict[str, str] = field(default_factory=dict)
+    steps: int = 0
 
 
 @final
@@ -207,6 +209,9 @@ class Run:
         table = self.balancer.table.numbers()
         self.balancer.end_epoch({name: found[name] for name in self.balancer.modalities if name in found})
         validation = {name: values["accuracy"] for name, values in found.items()}
+        if not self.balancer.needs_fused:  # the fused head is as it was drawn: what it says is no result
+            validation.pop("fused")
+            record["train"].pop("fused", None)
         record |= {"validation": validation, "table": table}
         self.curves.append(record)
         score = _headline(self.balancer, validation)
@@ -239,7 +244,8 @@ class Run:
             path["processes"] = f"{ranks.size()}, {self.spread.told}"
         self.spread.share_buffers()
         model = self.spread.whole().to(self.accelerator.device)
-        return Trained(model, self.curves, epoch, self.seconds, str(self.accelerator.device), path)
+        steps = len(epoch_rows(len(self.train), self.settings.batch, torch.Generator()))
+        return Trained(model, self.curves, epoch, self.seconds, str(self.accelerator.device), path, steps)
 
 
 def _headline(balancer: Balancer, validation: dict[str, float]) -> float:

@@ -96,7 +96,7 @@ def run_study(
     """
     tell = on_event or (lambda *_: None)
     if on is None and distributed.launched():
-        how = partial(run_job, checkpoint_seconds=checkpoint_seconds, trackers=trackers)
+        how = partial(run_job, checkpoint_seconds=checkpoint_seconds, trackers=trackers, workers=1)
         with threads(torch.get_num_threads()):  # each run sets its own
             return run_together(jobs, splits, store, how, tell)
     with store.locked():
@@ -157,11 +157,13 @@ def crew_for(
             _import_for_all()
         if not _wants_cuda(jobs):
             limit = workers or max(1, cores() // max((job.threads for job in jobs), default=1))
+            how = partial(how, workers=min(limit, len(jobs)))
             yield stack.enter_context(Hands(how, splits, store, limit))
             return
         several = workers != 1 and len(jobs) > 1
         together = several and stack.enter_context(multi_process_service())
         limit = workers or _room(jobs, splits, together=together)
+        how = partial(how, workers=min(limit, len(jobs)))
         yield stack.enter_context(Hands(how, splits, store, limit, gpus=_gpus(jobs)))
 
 
