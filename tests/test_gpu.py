@@ -13,7 +13,7 @@ from equipoise.data.feed import Feed, epoch_rows
 from equipoise.data.generated import two_sensors
 from equipoise.data.views import Frames
 from equipoise.models import CNN1d
-from equipoise.settings import Settings
+from equipoise.settings import Precision, Settings
 from equipoise.store import Store
 from equipoise.study import plan, run_study
 from equipoise.train import train
@@ -81,7 +81,7 @@ def test_feeding_does_not_wait_for_the_device() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("method", [MSL, MIMO, OGMGE, MMPareto])
-def test_weights_of_five_dimensions_train(method: type[Balancer], precision: str) -> None:
+def test_weights_of_five_dimensions_train(method: type[Balancer], precision: Precision) -> None:
     inputs = {name: torch.randn(64, 2, 3, 6, 6) for name in ("left", "right")}
     splits = Splits.from_arrays(inputs, torch.arange(64) % 3)
     settings = Settings(
