@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from equipoise.data.original import Clip, Clips, Field, Original, Protocol
 from equipoise.data.views import TimeLast
+from equipoise.errors import BadInput
 from equipoise.media.unreadable import Unreadable
 
 STEPS = 5
@@ -51,7 +52,7 @@ class MadeUp(Original):
 
     def open(self, source: Path) -> MadeUpClips:
         if not (source / "list.txt").is_file():
-            raise ValueError(f"made-up: expected {source / 'list.txt'}, found no file")
+            raise BadInput(f"made-up: expected {source / 'list.txt'}, found no file")
         names = (source / "list.txt").read_text().split()
         return MadeUpClips([clip_of(name, number) for number, name in enumerate(names)], source, self)
 

@@ -409,6 +409,15 @@ def test_a_fault_of_the_program_is_no_bad_input(
     for place, words in (
         ("equipoise.comparison.run_study", ["train", *QUICK, "--out", tmp_path]),
         ("equipoise.report.tables", ["report", folder, "--format", "csv"]),
+        ("equipoise.report.read", ["report", folder, "--format", "csv"]),
+        ("equipoise.commands.options.data_set", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.catalogue._read_word", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.catalogue.check_step", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.data.splits.Splits.check", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.study.device_of", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.study.kinds_of", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.experiments.bench_lines.chosen_methods", ["bench", "--out", tmp_path]),
+        ("equipoise.experiments.tune._read", ["tune", "--data", "generated", "--out", tmp_path, "lr=0.1,0.2"]),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, faulty)

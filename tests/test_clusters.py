@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ from equipoise.clusters.errand import Errand, unpack
 from equipoise.clusters.mailbox import Mailbox
 from equipoise.clusters.place import OnRay, OnSlurm
 from equipoise.data.generated import two_sensors
-from equipoise.errors import BadInput
+from equipoise.errors import BadInput, FailedRuns
 from equipoise.hands import Hands
 from equipoise.job import Job, run_job
 from equipoise.machinery import device_of
@@ -131,6 +131,28 @@ def test_other_data_versions_and_devices_are_refused(tmp_path: Path) -> None:
         found = replace(errand, facts={**errand.facts, fact: value}).do(lambda: SPLITS, print)
         assert found.kind == "failed"
         assert f"expected {fact} {value}, as where the study was started, found {fact} " in found.content["reason"]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("stumbles", ["loading", "running"])
+def test_a_run_that_fails_elsewhere_leaves_its_traceback_in_its_folder(
+    tmp_path: Path, stumbles: str, *, shared: bool
+) -> None:
+    def unlucky(*_: object) -> NoReturn:
+        raise RuntimeError("no luck")
+
+    mark, folder = tmp_path / "mark", tmp_path / "run"
+    mark.touch() if shared else None
+    errand = errand_of(folder, mark, unlucky)
+    found = errand.do(unlucky if stumbles == "loading" else lambda: SPLITS, print)
+    assert found.kind == "failed"
+    assert found.content["reason"].startswith("RuntimeError: no luck")
+    assert found.content["reason"].endswith(f"; traceback in {folder / 'error.txt'}")
+    unpack(found.files, folder)
+    text = (folder / "error.txt").read_text(encoding="utf-8")
+    assert text.startswith("Traceback (most recent call last):")
+    assert text.rstrip().endswith("RuntimeError: no luck")
+    assert "in unlucky" in text
 
 
 def test_a_disk_that_is_full_ends_the_study_only_where_it_is_shared(tmp_path: Path) -> None:
@@ -265,6 +287,22 @@ def test_an_array_job_outlives_whoever_submitted_it(tmp_path: Path, monkeypatch:
     torch.set_num_threads(1)
     check_rows(out, jobs, run_study(jobs, splits, Store(tmp_path / "here")))
     assert [row["method"] for row in rows] == ["msl", "mimo"]
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_in_an_array_leaves_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imitated_slurm.install(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}")
+    jobs, splits = plan(
+        entries(["msl"], ["epochs=1", "encoder=test_study.Broken"]), generated(), [0, 1], [None], measure="quick"
+    )
+    with pytest.raises(FailedRuns, match="of no use") as found:
+        run_study(jobs, splits, Store(tmp_path / "out"), on=OnSlurm())
+    for job in jobs:
+        kept = Store(tmp_path / "out").run_folder(job.config) / "error.txt"
+        assert str(kept) in str(found.value)
+        assert 'raise LookupError("of no use")' in kept.read_text(encoding="utf-8")
 
 
 def generated() -> DataSet:

@@ -10,89 +10,81 @@ import torch
 from torch import nn
 
 from equipoise import LateFusion
-from equipoise.compiling import KEEPS, Compiling, Experience, pays, remember, remembered
+from equipoise.compiling import Compiling, pays
 from equipoise.settings import Settings
 
 SHAPES = {"a": (3,), "b": (5,)}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "equipoise" / "compiling.json"
 
 
 def model() -> LateFusion:
     return LateFusion({name: nn.Sequential(nn.Linear(*shape, 4), nn.ReLU()) for name, shape in SHAPES.items()}, 2)
 
 
-def watching(epochs: int, known: Experience) -> tuple[Compiling, list[str]]:
+def watching(epochs: int) -> tuple[Compiling, list[str]]:
     """What watches a run on a GPU, with a model that notes what is done to it."""
     done: list[str] = []
-    found = Compiling(model(), Settings(epochs=epochs), SHAPES, "fp32")
-    found._watches, found._key, found._known = True, "key", known
+    found = Compiling(model(), Settings(epochs=epochs))
+    found._watches = True
     found._model.compile_encoders = lambda **_: done.append("compiled")
     found._model.uncompile_encoders = lambda: done.append("as written")
     return found, done
 
 
 def test_it_pays_where_twice_the_cost_is_saved() -> None:
-    known = Experience(ratio=0.75, cost=40.0)
-    assert not pays(319.0, known)  # a quarter of it is less than 80 s
-    assert pays(321.0, known)
-    assert not pays(1e9, Experience(ratio=KEEPS, cost=0.0))
+    assert not pays(599.0)  # a fifth of it is less than 120 s
+    assert pays(601.0)
 
 
 def test_short_runs_pay_for_nothing() -> None:
-    compiling, done = watching(20, Experience(0.75, 40.0))
+    compiling, done = watching(20)
     for epoch in range(1, 21):
         assert not compiling.changes(10.0, epoch, whole=True)  # 200 s in all
     assert done == []
-    assert compiling.told == "no"
+    assert compiling.told == "no: 180 s were left, too few to earn it back"  # when it was first measured
 
 
-def test_a_long_run_compiles_once_and_keeps_what_is_faster(cache: Path) -> None:
-    compiling, done = watching(100, Experience(0.75, 40.0))
+def test_a_long_run_compiles_once_and_keeps_what_is_faster() -> None:
+    compiling, done = watching(100)
     changed = [compiling.changes(s, e, whole=True) for e, s in enumerate([30.0, 10.0, 55.0, 7.0, 7.0, 7.0], start=1)]
     assert changed == [False, True, False, False, False, False]  # the first epoch warms up, the second is the measure
     assert done == ["compiled"]
     assert compiling.told == "yes: an epoch takes 0.70 of its time"
-    assert remembered("key") == Experience(0.7, 45.0)
-    assert cache.exists()
 
 
 def test_what_is_not_faster_is_taken_back_and_not_tried_again() -> None:
-    compiling, done = watching(100, Experience(0.75, 40.0))
+    compiling, done = watching(100)
     changed = [compiling.changes(s, e, whole=True) for e, s in enumerate([30.0, 10.0, 55.0, 9.9, 9.9], start=1)]
     assert changed == [False, True, False, True, False]
     assert done == ["compiled", "as written"]
     assert compiling.told == "no: an epoch took 0.99 of its time"
-    assert not pays(1e9, remembered("key"))
+
+
+@pytest.mark.parametrize("ratio", [0.7, 0.99])
+def test_no_run_depends_on_what_another_found(ratio: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs of one model take the same decisions, and leave nothing in the home folder."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    told = []
+    for _ in range(2):
+        compiling, done = watching(100)
+        for epoch, seconds in enumerate([30.0, 10.0, 55.0, 10.0 * ratio, 10.0 * ratio], start=1):
+            compiling.changes(seconds, epoch, whole=True)
+        told.append((compiling.told, done))
+    assert told[0] == told[1]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_half_an_epoch_is_no_measure() -> None:
-    compiling, done = watching(100, Experience(0.75, 40.0))
+    compiling, done = watching(100)
     assert not compiling.changes(10.0, 2, whole=False)
     assert done == []
 
 
-def test_experience_of_several_models_is_kept_and_damage_is_borne(cache: Path) -> None:
-    assert remembered("one") == Experience()
-    remember("one", Experience(0.5, 1.0))
-    remember("two", Experience(0.6, 2.0))
-    assert (remembered("one"), remembered("two")) == (Experience(0.5, 1.0), Experience(0.6, 2.0))
-    cache.write_text("{")
-    assert remembered("one") == Experience()
-    remember("one", Experience(0.5, 1.0))  # which says nothing where it cannot
-    cache.write_text('{"one": [1, 2, 3]}')
-    assert remembered("one") == Experience()
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 def test_a_cpu_compiles_only_when_told() -> None:
-    assert not Compiling(model(), Settings(epochs=10**6), SHAPES, "fp32").changes(1e9, 2, whole=True)
-    assert Compiling(model(), Settings(compile=False), SHAPES, "fp32").told == "no"
-    assert Compiling(model(), Settings(compile=True), SHAPES, "fp32").told == "yes"
+    assert not Compiling(model(), Settings(epochs=10**6)).changes(1e9, 2, whole=True)
+    assert Compiling(model(), Settings(compile=False)).told == "no: compile=false"
+    assert Compiling(model(), Settings(compile=True)).told == "yes"
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
@@ -133,7 +125,7 @@ def test_convolutions_race_in_full_batches_of_compiled_encoders_alone(theirs: bo
             assert torch.backends.cudnn.benchmark is theirs  # what somebody chose for themselves stays
         return found
 
-    compiling, _ = watching(100, Experience(0.75, 40.0))
+    compiling, _ = watching(100)
     compiling._may_search = True
     assert raced(compiling, full=True) is theirs
     compiling.changes(10.0, 2, whole=True)
@@ -144,5 +136,5 @@ def test_convolutions_race_in_full_batches_of_compiled_encoders_alone(theirs: bo
     compiling.changes(9.9, 4, whole=True)
     assert compiling.told.startswith("no")
     assert raced(compiling, full=True) is theirs
-    on_a_cpu = Compiling(model(), Settings(compile=True), SHAPES, "fp32")
+    on_a_cpu = Compiling(model(), Settings(compile=True))
     assert raced(on_a_cpu, full=True) is theirs

@@ -22,6 +22,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Captur
 
         def catch(chosen: Any, source: Any, seeds: Any, out: Path, **options: Any) -> list[Any]:
             lines = [(entry.label, entry.params, entry.settings) for entry in chosen]
+            assert options.pop("command").startswith(f"equipoise {command}")  # what was typed, and no setting
             caught.append((lines, source.name, list(seeds), out, options))
             return [{}]
 

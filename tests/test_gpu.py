@@ -1,16 +1,25 @@
 """What only a GPU can show: no method waits for the device in a training step."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from equipoise import LateFusion
-from equipoise.data import Part
+from equipoise import MIMO, MSL, OGMGE, Balancer, LateFusion, MMPareto
+from equipoise.catalogue import DataSet, entries
+from equipoise.data import Part, Splits
 from equipoise.data.feed import Feed, epoch_rows
+from equipoise.data.generated import two_sensors
 from equipoise.data.views import Frames
 from equipoise.models import CNN1d
+from equipoise.settings import Precision, Settings
+from equipoise.store import Store
+from equipoise.study import plan, run_study
+from equipoise.train import train
 from everything import METHODS
 from fed import training
+from own_encoders import Volumes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: the test for waits did not run")
 
@@ -68,3 +77,28 @@ def test_feeding_does_not_wait_for_the_device() -> None:
     again = training(feed, rows, epoch=0)
     for one, other in zip(again, streamed, strict=True):
         torch.testing.assert_close(one.inputs["video"], other.inputs["video"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("method", [MSL, MIMO, OGMGE, MMPareto])
+def test_weights_of_five_dimensions_train(method: type[Balancer], precision: Precision) -> None:
+    inputs = {name: torch.randn(64, 2, 3, 6, 6) for name in ("left", "right")}
+    splits = Splits.from_arrays(inputs, torch.arange(64) % 3)
+    settings = Settings(
+        epochs=2, batch=16, features=4, encoder="own_encoders.Volumes", device="cuda", precision=precision
+    )
+    encoder = train(splits, method(), settings).model.encoders["left"]
+    assert isinstance(encoder, Volumes)
+    assert encoder.over_time.weight.is_contiguous()
+    assert encoder.of_pictures.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def small(_: int | None) -> Splits:
+    return two_sensors(samples=60)
+
+
+def test_runs_with_an_encoder_that_draws_numbers_share_a_gpu(tmp_path: Path) -> None:
+    """How many fit is found out by a model without content, which such an encoder cannot be made as."""
+    chosen = entries(["msl", "mimo"], ["encoder=own_encoders.Drawing", "epochs=1", "device=cuda"])
+    jobs, parts = plan(chosen, DataSet("made up", small, 0, ""), [0], [None], measure="quick")
+    assert len(run_study(jobs, parts, Store(tmp_path))) == 2

@@ -89,7 +89,18 @@ def test_what_a_workflow_calls_is_there(workflow: Path) -> None:
     assert set(re.findall(r"make (\w+)", called)) <= targets
     for step in steps_of(workflow):
         assert ("run" in step) != ("uses" in step)
-        assert re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", "actions/none@v0"))
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_by_commit(workflow: Path) -> None:
+    """A tag can be moved to other code, a commit cannot; the version beside it is for people."""
+    text = workflow.read_text(encoding="utf-8")
+    used = [step["uses"] for step in steps_of(workflow) if "uses" in step]
+    assert used
+    assert [each for each in used if not re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", each)] == []
+    lines = re.findall(r"uses: (\S+)(.*)", text)
+    assert [action for action, _ in lines] == used
+    assert [action for action, rest in lines if not re.fullmatch(r" # v\d+\.\d+\.\d+", rest)] == []
 
 
 def test_tests_and_publishing_do_what_they_are_for() -> None:

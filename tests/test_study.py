@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +22,9 @@ from equipoise import store as stores
 from equipoise.catalogue import DataSet, all_data, all_methods, entries
 from equipoise.data.generated import two_sensors
 from equipoise.diagnose import diagnose
-from equipoise.job import Measure, _finite, run_job
+from equipoise.job import Measure, _finite, keep_traceback, run_job
+from equipoise.measure.timing import APART
+from equipoise.run import Run
 from equipoise.store import Store
 from equipoise.study import FailedRuns, Job, _import_for_all, plan, run_study
 from equipoise.tuning import headline, trials, tune
@@ -267,6 +270,50 @@ def test_bad_data_is_refused_before_anything_runs() -> None:
     assert "never seen" in str(found.value)
 
 
+# -- times, and heads that nothing trains --
+
+
+def test_the_time_of_a_step_is_that_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: 107 samples of the training part make 4 batches of 32, of which each takes at least 30 ms."""
+    step = Run.step
+
+    def slow(self: Run, batch: Any) -> None:
+        time.sleep(0.03)
+        step(self, batch)
+
+    monkeypatch.setattr(Run, "step", slow)
+    jobs, splits = jobs_of("msl", "mimo", words=["epochs=3", "features=8", "batch=32"])
+    steps = -(-len(splits[None].train) // 32)
+    rows = run_study(jobs, splits, Store(tmp_path), workers=2)
+    for row in rows:
+        curves = (Store(tmp_path).run_folder(row["config"]) / "curves.jsonl").read_text(encoding="utf-8")
+        seconds = [json.loads(line)["seconds"] for line in curves.splitlines()]
+        assert row["seconds"]["step"] == pytest.approx(sum(seconds[1:]) / 2 / steps)
+        assert row["seconds"]["step"] > 0.03
+        parts = sum(row["seconds"][name] for name in ("forward", "backward", "balance", "update"))
+        assert parts < 0.03, "which are timed apart"
+        assert row["timing"] == {
+            "step": f"wall clock of epochs 2 to 3, median, by {steps} steps",
+            "parts": APART,
+            "workers": 2,
+        }
+    (alone,), splits = jobs_of("ew")
+    (row,) = run_study([alone], splits, Store(tmp_path), workers=2)
+    assert row["timing"]["workers"] == 1, "there was no other to share with"
+
+
+@pytest.mark.parametrize("name", ["ensemble", "unimodal"])
+def test_a_fused_head_that_nothing_trains_is_in_no_curve(name: str, tmp_path: Path) -> None:
+    jobs, splits = jobs_of(name)
+    (row,) = run_study(jobs, splits, Store(tmp_path))
+    curves = (Store(tmp_path).run_folder(row["config"]) / "curves.jsonl").read_text(encoding="utf-8")
+    for record in map(json.loads, curves.splitlines()):
+        assert set(record["validation"]) == {"easy", "hard"}
+        assert set(record["train"]) == {"easy", "hard"}
+    for part in ("validation", "test"):
+        assert (row[part]["fused"] is None) == (name == "unimodal"), "the vote of an ensemble is a result"
+
+
 # -- runs that fail --
 
 
@@ -287,7 +334,43 @@ def test_failed_runs_are_reported_and_the_others_kept(tmp_path: Path, monkeypatc
     assert len(str(found.value).splitlines()) == 2
     assert sorted(each for each in events if each[0] in ("done", "failed")) == [("done", 0)] * 2 + [("failed", 1)] * 2
     assert {row["seed"] for row in Store(tmp_path).rows()} == {0}
+    for job in jobs:
+        kept = Store(tmp_path).run_folder(job.config) / "error.txt"
+        assert kept.exists() == (job.seed == 1)
+        if job.seed == 1:
+            assert f"{job.name}: RuntimeError: this seed is unlucky; traceback in {kept}" in str(found.value)
+            text = kept.read_text(encoding="utf-8")
+            assert text.startswith("Traceback (most recent call last):")
+            assert "in unlucky" in text, "where it happened"
     assert len(run_study(jobs, splits, Store(tmp_path))) == 4  # whatever was wrong is mended
+    assert not list(tmp_path.glob("runs/*/error.txt"))
+
+
+def test_the_traceback_of_an_encoder_of_ones_own_leads_into_its_code(tmp_path: Path) -> None:
+    jobs, splits = plan(entries(["msl"], ["encoder=test_study.Broken", "epochs=1"]), DATA, [0], [None])
+    with pytest.raises(FailedRuns) as found:
+        run_study(jobs, splits, Store(tmp_path))
+    kept = Store(tmp_path).run_folder(jobs[0].config) / "error.txt"
+    told = "msl, seed 0: encoder of 'easy', 'test_study.Broken', for inputs of shape (8,): of no use"
+    assert str(found.value).startswith(told)
+    assert str(found.value).endswith(f"; traceback in {kept}")
+    assert 'raise LookupError("of no use")' in kept.read_text(encoding="utf-8")
+
+
+class Broken(torch.nn.Module):
+    """An encoder of a user's own with a mistake in it."""
+
+    def __init__(self) -> None:
+        raise LookupError("of no use")
+
+
+def test_a_link_in_place_of_the_traceback_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "precious").write_text("here first")
+    (tmp_path / "run" / "error.txt").symlink_to(tmp_path / "precious")
+    keep_traceback(RuntimeError("no luck: \udcff"), tmp_path / "run")
+    assert (tmp_path / "precious").read_text() == "here first"
+    assert (tmp_path / "run" / "error.txt").read_text().endswith("RuntimeError: no luck: \\udcff\n")
 
 
 def test_a_run_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

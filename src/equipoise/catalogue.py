@@ -12,6 +12,7 @@ from equipoise import methods, settings
 from equipoise.balancer import Balancer
 from equipoise.data.source import DataSet as DataSet
 from equipoise.data.source import all_data as all_data
+from equipoise.errors import BadInput
 from equipoise.errors import look_up as look_up
 from equipoise.models import LateFusion
 from equipoise.models.ensemble import as_ensemble
@@ -118,20 +119,20 @@ def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | No
     for wanted in dict.fromkeys(one for name in asked for one in (known if name == "all" else [name])):
         try:
             chosen.append(look_up("method", wanted, known))
-        except ValueError as found:
+        except BadInput as found:
             problems.append(str(found))
     run: dict[str, Any] = {}
     params: dict[str, dict[str, Any]] = {method.name: {} for method in chosen}
     for word in words:
         try:
             _read_word(word, chosen, run, params)
-        except ValueError as found:
+        except BadInput as found:
             problems.append(str(found))
     base = preset.settings if preset is not None else Settings()
     known_params = preset.params if preset is not None else {}
     try:
         base = base.changed(run)
-    except ValueError as found:
+    except BadInput as found:
         problems.append(str(found))
     made = [
         Entry(
@@ -142,12 +143,12 @@ def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | No
     for entry in made:
         try:
             check_step(base, entry.balancer())
-        except ValueError as found:
+        except BadInput as found:
             problems.append(str(found))
     if not made and not problems:
         problems.append(f"no method was named; choose from {', '.join(known)}, or all")
     if problems:
-        raise ValueError("\n".join(problems))
+        raise BadInput("\n".join(problems))
     return made
 
 
@@ -161,7 +162,7 @@ def _meant(word: str) -> str:
 def _read_word(word: str, chosen: list[Method], run: dict[str, Any], params: dict[str, dict[str, Any]]) -> None:
     key, sign, text = word.partition("=")
     if not sign or not key:
-        raise ValueError(f"{word!r} should read name=value, such as epochs=30 or mimo.penalty=10{_meant(word)}")
+        raise BadInput(f"{word!r} should read name=value, such as epochs=30 or mimo.penalty=10{_meant(word)}")
     owner, dot, name = key.partition(".")
     owners = [method for method in chosen if key in method.defaults()]
     if owner == "run" or (key in settings.names() and not owners):
@@ -171,7 +172,7 @@ def _read_word(word: str, chosen: list[Method], run: dict[str, Any], params: dic
     if dot:
         method = next((one for one in chosen if one.name == owner), None)
         if method is None:
-            raise ValueError(f"{key}: {owner!r} is not among the chosen methods {[one.name for one in chosen]}")
+            raise BadInput(f"{key}: {owner!r} is not among the chosen methods {[one.name for one in chosen]}")
         look_up(f"parameter of {owner}", name, method.defaults())
         params[owner][name] = method.convert(name, text)
         return
@@ -180,7 +181,7 @@ def _read_word(word: str, chosen: list[Method], run: dict[str, Any], params: dic
     elif owners:
         places = [*(["run"] if key in settings.names() else []), *(method.name for method in owners)]
         examples = " or ".join(f"{place}.{key}={text}" for place in places)
-        raise ValueError(f"{key} stands for several things here; type {examples}")
+        raise BadInput(f"{key} stands for several things here; type {examples}")
     else:
         known = [*settings.names(), *(f"{one.name}.{name}" for one in chosen for name in one.defaults())]
         look_up("setting", key, dict.fromkeys(known))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from equipoise.errors import BadInput
+
 
 def demand(owner: str, *rules: tuple[bool, str, object]) -> None:
-    """Raise one ValueError that lists every rule that does not hold.
+    """Raise one `BadInput` that lists every rule that does not hold.
 
     Args:
         owner: Whose arguments they are.
@@ -13,8 +15,8 @@ def demand(owner: str, *rules: tuple[bool, str, object]) -> None:
     Example:
         >>> demand("EW", (-1.0 >= 0, "weight should be zero or more", -1.0))
         Traceback (most recent call last):
-        ValueError: EW: weight should be zero or more, found -1.0
+        equipoise.errors.BadInput: EW: weight should be zero or more, found -1.0
     """
     broken = [f"{expected}, found {found!r}" for holds, expected, found in rules if not holds]
     if broken:
-        raise ValueError(f"{owner}: " + "; ".join(broken))
+        raise BadInput(f"{owner}: " + "; ".join(broken))

@@ -20,6 +20,7 @@ from equipoise.clusters import place_of
 from equipoise.commands import ablate, bench, check, export, landscape, monitor, prepare, reproduce, toy, tune
 from equipoise.commands.config import Config, after_config
 from equipoise.commands.options import Data, Folds, Json, On, OneMethod, PresetName, Split, Workers, complaint, data_and
+from equipoise.commands.typed import trackers_of, typed
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import all_data
 from equipoise.errors import BadInput, FailedRuns, answers
@@ -27,7 +28,7 @@ from equipoise.inside import inside
 from equipoise.presets import all_presets
 from equipoise.safe_step import words_for
 from equipoise.settings import Settings
-from equipoise.tracking import NAMES, Trackers
+from equipoise.tracking import NAMES
 from equipoise_command import INTERRUPTED, say_stopped
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -65,7 +66,7 @@ def compare(
 ) -> None:
     """Train every method on the same data and print the table; the page is written beside it."""
     source, chosen, trackers, place = _asked(
-        data, split, preset, methods.split(","), words, lambda: _trackers(track), lambda: place_of(on)
+        data, split, preset, methods.split(","), words, lambda: trackers_of(track), lambda: place_of(on)
     )
     if controls:
         chosen += comparison.controls(chosen, source)
@@ -81,6 +82,7 @@ def compare(
         on=place,
         trackers=trackers,
         quiet=as_json,
+        command=typed(),
     )
     _show(out, rows, as_json=as_json)
 
@@ -104,8 +106,8 @@ def train(
 ) -> None:
     """Train one model and say what it can do."""
     asked = [*words_for(step), *(words or ())]
-    source, chosen, trackers = _asked(data, split, preset, [method], asked, lambda: _trackers(track))
-    rows = comparison.compare(chosen, source, [seed], out, workers=1, trackers=trackers, quiet=as_json)
+    source, chosen, trackers = _asked(data, split, preset, [method], asked, lambda: trackers_of(track))
+    rows = comparison.compare(chosen, source, [seed], out, workers=1, trackers=trackers, quiet=as_json, command=typed())
     _show(out, rows, as_json=as_json)
     if not as_json and (rate := rows[0].get("path", {}).get("learning rate")):
         print(f"Learning rate: {rate}")
@@ -149,7 +151,9 @@ def diagnose(
     from equipoise.diagnose import diagnose as judge
 
     source, chosen = _asked(data, split, preset, ["msl", "unimodal"], words)
-    rows = comparison.compare(chosen, source, range(seeds), out, folds=folds, workers=workers, quiet=as_json)
+    rows = comparison.compare(
+        chosen, source, range(seeds), out, folds=folds, workers=workers, quiet=as_json, command=typed()
+    )
     joint, alone = ([row for row in rows if row["method"] == name] for name in ("msl", "unimodal"))
     found = judge(joint, alone)
     if as_json:
@@ -271,10 +275,6 @@ def _asked(
 ) -> list[Any]:
     """The data, the lines of the comparison and the rest, or one message with everything that is wrong."""
     return data_and(data, split, preset, lambda chosen: entries(methods, words or (), chosen), *others)
-
-
-def _trackers(text: str) -> Trackers:
-    return Trackers(tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip())))
 
 
 def _show(out: Path, rows: list[dict[str, Any]], *, as_json: bool) -> None:

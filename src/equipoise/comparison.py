@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
+import os
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from equipoise import distributed, tuning
 from equipoise.catalogue import DataSet, Entry, all_methods
 from equipoise.clusters import Place
 from equipoise.errors import BadInput, answers
-from equipoise.inside import inside, write_whole
+from equipoise.inside import inside
 from equipoise.job import Job
 from equipoise.machinery import device_of
+from equipoise.processes import threads
 from equipoise.progress import Progress
-from equipoise.store import Store
+from equipoise.store import Store, cannot_write
 from equipoise.study import plan, run_study
 from equipoise.tracking import Trackers
 
 COMMAND = "command.txt"
-"""How the results of a folder were made, for the page, also when it is written again."""
+"""How the results of a folder were made, for the page, also when it is written again: every command with its date."""
 
 
+@threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
 def compare(
     chosen: Sequence[Entry],
     source: DataSet,
@@ -39,6 +39,7 @@ def compare(
     on: Place | None = None,
     trackers: Trackers | None = None,
     quiet: bool = False,
+    command: str | None = None,
 ) -> list[dict[str, Any]]:
     """Run every method with every seed, and give the rows.
 
@@ -54,8 +55,8 @@ def compare(
         on: Where they take place, if not on this machine.
         trackers: Where runs are logged while they train. Trials are not: they are many, and no result.
         quiet: Show no progress.
+        command: What was typed, to be recorded beside the results; None where nothing was.
     """
-    torch.set_num_threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
     if folds and not source.folds:
         raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
     if on is None and distributed.launched():  # elsewhere, every run is a process of its own
@@ -68,7 +69,7 @@ def compare(
     if distributed.leads():
         if trackers is not None:
             trackers.try_out()
-        write_whole(out, COMMAND, shlex.join(["equipoise", *sys.argv[1:]]) + "\n")
+        record_command(out, command)
     if tune:
         with distributed.one_by_one():
             trials = Store(inside(out, "tuning"))
@@ -77,6 +78,19 @@ def compare(
             jobs = tuning.tune(chosen, jobs, splits, trials, tune, workers=workers, on=on, on_event=progress.event)
     with Progress(_left(jobs, store), "runs", quiet=quiet) as progress:
         return run_study(jobs, splits, store, workers=workers, on=on, on_event=progress.event, trackers=trackers)
+
+
+def record_command(out: Path, command: str | None) -> None:
+    """Add a command to those that made the results of a folder, as a line below its date."""
+    if command is None:
+        return
+    entry = f"# {datetime.now().astimezone().isoformat(timespec='seconds')}\n{command}\n"
+    try:
+        descriptor = open_inside(out, COMMAND, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(entry.encode(errors="backslashreplace"))
+    except OSError as found:
+        raise BadInput(cannot_write(out / COMMAND, found)) from None
 
 
 def controls(chosen: Sequence[Entry], source: DataSet) -> list[Entry]:

@@ -7,11 +7,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from equipoise import ranks
 from equipoise.checkpoint import damage_in
 from equipoise.data.splits import Splits
 from equipoise.distributed import agreed, leads
 from equipoise.errors import BadInput
-from equipoise.job import Job
+from equipoise.job import ERROR, Job, keep_traceback
 from equipoise.store import Store, cannot_write, is_of_the_disk
 
 
@@ -72,7 +73,8 @@ def _attempt(
 ) -> dict[str, Any]:
     try:
         return run(job, splits, folder, lambda record: tell("epoch", job, record))
-    except OSError as found:
+    except Exception as found:
         if is_of_the_disk(found, folder):
             raise BadInput(cannot_write(folder, found)) from found
+        keep_traceback(found, folder, ERROR if leads() else f"error-rank-{ranks.rank()}.txt")
         raise

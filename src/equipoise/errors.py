@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
+from equipoise.media.unreadable import Unreadable
+
 
 @final
 class BadInput(ValueError):  # noqa: N818 (it says what there is)
@@ -21,7 +23,8 @@ def answers(*questions: Callable[[], Any]) -> list[Any]:
     """What several inputs mean, or one message with the problems of all of them.
 
     Args:
-        questions: Each reads an input, and raises a ValueError where it cannot be used.
+        questions: Each reads an input, and raises BadInput or Unreadable where it cannot be used. Any other error is a
+            fault of the program, and passes through.
 
     Raises:
         BadInput: With every problem.
@@ -35,7 +38,7 @@ def answers(*questions: Callable[[], Any]) -> list[Any]:
     for question in questions:
         try:
             found.append(question())
-        except ValueError as problem:
+        except (BadInput, Unreadable) as problem:
             problems.append(str(problem))
     if problems:
         raise BadInput("\n".join(dict.fromkeys(problems)))
@@ -48,4 +51,4 @@ def look_up(kind: str, name: str, known: Mapping[str, Any]) -> Any:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-    raise ValueError(f"unknown {kind} {name!r}; {hint}")
+    raise BadInput(f"unknown {kind} {name!r}; {hint}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from equipoise.data.splits import Splits
-from equipoise.job import Job, clear_up
+from equipoise.job import Job, clear_up, keep_traceback, reason_of
 from equipoise.processes import die_with_the_parent, start_deaf
 from equipoise.sharing import environment_for, touched_a_gpu
 from equipoise.store import Store, cannot_write, is_of_the_disk
@@ -158,7 +158,8 @@ def _work(
             if is_of_the_disk(found, folder):
                 pipe.send(("unwritable", {"reason": cannot_write(folder, found)}))
             else:
-                pipe.send(("failed", {"reason": f"{type(found).__name__}: {found}"}))
+                keep_traceback(found, folder)
+                pipe.send(("failed", {"reason": reason_of(found, folder)}))
             return
         pipe.send(("done", row))
         if for_a_gpu is None:

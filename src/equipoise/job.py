@@ -7,7 +7,9 @@ import hashlib
 import json
 import math
 import platform
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
@@ -20,16 +22,22 @@ from equipoise.balancer import Balancer
 from equipoise.catalogue import DataSet, Entry
 from equipoise.data.splits import Splits
 from equipoise.deploy.kept import keep
+from equipoise.errors import BadInput
 from equipoise.heap import keep_freed_memory
 from equipoise.inside import write_whole
 from equipoise.machinery import device_of, make_optimizer
 from equipoise.measure import measure_run, peak_memory, step_seconds
+from equipoise.measure.timing import APART, trained_step
 from equipoise.models import LateFusion
 from equipoise.store import SCHEMA
 from equipoise.tracking import Trackers
 from equipoise.train import Trained, train
 
 Measure = Literal["all", "quick", "validation"]
+ERROR = "error.txt"
+"""In the folder of a run: the traceback of what it failed of."""
+SEE = "; traceback in "
+"""Between the reason of a failure and the file that has more on it."""
 
 
 @final
@@ -88,6 +96,32 @@ class Job:
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
+def reason_of(found: Exception, folder: Path, where: str = "") -> str:
+    """What a run failed of, and in which file its traceback is.
+
+    Args:
+        found: What went wrong.
+        folder: Of the run.
+        where: The machine, if that matters.
+    """
+    kind = "" if isinstance(found, BadInput) else f"{type(found).__name__}: "
+    return f"{kind}{found}{where}{SEE}{folder / ERROR}"
+
+
+def traceback_of(found: Exception) -> str:
+    """The whole traceback, with what the error was caused by."""
+    return "".join(traceback.format_exception(type(found), found, found.__traceback__))
+
+
+def keep_traceback(found: Exception, folder: Path, file: str = ERROR) -> None:
+    """Write the traceback of a failed run into its folder, in place of an earlier one; a link there is not followed."""
+    with suppress(OSError):  # the reason is told all the same
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / file).unlink(missing_ok=True)
+        with (folder / file).open("x", encoding="utf-8", errors="backslashreplace") as written:
+            written.write(traceback_of(found))
+
+
 def clear_up() -> None:
     """Leave nothing of a run to the next one in the same process: its memory, and what it asked of torch."""
     gc.collect()
@@ -102,10 +136,12 @@ def run_job(
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     checkpoint_seconds: float = 10.0,
     trackers: Trackers | None = None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Train, measure, and give the row of one run; of several processes the first measures, the others' rows are empty.
 
-    Trackers see it under its own name; they decide nothing, so that they are no fact of it.
+    Trackers see it under its own name; they decide nothing, so that they are no fact of it. Nor is the number of runs
+    side by side on the machine, `workers`, None where it is not known: the row has it beside the times.
     """
     torch.set_num_threads(job.threads)
     keep_freed_memory()
@@ -125,13 +161,18 @@ def run_job(
     if ranks.rank() > 0:
         return {}
     with ranks.alone():
-        return _row(job, trained, balancer, splits, folder)
+        row = _row(job, trained, balancer, splits, folder, workers)
+    (folder / ERROR).unlink(missing_ok=True)  # of an earlier attempt
+    return row
 
 
-def _row(job: Job, trained: Trained, balancer: Balancer, splits: Splits, folder: Path) -> dict[str, Any]:
+def _row(
+    job: Job, trained: Trained, balancer: Balancer, splits: Splits, folder: Path, workers: int | None
+) -> dict[str, Any]:
     """Measure what was trained, and keep it."""
     entry = job.entry
-    timing = step_seconds(
+    step, how = trained_step([record["seconds"] for record in trained.curves], trained.steps)
+    parts = step_seconds(
         trained.model,
         balancer,
         make_optimizer(trained.model, entry.settings),
@@ -150,7 +191,8 @@ def _row(job: Job, trained: Trained, balancer: Balancer, splits: Splits, folder:
         "about": splits.about,
         "selected": {"epoch": trained.epoch, "by": _selected_by(entry.settings.select, splits)},
         **measured,
-        "seconds": {**timing, "step": timing["total"], "total": trained.seconds},
+        "seconds": {**parts, "step": step, "total": trained.seconds},
+        "timing": {"step": how, "parts": APART, "workers": workers},
         "memory": peak_memory(torch.device(trained.device)),
         "versions": _versions(),
         "device": trained.device,

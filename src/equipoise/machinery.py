@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ from torch import nn
 
 from equipoise import distributed, ranks
 from equipoise.data.splits import Part
+from equipoise.errors import BadInput
 from equipoise.rates import layerwise
 from equipoise.settings import Settings
 from equipoise.tracking import PROJECT, Trackers
+
+SharedState = dict[str, dict[str, Any]]
+"""What Accelerate's objects share, by class."""
 
 
 def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:
@@ -36,13 +41,13 @@ def gpus() -> int:
 
 
 def device_of(settings: Settings) -> str:
-    """Where a run with these settings takes place; a ValueError where this machine cannot do it."""
+    """Where a run with these settings takes place; a `BadInput` where this machine cannot do it."""
     there = gpus()
     device = settings.device if settings.device != "auto" else "cuda" if there else "cpu"
     if device != "cpu" and int(device.partition(":")[2] or 0) >= there:
-        raise ValueError(f"device={settings.device}: expected a GPU, found {there} on this machine; type device=cpu")
+        raise BadInput(f"device={settings.device}: expected a GPU, found {there} on this machine; type device=cpu")
     if device == "cpu" and settings.precision == "fp16":
-        raise ValueError("precision=fp16: expected a GPU, found device cpu; type precision=bf16 or precision=fp32")
+        raise BadInput("precision=fp16: expected a GPU, found device cpu; type precision=bf16 or precision=fp32")
     return device
 
 
@@ -79,13 +84,51 @@ def why_not_captured(settings: Settings, device: torch.device, ranks: int, steps
     return ""
 
 
+def to_channels_last(model: nn.Module) -> None:
+    """Lay out the weights of 2-D convolutions with channels last, in place; all others stay as they are.
+
+    `Module.to(memory_format=…)` does the same, and fails where a model has weights of five dimensions as well.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+
+
+@contextmanager
+def accelerate_state(held: SharedState) -> Generator[None, None, None]:
+    """Give Accelerate another state meanwhile, and the present one back afterwards.
+
+    All of Accelerate's objects in a process share one state, a caller's own Accelerator too: a run takes a new one, and
+    whoever called it finds theirs as it was. Used again inside, with the same state, it is the caller's turn.
+
+    Args:
+        held: The state to use; it holds the present one until it is given back. Empty for a new one.
+    """
+    _exchange(held)
+    try:
+        yield
+    finally:
+        _exchange(held)
+
+
+def _exchange(held: SharedState) -> None:
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    for kind in (AcceleratorState, GradientState, PartialState):
+        shared = kind._shared_state  # which its objects have as their attributes: changed in place
+        present = dict(shared)
+        shared.clear()
+        shared.update(held.get(kind.__name__, {}))
+        held[kind.__name__] = present
+
+
 def make_accelerator(settings: Settings, trackers: Trackers, folder: Path | None) -> Any:
     """Precision, device and trackers, as Accelerate does them."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import patch_environment
 
-    # A run may follow another of other precision in one process.
+    # A run may follow another of other precision in one process; `train` sees to it that no caller's state is there.
     AcceleratorState._reset_state(reset_partial_state=True)
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat itself

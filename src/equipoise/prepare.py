@@ -30,6 +30,7 @@ from equipoise.data.rows import file_bytes
 from equipoise.data.underway import Underway
 from equipoise.errors import BadInput
 from equipoise.inside import links_in
+from equipoise.media.unreadable import Unreadable
 from equipoise.processes import alone_in, cores
 
 Event = Callable[[str, dict[str, Any]], None]
@@ -209,7 +210,7 @@ def _opened(original: Original, source: Path, out: Path) -> Clips | None:
         clips = original.open(source)
     except OSError as found:
         raise BadInput(f"cannot read {source}: {found}") from None
-    except ValueError as found:
+    except Unreadable as found:
         raise BadInput(str(found)) from None
     check_listing(original, clips)
     return clips

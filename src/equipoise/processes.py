@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from equipoise.errors import BadInput
 
 PATIENCE = 1.0  # seconds: the children of a process that was killed hold its folder until they too are gone
@@ -52,6 +54,17 @@ def _limit(group: Path) -> float:
         except (OSError, ValueError, ZeroDivisionError):  # not there, or not to be understood
             continue
     return math.inf
+
+
+@contextmanager
+def threads(count: int) -> Generator[None, None, None]:
+    """Let torch use so many threads meanwhile, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def die_with_the_parent(*, born_of_a_server: bool = False) -> None:

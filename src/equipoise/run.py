@@ -26,6 +26,7 @@ from equipoise.machinery import (
     make_schedule,
     precision_of,
     split,
+    to_channels_last,
     why_not_captured,
 )
 from equipoise.methods.agm import ApproximationWarning
@@ -51,6 +52,7 @@ class Trained:
         seconds: Time spent training, over all sittings.
         device: Where it ran.
         path: How: its precision, and whether steps were "captured" and encoders "compiled", or why not.
+        steps: Of an epoch.
     """
 
     model: LateFusion
@@ -59,6 +61,7 @@ class Trained:
     seconds: float = 0.0
     device: str = "cpu"
     path: dict[str, str] = field(default_factory=dict)
+    steps: int = 0
 
 
 @final
@@ -87,10 +90,12 @@ class Run:
         self.precision = precision_of(settings, device)
         if device.type == "cuda" and not settings.deterministic:
             # Matrix units read channels last; with few channels, batch statistics of the other layout take 3 × as long.
-            self.model.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
+            to_channels_last(self.model)
         self.spread = spread(self.model, settings, device)
         compiles = settings if self.spread.attaches else settings.changed({"compile": False})
-        self.compiling = Compiling(self.model, compiles, splits.shapes, self.precision)
+        self.compiling = Compiling(self.model, compiles)
+        if not self.spread.attaches:
+            self.compiling.told = "no: each process holds a piece of the model"
         steps = settings.epochs * (len(self.train) // settings.batch)
         why_not = why_not_captured(settings, device, self.accelerator.num_processes, steps, EARNS)
         self.plain = make_optimizer(self.model, settings, recorded=not why_not)
@@ -208,6 +213,9 @@ class Run:
         table = self.balancer.table.numbers()
         self.balancer.end_epoch({name: found[name] for name in self.balancer.modalities if name in found})
         validation = {name: values["accuracy"] for name, values in found.items()}
+        if not self.balancer.needs_fused:  # the fused head is as it was drawn: what it says is no result
+            validation.pop("fused")
+            record["train"].pop("fused", None)
         record |= {"validation": validation, "table": table}
         self.curves.append(record)
         score = _headline(self.balancer, validation)
@@ -240,7 +248,8 @@ class Run:
             path["processes"] = f"{ranks.size()}, {self.spread.told}"
         self.spread.share_buffers()
         model = self.spread.whole().to(self.accelerator.device)
-        return Trained(model, self.curves, epoch, self.seconds, str(self.accelerator.device), path)
+        steps = len(epoch_rows(len(self.train), self.settings.batch, torch.Generator()))
+        return Trained(model, self.curves, epoch, self.seconds, str(self.accelerator.device), path, steps)
 
 
 def _headline(balancer: Balancer, validation: dict[str, float]) -> float:

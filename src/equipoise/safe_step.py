@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from equipoise.balancer import Balancer
 from equipoise.data.feed import Feed
 from equipoise.data.splits import Part
+from equipoise.errors import BadInput
 from equipoise.methods import EW, MIMO, MSL
 from equipoise.models.late_fusion import LateFusion
 from equipoise.settings import Settings
@@ -45,7 +46,7 @@ def words_for(step: str) -> list[str]:
 
 
 def check_step(settings: Settings, balancer: Balancer) -> None:
-    """Raise one ValueError with everything that keeps a run from a safe step; nothing where none was asked for."""
+    """Raise one `BadInput` with everything that keeps a run from a safe step; nothing where none was asked for."""
     if settings.step == "given":
         return
     found = {name: getattr(settings, name) for name in PLAIN if getattr(settings, name) != PLAIN[name]}
@@ -54,7 +55,7 @@ def check_step(settings: Settings, balancer: Balancer) -> None:
         wanted = " ".join(_typed({name: PLAIN[name] for name in found}))
         problems.append(f"it is a step of plain gradient descent; found {' '.join(_typed(found))}, type {wanted}")
     if problems:
-        raise ValueError(f"step={settings.step}: " + "; ".join(problems))
+        raise BadInput(f"step={settings.step}: " + "; ".join(problems))
 
 
 def _typed(settings: Mapping[str, object]) -> list[str]:

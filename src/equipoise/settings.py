@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final, get_args, get_type_hints
 
+from equipoise.errors import BadInput
+
 Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "cosine", "step"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
@@ -89,7 +91,7 @@ class Settings:
             f"{name} should be {rule}, found {getattr(self, name)!r}" for name, rule, fine in self._rules() if not fine
         ]
         if problems:
-            raise ValueError("settings: " + "; ".join(problems))
+            raise BadInput("settings: " + "; ".join(problems))
 
     def _rules(self) -> Iterable[tuple[str, str, bool]]:
         for name, least in (("epochs", 0), ("batch", 1), ("accumulate", 1), ("features", 1)):
@@ -132,7 +134,7 @@ def names() -> tuple[str, ...]:
 
 
 def parse(name: str, text: str) -> Any:
-    """The value of a setting from the text of ``name=value``; a ValueError says what was expected."""
+    """The value of a setting from the text of ``name=value``; a BadInput says what was expected."""
     return convert(name, text, get_type_hints(Settings)[name])
 
 
@@ -168,7 +170,7 @@ def convert(name: str, text: str, kind: Any) -> Any:
             return float(text)
     except ValueError as found:
         expected = {int: "a whole number", float: "a number"}.get(plain, str(found))
-        raise ValueError(f"{name} should be {expected}, found {text!r}") from None
+        raise BadInput(f"{name} should be {expected}, found {text!r}") from None
     return text
 
 

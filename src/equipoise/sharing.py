@@ -19,6 +19,7 @@ import torch
 
 from equipoise.catalogue import Entry
 from equipoise.data.splits import Splits
+from equipoise.models import LateFusion
 from equipoise.step import build_model
 
 CONTEXT = 700 * 2**20  # bytes that a process takes before it has done anything: kernels, and space for libraries
@@ -50,9 +51,8 @@ def bytes_needed(entry: Entry, splits: Splits) -> int:
     """
     data = sum(part.bytes for part in (splits.train, splits.validation, splits.test))
     sample = splits.train.take(torch.arange(1)).ready()
-    balancer = entry.balancer()
+    model = _model_without_content(entry, splits)
     with torch.device("meta"):
-        model = build_model(splits, balancer, entry.settings)
         inputs = {name: one.new_empty((entry.settings.batch, *one.shape[1:])) for name, one in sample.inputs.items()}
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     kept: dict[int, int] = {}
@@ -66,9 +66,20 @@ def bytes_needed(entry: Entry, splits: Splits) -> int:
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             outputs = model(batch)  # noqa: F841 (what it keeps is counted while it lives)
-    except (RuntimeError, NotImplementedError, ValueError):  # an encoder that looks at its input
+    except Exception:  # an encoder of the user's own that looks at its input may stumble over anything
         kept[0] = 64 * sum(one.nbytes for one in batch.values())
     return CONTEXT + data + 5 * weights + 2 * sum(kept.values()) + 2 * sum(one.nbytes for one in batch.values())
+
+
+def _model_without_content(entry: Entry, splits: Splits) -> LateFusion:
+    """The model of a run, its tensors without content; no random state changes."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return build_model(splits, entry.balancer(), entry.settings)
+        except Exception:  # an encoder of the user's own may read numbers that it draws, which there have no values
+            with torch.device("cpu"):
+                return build_model(splits, entry.balancer(), entry.settings).to("meta")
 
 
 def free_memory() -> int:

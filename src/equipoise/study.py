@@ -8,6 +8,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+import torch
+
 from equipoise import distributed
 from equipoise.catalogue import DataSet, Entry
 from equipoise.checkpoint import damage_in
@@ -22,7 +24,7 @@ from equipoise.job import Measure, run_job
 from equipoise.machinery import device_of, gpus
 from equipoise.models.choose import kinds_of
 from equipoise.models.names import raise_all, unknown_name
-from equipoise.processes import cores
+from equipoise.processes import cores, threads
 from equipoise.sharing import free_memory, how_many, multi_process_service
 from equipoise.store import Store
 from equipoise.tokens import as_read
@@ -94,8 +96,9 @@ def run_study(
     """
     tell = on_event or (lambda *_: None)
     if on is None and distributed.launched():
-        how = partial(run_job, checkpoint_seconds=checkpoint_seconds, trackers=trackers)
-        return run_together(jobs, splits, store, how, tell)
+        how = partial(run_job, checkpoint_seconds=checkpoint_seconds, trackers=trackers, workers=1)
+        with threads(torch.get_num_threads()):  # each run sets its own
+            return run_together(jobs, splits, store, how, tell)
     with store.locked():
         done = {row["config"]: row for row in store.rows()}
         waiting = list({job.config: job for job in jobs if job.config not in done}.values())
@@ -126,7 +129,7 @@ def _check_modality(entry: Entry, modalities: Sequence[str]) -> None:
     """Refuse a parameter that names a modality which the data does not have."""
     wanted = entry.params.get("modality")
     if wanted is not None and wanted not in modalities:
-        raise ValueError(f"{entry.method.name}.modality: {unknown_name(wanted, modalities)}")
+        raise BadInput(f"{entry.method.name}.modality: {unknown_name(wanted, modalities)}")
 
 
 def _check_encoders(entry: Entry, modalities: Sequence[str]) -> None:
@@ -154,11 +157,13 @@ def crew_for(
             _import_for_all()
         if not _wants_cuda(jobs):
             limit = workers or max(1, cores() // max((job.threads for job in jobs), default=1))
+            how = partial(how, workers=min(limit, len(jobs)))
             yield stack.enter_context(Hands(how, splits, store, limit))
             return
         several = workers != 1 and len(jobs) > 1
         together = several and stack.enter_context(multi_process_service())
         limit = workers or _room(jobs, splits, together=together)
+        how = partial(how, workers=min(limit, len(jobs)))
         yield stack.enter_context(Hands(how, splits, store, limit, gpus=_gpus(jobs)))
 
 

@@ -49,7 +49,7 @@ def check_words(encoders: Mapping[str, nn.Module], splits: Splits) -> None:
         splits: What they are to read: the parts that training sees.
 
     Raises:
-        ValueError: With the modality, how many its encoder knows, and the largest there is.
+        BadInput: With the modality, how many its encoder knows, and the largest there is.
     """
     problems = []
     known = {name: getattr(encoder, "words", None) for name, encoder in encoders.items()}

@@ -79,7 +79,7 @@ class Trackers:
         from accelerate.tracking import MLflowTracker, TensorBoardTracker, WandBTracker
 
         if folder is None:
-            raise ValueError("trackers: expected a folder for what they write, found none; type train(…, folder=…)")
+            raise BadInput("trackers: expected a folder for what they write, found none; type train(…, folder=…)")
         folder.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("WANDB_SILENT", "true")  # runs side by side share a terminal with the progress of all
         plain = re.sub(r"[^\w.]+", "-", self.run)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from equipoise.balancer import Balancer
 from equipoise.data.splits import Splits
+from equipoise.machinery import SharedState, accelerate_state
 from equipoise.resuming import resume, save
 from equipoise.run import Record as Record
 from equipoise.run import Run
@@ -61,13 +62,16 @@ def train(
         name = balancer.__name__ if isinstance(balancer, type) else "MIMO"
         raise TypeError(f"train expected a method that was made, such as {name}(); found {balancer!r}.")
     settings = settings or Settings()
-    run = Run(splits, balancer, settings, seed, folder, trackers or Trackers(), checkpoint_seconds)
-    resume(run)
-    while run.epoch < settings.epochs and not run.finished():
-        run.choose_step()
-        record = run.look(run.one_epoch())
-        if on_epoch is not None and run.leads:
-            on_epoch(record)
-        if run.cadence.due(checkpoint_seconds) or run.epoch == settings.epochs:
-            save(run)
-    return run.result()
+    state: SharedState = {}
+    with accelerate_state(state):
+        run = Run(splits, balancer, settings, seed, folder, trackers or Trackers(), checkpoint_seconds)
+        resume(run)
+        while run.epoch < settings.epochs and not run.finished():
+            run.choose_step()
+            record = run.look(run.one_epoch())
+            if on_epoch is not None and run.leads:
+                with accelerate_state(state):  # of the caller, whose function this is
+                    on_epoch(record)
+            if run.cadence.due(checkpoint_seconds) or run.epoch == settings.epochs:
+                save(run)
+        return run.result()

@@ -133,3 +133,12 @@ def test_peak_memory_is_in_mebibytes() -> None:
     resident = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
     assert 0.95 * resident <= peak_memory() < 50 * resident
     assert peak_memory(torch.device("cpu")) >= 0.95 * resident
+
+
+def test_a_trained_step_by_hand() -> None:
+    assert timing.trained_step([], 5) == (None, "nothing was trained")
+    assert timing.trained_step([3.0], 6) == (0.5, "wall clock of the only epoch, with its start, by 6 steps")
+    assert timing.trained_step([90.0, 3.0], 6) == (0.5, "wall clock of epoch 2 by 6 steps")
+    found, how = timing.trained_step([90.0, 7.0, 2.0, 3.0, 50.0], 10)
+    assert found == pytest.approx((3.0 + 7.0) / 2 / 10), "neither the first epoch nor a slow one counts"
+    assert how == "wall clock of epochs 2 to 5, median, by 10 steps"

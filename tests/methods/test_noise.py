@@ -55,8 +55,11 @@ def test_it_is_normal_in_every_precision(dtype: torch.dtype) -> None:
 
 
 def test_it_lies_in_memory_as_the_gradient_does() -> None:
-    sized = [torch.randn(8, 3, 5, 5).to(memory_format=torch.channels_last), torch.randn(8, 3, 5, 5), torch.randn(6)]
+    picture, video = torch.randn(8, 3, 5, 5), torch.randn(8, 3, 2, 5, 4)
+    sized = [picture.to(memory_format=torch.channels_last), picture, torch.randn(6)]
+    sized += [video.to(memory_format=torch.channels_last_3d), video]
     for one, made in zip(sized, Noise().like(sized, generator()), strict=True):
+        assert made.shape == one.shape
         assert made.stride() == one.stride()
 
 

@@ -88,6 +88,7 @@ def make_row(
         "selected": {"epoch": epochs, "by": "last"}, "data": data, "method": method, "label": label, "params": params,
         "seed": seed, "split": _fingerprint(data, fold), "validation": {"fused": test["fused"]}, "test": test,
         "seconds": {"total": step * 4000, "step": step, **{name: step * share for name, share in shares.items()}},
+        "timing": {"step": "wall clock", "parts": "after training, on a copy", "workers": 2},
         "memory": 410.0 + chance.random(), "versions": {"torch": "2.13.0", "python": "3.11.7", "equipoise": "0.1.0"},
         "device": "cpu",
     }  # fmt: skip

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.report import page, read, tables
+from equipoise.report import aggregate, page, read, tables
+from equipoise.report.curves import accuracy_curves
 from report.example import make_row, write_study
 
 VOID = {"meta", "link", "path", "rect", "circle", "br"}
@@ -159,3 +160,25 @@ def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
     results.write_text("".join(reversed(results.read_text("utf-8").splitlines(keepends=True))), encoding="utf-8")
     assert page(tmp_path).read_bytes() == before
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_head_that_nothing_trained_is_no_curve(tmp_path: Path) -> None:
+    """Earlier versions recorded one for the ensemble; the accuracy of its vote is in the tables."""
+    write_study(tmp_path, ["msl", "ensemble"], epochs=4)
+    results = read(tmp_path)
+    joint, vote = (next(line for line in aggregate(results.rows) if line.label == name) for name in ("msl", "ensemble"))
+    assert any("fused" in epoch["validation"] for epoch in results.curves[vote.rows[0]["config"]])
+    assert "fused" in accuracy_curves(results, joint)
+    assert "fused" not in accuracy_curves(results, vote)
+    assert vote.fused is not None
+
+
+def test_times_of_parts_and_of_trained_steps_stand_apart(tmp_path: Path) -> None:
+    """By hand: parts of 1, 2, 3 and 4 ms, and a step that took 5 ms while it trained."""
+    row = make_row("mimo")
+    parts = dict(zip(("forward", "backward", "balance", "update"), (0.001, 0.002, 0.003, 0.004), strict=True))
+    row["seconds"] = {**parts, "step": 0.005, "total": 1.0}
+    (tmp_path / "results.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    text = checked(page(tmp_path)).text
+    assert "timed after training, on a copy. A step that trains may take less or more" in text
+    assert re.search(r"parts together\s*step as trained\s*mimo\s*1\.00\s*2\.00\s*3\.00\s*4\.00\s*10\.00\s*5\.00", text)

@@ -6,6 +6,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -211,3 +212,26 @@ def test_runs_on_a_gpu_say_how_their_steps_were_done(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     notes = "\n".join(tables(read(tmp_path))[0].notes)
     assert "On a GPU in bf16, steps played back from a recording; 1 run as written, since its step waits" in notes
+
+
+@pytest.mark.parametrize(
+    ("timings", "told"),
+    [
+        (
+            [{"step": "wall clock of epoch 2", "workers": 2}] * 2,
+            "first, by their steps; runs on the machine at the same time: 2.",
+        ),
+        ([{"step": "wall clock of the only epoch", "workers": 1}], "the first, or the only one, by their steps"),
+        ([{"step": "wall clock", "workers": 4}, {"step": "wall clock", "workers": 2}], "same time: 2 or 4."),
+        ([{"step": "wall clock", "workers": None}], "same time: an unknown number (a cluster)."),
+        ([{"step": "wall clock", "workers": []}], "same time: an unknown number (a cluster)."),
+        ([None, None], "step, of 2 runs of an earlier version: timed after training, as written."),
+        ([{"step": "wall clock", "workers": 2}, "odd"], "same time: 2; of 1 run of an earlier version"),
+    ],
+)
+def test_the_notes_say_how_a_step_was_timed(timings: list[Any], told: str, tmp_path: Path) -> None:
+    rows = [{**make_row("mimo", seed), "timing": timing} for seed, timing in enumerate(timings)]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (table,) = tables(read(tmp_path))
+    assert "step (ms, as trained)" in [column.heading for column in table.columns]
+    assert any(told in note for note in table.notes), table.notes

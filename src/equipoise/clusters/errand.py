@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 from equipoise.checkpoint import checkpoints
 from equipoise.data.splits import Splits
 from equipoise.inside import inside, write_whole
-from equipoise.job import Job, clear_up
+from equipoise.job import ERROR, Job, clear_up, keep_traceback, reason_of, traceback_of
 from equipoise.machinery import device_of
 from equipoise.processes import alone_in
 from equipoise.store import cannot_write, is_of_the_disk
@@ -63,21 +63,28 @@ class Errand:
             on_epoch: Called after each epoch.
         """
         where = f" (on {socket.gethostname()})"
+        shared = self.mark is None or self.mark.exists()
         try:
             self._check()
             splits = _same(load(), self.job.split)
         except Exception as found:
-            return Outcome("failed", {"reason": f"{type(found).__name__}: {found}{where}"}, {})
-        shared = self.mark is None or self.mark.exists()
+            return self._failed(found, where, shared=shared)
         try:
             return self._in_place(splits, on_epoch) if shared else self._in_scratch(splits, on_epoch)
         except Exception as found:
             if shared and is_of_the_disk(found, self.folder):
                 return Outcome("unwritable", {"reason": cannot_write(self.folder, found)}, {})
             place = where if isinstance(found, OSError) else ""
-            return Outcome("failed", {"reason": f"{type(found).__name__}: {found}{place}"}, {})
+            return self._failed(found, place, shared=shared)
         finally:
             clear_up()
+
+    def _failed(self, found: Exception, where: str, *, shared: bool) -> Outcome:
+        """The reason, and the traceback in the folder of the run, or on its way there."""
+        if shared:
+            keep_traceback(found, self.folder)
+        files = {} if shared else {ERROR: traceback_of(found).encode(errors="backslashreplace")}
+        return Outcome("failed", {"reason": reason_of(found, self.folder, where)}, files)
 
     def _check(self) -> None:
         """Refuse to do another run than the one that was planned: other versions, other devices."""

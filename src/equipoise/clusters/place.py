@@ -70,7 +70,7 @@ class Place(ABC):
     def device_of(self, settings: Settings) -> str:
         """Where a run with these settings takes place. A GPU that was asked for need not be in this machine."""
         if ":" in settings.device:
-            raise ValueError(f"device={settings.device}: a cluster gives a run whichever GPU is free; type device=cuda")
+            raise BadInput(f"device={settings.device}: a cluster gives a run whichever GPU is free; type device=cuda")
         return settings.device if settings.device == "cuda" else device_of(settings)
 
 

@@ -12,6 +12,7 @@ import typer
 from equipoise.clusters import place_of
 from equipoise.commands.config import Config, after_config
 from equipoise.commands.options import Data, Folds, Json, On, OneMethod, PresetName, Split, Workers, data_and
+from equipoise.commands.typed import typed
 from equipoise.experiments.ablation import Sweep, sweep_of
 from equipoise.inside import write_whole
 from equipoise.presets import Preset
@@ -56,7 +57,7 @@ def ablate(
     from equipoise.experiments.ablation_runs import run
 
     drawing.check_ready()
-    outcome = run(asked, source, seeds, out, folds=folds, workers=workers, on=place, quiet=as_json)
+    outcome = run(asked, source, seeds, out, folds=folds, workers=workers, on=place, quiet=as_json, command=typed())
     flags = {"--grid": grid, "--scaled-rate": scaled_rate, "--folds": folds}
     told = [flag for flag, given in flags.items() if given]
     cut = [] if split is None else ["--split", split]

@@ -12,7 +12,7 @@ import typer
 
 from equipoise.commands.options import Json
 from equipoise.commands.telling import telling
-from equipoise.errors import answers
+from equipoise.errors import BadInput, answers
 
 if TYPE_CHECKING:
     from equipoise.experiments.bench import Case
@@ -98,5 +98,5 @@ def numbers_of(option: str, text: str) -> list[int]:
     except ValueError:
         found = []
     if not found or min(found) < 2:
-        raise ValueError(f"--{option}: expected whole numbers above one, such as 2..8 or 2,4,8; found {text!r}")
+        raise BadInput(f"--{option}: expected whole numbers above one, such as 2..8 or 2,4,8; found {text!r}")
     return list(dict.fromkeys(found))

@@ -46,13 +46,13 @@ def read_config(context: typer.Context, path: Path | None) -> None:
         try:
             option = options.get(line.key.replace("_", "-"))
             if line.wrong:
-                raise ValueError(f"{line.key}: {line.wrong}")
+                raise BadInput(f"{line.key}: {line.wrong}")
             if option is not None:
                 found[option.name] = _checked(context, option, line)
             else:
                 _check_word(context, line, options)
                 words.append(f"{line.key}={line.text}")
-        except ValueError as problem:
+        except BadInput as problem:
             problems.append(f"{path}, line {line.number}: {problem}")
     if problems:
         raise BadInput("\n".join(problems))
@@ -88,7 +88,7 @@ def _checked(context: typer.Context, option: Any, line: Line) -> Any:
     try:
         return option.process_value(context, line.text)
     except typer.BadParameter as found:
-        raise ValueError(f"{line.key}: {found.message}, found {line.text!r}") from None
+        raise BadInput(f"{line.key}: {found.message}, found {line.text!r}") from None
 
 
 def _check_word(context: typer.Context, line: Line, options: dict[str, Any]) -> None:

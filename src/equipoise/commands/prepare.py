@@ -19,7 +19,7 @@ from equipoise.catalogue import look_up
 from equipoise.data.original import Original
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.prepared import SKIPPED, Prepared
-from equipoise.errors import answers
+from equipoise.errors import BadInput, answers
 
 EXAMPLE = "Example: equipoise prepare cremad --source downloads/CREMA-D --out data/cremad frames=3"
 STAGES = {"check": "comparing checksums", "read": "reading clips", "pack": "closing up", "sum": "fingerprints"}
@@ -65,9 +65,9 @@ def _option(kind: type[Original], word: str) -> tuple[str, Any]:
     key, sign, text = word.partition("=")
     if not sign or not key:
         offered = f"; it has {', '.join(known)}" if known else ""
-        raise ValueError(f"{word!r} should read name=value, an option of {kind.name}{offered}")
+        raise BadInput(f"{word!r} should read name=value, an option of {kind.name}{offered}")
     if not known:
-        raise ValueError(f"{key}: {kind.name} has no options")
+        raise BadInput(f"{key}: {kind.name} has no options")
     look_up(f"option of {kind.name}", key, dict.fromkeys(known))
     return key, settings.convert(f"{kind.name}: {key}", text, get_type_hints(kind)[key])
 

@@ -12,6 +12,7 @@ import typer
 
 from equipoise.clusters import place_of
 from equipoise.commands.options import Json, On, PresetName, Split, Workers
+from equipoise.commands.typed import typed
 from equipoise.errors import BadInput, FailedRuns, answers, look_up
 from equipoise.experiments.paper import TABLES
 
@@ -72,7 +73,8 @@ def reproduce(
         options += ["--scale", scale] if small else []
         options += ["--seeds", str(seeds), *([] if grid else ["--no-grid"]), *(["--control"] if control else [])]
         command = shlex.join(["equipoise", "reproduce", name, *(words or ()), *options])
-        run(recipe, seeds, folder, command=command, grid_seeds=grid_seeds, workers=workers, on=on, quiet=as_json)
+        how = {"grid_seeds": grid_seeds, "workers": workers, "on": on, "quiet": as_json}
+        run(recipe, seeds, folder, command=command, typed=typed(), **how)
     outcome = outcome_of(folder, name)
     content = reproduce_report.write(outcome, folder, reproduce_figure.draw(outcome, folder))
     if as_json:

@@ -14,7 +14,7 @@ import typer
 from equipoise import settings
 from equipoise.catalogue import look_up
 from equipoise.commands.telling import telling
-from equipoise.errors import answers
+from equipoise.errors import BadInput, answers
 from equipoise.inside import write_whole
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _option(word: str) -> tuple[str, Any]:
     kinds = get_type_hints(Recipe)
     key, sign, value = word.partition("=")
     if not sign or not key:
-        raise ValueError(f"{word!r} should read name=value, such as samples=700; there are {', '.join(kinds)}")
+        raise BadInput(f"{word!r} should read name=value, such as samples=700; there are {', '.join(kinds)}")
     look_up("option of toy", key, kinds)
     if kinds[key] == tuple[float, ...]:
         return key, tuple(settings.convert(key, part, float) for part in value.split(","))

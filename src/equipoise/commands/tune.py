@@ -12,6 +12,7 @@ import typer
 from equipoise.clusters import place_of
 from equipoise.commands.config import Config, after_config
 from equipoise.commands.options import Data, Json, On, OneMethod, PresetName, Split, Workers, data_and
+from equipoise.commands.typed import typed
 from equipoise.experiments.tune import as_typed, search_of
 from equipoise.inside import write_whole
 
@@ -48,7 +49,7 @@ def tune(
     from equipoise.experiments.tune_runs import run
 
     drawing.check_ready()
-    outcome = run(search, source, trials, out, seed=seed, workers=workers, on=place, quiet=as_json)
+    outcome = run(search, source, trials, out, seed=seed, workers=workers, on=place, quiet=as_json, command=typed())
     cut = [] if split is None else ["--split", split]
     settings = [] if preset == "auto" else ["--preset", preset]
     given = ["--data", data, *cut, *settings, "--method", method, "--seed", str(seed)]

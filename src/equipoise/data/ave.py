@@ -20,6 +20,7 @@ from equipoise.data.footage import positive
 from equipoise.data.lists import refuse, some
 from equipoise.data.original import Clip, Clips, Field, InMemory, Original, Protocol
 from equipoise.data.views import Frames, LogSTFT, Scaled
+from equipoise.errors import BadInput
 from equipoise.media.unreadable import Unreadable
 
 FOLDER, SUFFIX = "AVE", ".mp4"
@@ -84,7 +85,7 @@ for task=segments the publisher's features and PSP's corrected labels (or the pu
         if self.stretch not in ("clip", "event"):
             problems.append(f"expected stretch to be clip or event, found {self.stretch!r}")
         if problems:
-            raise ValueError(f"ave: {'; '.join(problems)}")
+            raise BadInput(f"ave: {'; '.join(problems)}")
 
     @property
     def fields(self) -> dict[str, Field]:

@@ -110,7 +110,7 @@ class AVMNIST(Original):
         """Read all ingredients into memory, where workers that are forked share them; or map the files that go round.
 
         Raises:
-            ValueError: With everything that is wrong with the folder.
+            BadInput: With everything that is wrong with the folder.
         """
         try:
             if is_published(source):
@@ -203,7 +203,7 @@ class Remains:
             energy: The share.
 
         Raises:
-            ValueError: If the first one holds more than that.
+            BadInput: If the first one holds more than that.
         """
         pixels = torch.from_numpy(training.reshape(len(training), -1))
         size = pixels.shape[1]

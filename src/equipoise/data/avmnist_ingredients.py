@@ -230,7 +230,7 @@ def _sounds(files: Sequence[Path], made_of: Callable[[np.ndarray], np.ndarray]) 
             return made_of(read_sound(file, RATE)[0])
         except Unreadable as problem:  # it names the file
             return str(problem)
-        except ValueError as problem:
+        except BadInput as problem:
             return f"{file}: {problem}"
 
     with ThreadPoolExecutor() as threads:  # decoding runs outside of Python's lock; `map` keeps the order

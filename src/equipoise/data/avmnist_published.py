@@ -42,7 +42,7 @@ def open_published(source: Path, validation: int) -> PublishedPairs:
         validation: How many of the last training pairs validate in MultiBench's cut.
 
     Raises:
-        ValueError: With everything that is wrong.
+        BadInput: With everything that is wrong.
     """
     paths = {(part, kind): source / FILES[kind].format(part) for part in ("train", "test") for kind in SHAPES}
     arrays = dict(zip(paths, answers(*(_question(path) for path in paths.values())), strict=True))

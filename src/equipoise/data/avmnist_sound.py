@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from equipoise.errors import BadInput
+
 RATE = 8_000  # hertz
 WINDOW, HOP = 224, 70
 ROWS, COLUMNS = WINDOW // 2, 112
@@ -29,7 +31,7 @@ def spoken_part(wave: np.ndarray) -> np.ndarray:
     stretch with most energy is kept: in a few recordings the middle holds nothing but the room.
 
     Raises:
-        ValueError: If there is nothing in it.
+        BadInput: If there is nothing in it.
     """
     wave = _sane(wave)
     loud = np.flatnonzero(_loud_blocks(wave, SPEECH_RANGE))
@@ -52,7 +54,7 @@ def endless_noise(wave: np.ndarray) -> np.ndarray:
         What is left, and `SAMPLES` more.
 
     Raises:
-        ValueError: If there is nothing in it.
+        BadInput: If there is nothing in it.
     """
     wave = _sane(wave)
     blocks = wave[: len(wave) // BLOCK * BLOCK].reshape(-1, BLOCK)[_loud_blocks(wave, NOISE_RANGE)]
@@ -95,16 +97,16 @@ def spectrogram(wave: np.ndarray) -> np.ndarray:
 def _sane(wave: np.ndarray) -> np.ndarray:
     _demand_length(wave)
     if not np.isfinite(wave).all():
-        raise ValueError("expected finite numbers, found NaN or infinity")
+        raise BadInput("expected finite numbers, found NaN or infinity")
     if not wave[: len(wave) // BLOCK * BLOCK].any():
-        raise ValueError("expected a sound, found silence")
+        raise BadInput("expected a sound, found silence")
     return wave.astype(np.float64)
 
 
 def _demand_length(wave: np.ndarray) -> None:
     if len(wave) < SHORTEST:
         least, found = 1000 * SHORTEST / RATE, 1000 * len(wave) / RATE
-        raise ValueError(f"expected at least {least:g} ms of sound, found {found:.3g} ms")
+        raise BadInput(f"expected at least {least:g} ms of sound, found {found:.3g} ms")
 
 
 def _loud_blocks(wave: np.ndarray, decibels: float) -> np.ndarray:

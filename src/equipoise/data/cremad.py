@@ -19,6 +19,7 @@ from equipoise.data.hashing import cut
 from equipoise.data.lists import find_list, refuse, rows_of, some
 from equipoise.data.original import Clip, Clips, Field, Original, Protocol
 from equipoise.data.views import Frames
+from equipoise.errors import BadInput
 from equipoise.media.unreadable import Unreadable
 
 EMOTIONS = ("NEU", "HAP", "SAD", "FEA", "DIS", "ANG")  # the order of OGM-GE and AGM; MMPareto's is alphabetical
@@ -82,7 +83,7 @@ Expected the publisher's repository CheyneyComputerScience/CREMA-D, fetched with
         if self.audio not in ("log-stft", "fbank"):
             problems.append(f"expected audio to be log-stft or fbank, found {self.audio!r}")
         if problems:
-            raise ValueError(f"cremad: {'; '.join(problems)}")
+            raise BadInput(f"cremad: {'; '.join(problems)}")
 
     @property
     def fields(self) -> dict[str, Field]:

@@ -135,7 +135,7 @@ def _of_splits(splits: Splits, found: Examined) -> _Seen:
     found.about = splits.about
     try:
         splits.check()
-    except ValueError as problem:
+    except BadInput as problem:
         found.errors += [line.strip() for line in str(problem).splitlines()[1:]]  # below the line that names the data
     return _Seen(
         splits.parts,

@@ -19,6 +19,7 @@ from equipoise.data.lists import find_list, refuse, rows_of, some
 from equipoise.data.original import Clip, Clips, Field, Original, Protocol
 from equipoise.data.views import Frames
 from equipoise.data.youtube import Cut, cut_of, key_of, keys_in
+from equipoise.errors import BadInput
 
 CLASSES = 31
 SECONDS = 10
@@ -73,7 +74,7 @@ A start may be padded with zeros or not, and an end may be missing: -3Mwkq-7TV4_
     def __post_init__(self) -> None:
         problems = positive({"fps": self.fps, "size": self.size, "frames": self.frames, "crop": self.crop})
         if problems:
-            raise ValueError(f"kinetics-sounds: {'; '.join(problems)}")
+            raise BadInput(f"kinetics-sounds: {'; '.join(problems)}")
 
     @property
     def fields(self) -> dict[str, Field]:

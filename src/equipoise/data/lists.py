@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from equipoise.data.original import Original
+from equipoise.errors import BadInput
 
 SHOWN = 5  # of a kind, before the rest is only counted
 
@@ -49,4 +50,4 @@ def refuse(original: Original, source: Path, problems: Sequence[str]) -> None:
     """Raise one error with every problem and what the folder should look like; nothing where there is none."""
     if problems:
         found = "\n".join(f"  {problem}" for problem in problems)
-        raise ValueError(f"{source} cannot be read as {original.name}:\n{found}\n{original.layout}")
+        raise BadInput(f"{source} cannot be read as {original.name}:\n{found}\n{original.layout}")

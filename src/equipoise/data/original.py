@@ -106,7 +106,7 @@ class Original(ABC):
         """Find the clips of a folder.
 
         Raises:
-            ValueError: If the folder is not laid out as expected: one message with everything that is wrong.
+            BadInput: If the folder is not laid out as expected: one message with everything that is wrong.
         """
 
     @abstractmethod

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise.data.views import View
+from equipoise.errors import BadInput
 
 PARTS = ("train", "validation", "test")
 
@@ -171,9 +172,7 @@ class Splits:
             if shared := sorted(people[one] & people[other]):
                 problems.append(f"{one} and {other}: expected no group in both, found {shared}; cut them by group")
         if problems:
-            raise ValueError(
-                f"data {self.name!r} cannot be trained on:\n" + "\n".join(f"  {each}" for each in problems)
-            )
+            raise BadInput(f"data {self.name!r} cannot be trained on:\n" + "\n".join(f"  {each}" for each in problems))
         return self
 
     def _problems_of(self, name: str, part: Part) -> Iterable[str]:

@@ -19,6 +19,7 @@ from equipoise.data.lists import find_list, refuse, rows_of, some
 from equipoise.data.original import Clip, Clips, Field, Original, Protocol
 from equipoise.data.views import Frames, LogSTFT
 from equipoise.data.youtube import Cut, cut_of, key_of, keys_in
+from equipoise.errors import BadInput
 
 RATE, SECONDS, HEARD = 16_000, 10, 5  # stored: ten seconds; heard at a time: five
 LIST = "vggsound.csv"
@@ -64,7 +65,7 @@ A start may be padded with zeros or not; a folder of frames may be called like t
     def __post_init__(self) -> None:
         problems = positive({"fps": self.fps, "size": self.size, "frames": self.frames, "crop": self.crop})
         if problems:
-            raise ValueError(f"vggsound: {'; '.join(problems)}")
+            raise BadInput(f"vggsound: {'; '.join(problems)}")
 
     @property
     def fields(self) -> dict[str, Field]:

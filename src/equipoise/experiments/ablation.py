@@ -121,7 +121,7 @@ def _usual(method: str, fixed: Sequence[str]) -> list[str]:
     is_set = {own_name(word.partition("=")[0]) for word in fixed}
     found = [f"{method}.{name}={','.join(map(in_words, some))}" for name, some in space.items() if name not in is_set]
     if not found:
-        raise ValueError(
+        raise BadInput(
             f"expected something to vary, such as lr=0.003,0.01,0.03, found only {' '.join(fixed) or method}"
         )
     return found

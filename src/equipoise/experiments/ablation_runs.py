@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-import torch
-
 from equipoise.catalogue import DataSet
 from equipoise.clusters import Place
-from equipoise.comparison import COMMAND
+from equipoise.comparison import record_command
 from equipoise.errors import BadInput, FailedRuns
 from equipoise.experiments.ablation import Curve, Sweep
-from equipoise.inside import write_whole
 from equipoise.job import Job
+from equipoise.processes import threads
 from equipoise.progress import Progress
 from equipoise.report.aggregate import Line, Spread, modalities, spread
 from equipoise.report.results import Row
@@ -91,6 +87,7 @@ class Outcome:
         return max(scores, key=scores.__getitem__, default=None)
 
 
+@threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
 def run(
     sweep: Sweep,
     source: DataSet,
@@ -101,6 +98,7 @@ def run(
     workers: int | None = None,
     on: Place | None = None,
     quiet: bool = False,
+    command: str | None = None,
 ) -> Outcome:
     """Run what is not done yet, and collect everything that was asked for.
 
@@ -113,18 +111,18 @@ def run(
         workers: Runs side by side; None for one per core, or as many as the GPUs carry.
         on: Where they take place, if not on this machine.
         quiet: Show no progress.
+        command: What was typed, to be recorded beside the results; None where nothing was.
 
     Raises:
         FailedRuns: If not a single run was finished, or one failed for another reason than a loss that is no number.
             That some settings diverge is part of the answer.
     """
-    torch.set_num_threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
     if folds and not source.folds:
         raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
     store = Store(out)
     cuts = list(range(source.folds)) if folds else [None]
     jobs, splits = plan(sweep.points, source, range(seeds), cuts, measure="quick", on=on)
-    write_whole(out, COMMAND, shlex.join(["equipoise", *sys.argv[1:]]) + "\n")
+    record_command(out, command)
     done = {row["config"] for row in store.rows()}
     reasons: list[str] = []
 

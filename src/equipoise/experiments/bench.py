@@ -21,7 +21,7 @@ from equipoise.data.feed import Feed
 from equipoise.data.splits import Part, Splits
 from equipoise.experiments.bench_lines import BARE, JOINT, Maker, loops, views_of
 from equipoise.experiments.bench_memory import peak_of
-from equipoise.machinery import make_optimizer, precision_of
+from equipoise.machinery import make_optimizer, precision_of, to_channels_last
 from equipoise.measure.subroutine import Step, Watch, balanced_step
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
@@ -238,7 +238,7 @@ class _Bench:
         """A model as `train` would have it: on the device, in its memory format, its encoders in its precision."""
         model = model.to(self.device).train()
         if self.device.type == "cuda":
-            model.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
+            to_channels_last(model)
         if precision_of(self.settings, self.device) == "bf16":
             features = model.features
 

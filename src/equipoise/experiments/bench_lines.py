@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from equipoise import MGDA, MSES, Balancer, MMPareto
 from equipoise.catalogue import all_methods
 from equipoise.data.splits import Part
-from equipoise.errors import look_up
+from equipoise.errors import BadInput, look_up
 from equipoise.measure.subroutine import Step, Watch, learn
 from equipoise.models import LateFusion, SequenceTransformer
 from equipoise.models.arguments import Unimodal
@@ -47,10 +47,10 @@ def chosen_methods(text: str) -> dict[str, Callable[[], Balancer]]:
     for name in dict.fromkeys(one for each in asked for one in (known if each == "all" else [each])):
         try:
             found[name] = look_up("method", name, known)
-        except ValueError as problem:
+        except BadInput as problem:
             problems.append(str(problem))
     if problems:
-        raise ValueError("\n".join(problems))
+        raise BadInput("\n".join(problems))
     return found
 
 

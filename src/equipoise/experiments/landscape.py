@@ -178,7 +178,7 @@ def chosen_protocol(recipe: Recipe, fusion: str) -> Protocol:
     """The protocol of uni-modal accuracies that a fusion allows."""
     additive = fusion in ("sum", "concat")
     if recipe.protocol == "split" and not additive:
-        raise ValueError(
+        raise BadInput(
             f"--protocol split expected an additive fusion, sum or concat, found {fusion}; type --protocol head"
         )
     return recipe.protocol or ("split" if additive else "head")

@@ -11,6 +11,7 @@ from equipoise.errors import BadInput
 from equipoise.experiments.paper import TABLES, PaperTable
 from equipoise.experiments.reproduce_runs import GRID_FOLDER, MIMO, Parameters, Plan, diverged, scores_of
 from equipoise.inside import inside
+from equipoise.job import SEE
 from equipoise.report.aggregate import Line
 from equipoise.report.results import Row
 from equipoise.store import Store
@@ -98,7 +99,7 @@ def _missing(plan: Plan, configs: Sequence[str], known: Mapping[str, Any]) -> st
     ended = {config for config in configs if config in known and diverged(known[config])}
     failed = [config for config in configs if config not in known and config in plan.failures]
     waiting = plan.seeds - sum(config in known for config in configs) - len(failed)
-    reasons = dict.fromkeys(plan.failures[config].partition(": ")[2] for config in failed)
+    reasons = dict.fromkeys(plan.failures[config].partition(": ")[2].partition(SEE)[0] for config in failed)
     told = [f"{len(ended)} of {plan.seeds} diverged"] if ended else []
     told += [f"{len(failed)} of {plan.seeds} failed ({'; '.join(reasons)})"] if failed else []
     told += [f"{waiting} of {plan.seeds} not run yet"] if waiting else []

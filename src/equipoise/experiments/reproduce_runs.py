@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-import torch
-
 from equipoise.catalogue import Entry
 from equipoise.clusters import Place, place_of
-from equipoise.comparison import COMMAND
+from equipoise.comparison import record_command
 from equipoise.data.splits import Splits
 from equipoise.errors import BadInput, FailedRuns
 from equipoise.experiments.paper import PaperTable
 from equipoise.experiments.reproduce import MIMO, Recipe
 from equipoise.inside import inside, write_whole
 from equipoise.job import Job
+from equipoise.processes import threads
 from equipoise.progress import Progress
 from equipoise.report.aggregate import spread
 from equipoise.report.results import Row
@@ -100,6 +98,7 @@ class Plan:
             ) from None
 
 
+@threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
 def run(
     recipe: Recipe,
     seeds: int,
@@ -110,6 +109,7 @@ def run(
     workers: int | None = None,
     on: str | None = None,
     quiet: bool = False,
+    typed: str | None = None,
 ) -> Plan:
     """Run what is not done yet. Every run ends in a row of its own, so that nothing is lost by an interruption.
 
@@ -122,17 +122,17 @@ def run(
         workers: Runs side by side; None for one per core, or as many as the GPUs carry.
         on: Where they take place, as after ``--on``; None for this machine.
         quiet: Show no progress.
+        typed: What was typed, to be recorded beside the results; None where nothing was.
 
     Raises:
         FailedRuns: If no run at all was finished, or none of the grid.
         BadInput: If the data does not fit, or there is no such place.
     """
     place = place_of(on)
-    torch.set_num_threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
     store = Store(out)
     jobs, splits = plan(recipe.entries, recipe.source, range(seeds), [None], measure="quick", on=place)
     _check_modalities(recipe.table, splits[None])
-    write_whole(out, COMMAND, shlex.join(["equipoise", *sys.argv[1:]]) + "\n")
+    record_command(out, typed)
     trials = [
         [replace(jobs[0], entry=trial, seed=seed, measure="validation") for seed in range(grid_seeds)]
         for trial in recipe.trials

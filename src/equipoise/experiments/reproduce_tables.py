@@ -217,7 +217,9 @@ def _time_notes(outcome: Outcome) -> list[str]:
     return [
         "t: balancing plus update, as the paper words it; where balancing happens inside the backward pass, what that "
         "takes beyond a plain one. t + backward: with the backward pass, which its times of MSL suggest. Medians of "
-        "10 steps, the device waited for; mean ± standard deviation over seeds.",
+        "10 steps, the device waited for; mean ± standard deviation over seeds. Whole step: as trained, by the wall "
+        "clock of the epochs after the first, in the precision of the runs and nothing waited for; so the others are "
+        "no parts of it.",
         f"On {', '.join(devices) or 'nothing yet'}{here}; runs side by side: {side}. "
         "Side by side, they slow one another.",
         *(

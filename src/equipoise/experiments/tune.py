@@ -159,14 +159,14 @@ def _read(method: str, preset: Preset | None, word: str) -> tuple[str, Interval 
         return key, Choice(tuple(dict.fromkeys(answers(*(partial(value, each) for each in text.split(","))))))
     found = INTERVAL.fullmatch(text)
     if found is None:
-        raise ValueError(f"{word}: expected limits such as {key}=0.001..0.1, with :log behind them where powers count")
+        raise BadInput(f"{word}: expected limits such as {key}=0.001..0.1, with :log behind them where powers count")
     low, high = answers(partial(value, found["low"]), partial(value, found["high"]))
     if any(isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end) for end in (low, high)):
-        raise ValueError(f"{word}: expected numbers as limits; name the values instead, with commas between")
+        raise BadInput(f"{word}: expected numbers as limits; name the values instead, with commas between")
     if low >= high:
-        raise ValueError(f"{word}: expected the smaller limit first, found {as_typed(low)} and {as_typed(high)}")
+        raise BadInput(f"{word}: expected the smaller limit first, found {as_typed(low)} and {as_typed(high)}")
     if found["log"] and low <= 0:
-        raise ValueError(f"{word}: expected limits above zero for :log, found {as_typed(low)}")
+        raise BadInput(f"{word}: expected limits above zero for :log, found {as_typed(low)}")
     return key, Interval(low, high, bool(found["log"]))
 
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-import torch
-
 from equipoise.catalogue import DataSet
 from equipoise.clusters import Place, Workforce
+from equipoise.comparison import record_command
 from equipoise.errors import BadInput, FailedRuns
 from equipoise.experiments.tune import Search
 from equipoise.experiments.tune_outcome import Outcome, Tried
 from equipoise.inside import inside
 from equipoise.job import Job
+from equipoise.processes import threads
 from equipoise.progress import Progress
 from equipoise.store import Store
 from equipoise.study import crew_for, plan
@@ -35,6 +35,7 @@ GRACE = 3  # the part of its epochs that every trial may train: curves cross ear
 DIVERGED = FloatingPointError.__name__
 
 
+@threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
 def run(
     search: Search,
     source: DataSet,
@@ -45,6 +46,7 @@ def run(
     workers: int | None = None,
     on: Place | None = None,
     quiet: bool = False,
+    command: str | None = None,
 ) -> Outcome:
     """Try what was not tried yet, and collect everything.
 
@@ -57,14 +59,15 @@ def run(
         workers: Trials side by side; None for one per core, or as many as the GPUs carry.
         on: Where they take place, if not on this machine.
         quiet: Show no progress.
+        command: What was typed, to be recorded beside the results; None where nothing was.
 
     Raises:
         FailedRuns: If not a single trial was finished.
         BadInput: If the folder holds another search.
     """
-    torch.set_num_threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
     store = Store(inside(out, "trials"))
     (job,), splits = plan([search.base], source, [seed], [None], measure="validation", on=on)
+    record_command(out, command)
     with store.locked():
         study = _open(inside(out, FILE), search, job)
         desk = _Desk(study, search, job, store, trials)

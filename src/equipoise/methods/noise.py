@@ -11,6 +11,7 @@ from torch import Tensor
 from equipoise.delivery import sums, wide
 
 BLOCK = 256  # numbers of noise that have one size
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
 
 class _Blocks(NamedTuple):
@@ -64,7 +65,8 @@ def _deviations(gradients: Sequence[Tensor], count: Tensor) -> Tensor:
 def _laid_out(numbers: Tensor, gradient: Tensor) -> Tensor:
     """As many numbers as a gradient has, in its shape; channels come last in memory where it has them there."""
     numbers = numbers[: gradient.numel()]
-    if gradient.is_contiguous() or not gradient.is_contiguous(memory_format=torch.channels_last):
+    channels_last = CHANNELS_LAST.get(gradient.dim())
+    if channels_last is None or gradient.is_contiguous() or not gradient.is_contiguous(memory_format=channels_last):
         return numbers.view(gradient.shape)
-    outputs, inputs, height, width = gradient.shape
-    return numbers.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
+    outputs, inputs, *others = gradient.shape
+    return numbers.view(outputs, *others, inputs).movedim(-1, 1)

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_type_hints
 
 from torch import nn
 
+from equipoise.errors import BadInput
 from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, encoder_for
 from equipoise.models.lenet import LeNet
 from equipoise.models.names import raise_all, unknown_name
@@ -70,10 +71,10 @@ def build_encoders(
         checked: Call what a dotted path names only if it makes modules, as `makes_modules` tells without calling it.
 
     Raises:
-        ValueError: With all that is wrong.
+        BadInput: With all that is wrong.
     """
     wanted, problems = kinds_of(words, shapes)
-    encoders = {}
+    encoders, cause = {}, None
     for modality, kind in wanted.items():
         if not _can_be(kind):  # said already
             continue
@@ -81,7 +82,11 @@ def build_encoders(
             encoders[modality] = _make(kind, shapes[modality], features, checked=checked)
         except Exception as found:  # code of the user's own may stumble over anything
             problems.append(f"encoder of {modality!r}, {kind!r}, for inputs of shape {shapes[modality]}: {found}")
-    raise_all(problems)
+            cause = cause or found
+    try:
+        raise_all(problems)
+    except BadInput as told:
+        raise told from cause  # where in that code it happened
     return encoders
 
 

@@ -6,6 +6,8 @@ from typing import final
 
 from torch import nn
 
+from equipoise.errors import BadInput
+
 _TAKEN = {
     "fused": "it is the key of the joint output",
     "heads": "it is the name of the heads in a balancing table",
@@ -42,10 +44,10 @@ def unknown_name(name: object, known: Iterable[str]) -> str:
 
 
 def raise_all(problems: Iterable[str]) -> None:
-    """Raise one ValueError that holds every problem; do nothing where there is none."""
+    """Raise one `BadInput` that holds every problem; do nothing where there is none."""
     text = "\n".join(problems)
     if text:
-        raise ValueError(text)
+        raise BadInput(text)
 
 
 @final

@@ -99,7 +99,7 @@ class Line:
 
     @property
     def step(self) -> Spread | None:
-        """Seconds of one training step."""
+        """Seconds of one training step, as it was trained."""
         return self.of("seconds", "step")
 
 

@@ -57,8 +57,13 @@ def over_epochs(results: Results, line: Line, *path: str) -> Curve | None:
 
 
 def accuracy_curves(results: Results, line: Line) -> dict[str, Curve]:
-    """Validation accuracy of the fused prediction, where the line has one, and of each modality."""
-    names = [name for name in _keys(results, line, "validation") if line.fused or name != "fused"]
+    """Validation accuracy of the fused prediction, where the line trains one, and of each modality.
+
+    The sensors of an ensemble are trained alone and vote only afterwards: what runs of earlier versions recorded as
+    its fused accuracy is that of a head that nothing trained.
+    """
+    fused = line.fused is not None and line.method != "ensemble"
+    names = [name for name in _keys(results, line, "validation") if fused or name != "fused"]
     found = {name: over_epochs(results, line, "validation", name) for name in names}
     return {name: curve for name, curve in found.items() if curve is not None}
 

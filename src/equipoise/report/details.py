@@ -9,7 +9,7 @@ from typing import Any
 
 from equipoise.report.aggregate import Line, as_text
 from equipoise.report.markup import data_table, paragraph, section
-from equipoise.report.results import Results, Row
+from equipoise.report.results import Results, Row, dig
 from equipoise.report.table import MISSING
 
 
@@ -39,6 +39,7 @@ def versions_of(rows: Sequence[Row]) -> str:
     found = _settings(rows, "versions")
     for name in ("device", "threads"):
         found[name] = _distinct(row.get(name) for row in rows)
+    found["runs side by side"] = _distinct(dig(row, "timing", "workers") for row in rows)
     return data_table("Where the runs ran", ["what", "value"], _shown(found))
 
 

@@ -9,11 +9,11 @@ from equipoise.report.charts import Bar, Dot, Series, axis, bar_chart, dot_plot,
 from equipoise.report.curves import Curve, accuracy_curves, balancing_curves, changes
 from equipoise.report.markup import data_table, figure
 from equipoise.report.paired import Difference
-from equipoise.report.results import Results, number
+from equipoise.report.results import Results, dig, number
 from equipoise.report.table import MISSING
 
 STYLES = 8
-PARTS = ("forward", "backward", "balance", "update", "other")
+PARTS = ("forward", "backward", "balance", "update")
 # Enough points for a smooth line, few enough that a study of many methods stays a small page.
 _POINTS, _POINTS_OF_ALL, _TABLE_POINTS = 100, 12_000, 9
 
@@ -121,27 +121,32 @@ def noise_curves(identity: str, lines: Sequence[Line], styles: dict[str, str]) -
 
 
 def time_per_step(identity: str, lines: Sequence[Line]) -> str:
-    """Where the time of a training step goes."""
+    """Where the time of a step goes, part by part, and beside it what a step took while it trained."""
     bars, rows = [], []
     for line in lines:
-        if line.step is None:
-            continue
         parts = {name: each.mean for name in PARTS if (each := line.of("seconds", name))}
-        parts["other"] = max(0.0, line.step.mean - sum(parts.values()))
-        total = f"{1000 * max(line.step.mean, sum(parts.values())):.2f}"
+        if not parts:
+            continue
+        total = f"{1000 * sum(parts.values()):.2f}"
+        trained = MISSING if line.step is None else f"{1000 * line.step.mean:.2f}"
         bars.append(
             Bar(line.label, [(f"p{PARTS.index(name)}", 1000 * parts[name]) for name in PARTS if name in parts], total)
         )
-        rows.append([line.label, *(f"{1000 * parts[n]:.2f}" if n in parts else MISSING for n in PARTS), total])
+        rows.append([line.label, *(f"{1000 * parts[n]:.2f}" if n in parts else MISSING for n in PARTS), total, trained])
     if not bars:
         return ""
-    x = axis("milliseconds per step", [sum(length for _, length in bar.parts) for bar in bars], include=[0.0])
+    x = axis("milliseconds", [sum(length for _, length in bar.parts) for bar in bars], include=[0.0])
     chart = bar_chart(
-        identity, "Time of a training step", "; ".join(f"{bar.label} {bar.end} ms" for bar in bars) + ".", x, bars
+        identity, "Parts of a step", "; ".join(f"{bar.label} {bar.end} ms" for bar in bars) + ".", x, bars
     )
-    data = data_table("Milliseconds per step", ["method", *PARTS, "step"], rows)
+    data = data_table("Milliseconds", ["method", *PARTS, "parts together", "step as trained"], rows)
     legend = [(f"bar p{at}", name) for at, name in enumerate(PARTS)]
-    return figure("Where a training step spends its time, mean over runs.", [chart], legend, data)
+    ways = dict.fromkeys(str(dig(row, "timing", "parts") or "after training") for line in lines for row in line.rows)
+    return figure(
+        f"Where a step spends its time, mean over runs: timed {' or '.join(ways)}. A step that trains may take less or "
+        "more; the table has both.",
+        [chart], legend, data,
+    )  # fmt: skip
 
 
 def difference_plots(identity: str, differences: dict[str, list[Difference]]) -> str:

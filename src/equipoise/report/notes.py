@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from equipoise.report.aggregate import PROTOCOLS, Line, varying
 from equipoise.report.paired import Difference
-from equipoise.report.results import Row, dig
+from equipoise.report.results import Row, dig, number
 
 
 def notes_below(lines: Sequence[Line], differences: Sequence[Difference]) -> list[str]:
-    """One sentence each on decision, protocol, selection, runs, split, marks and intervals."""
+    """One sentence each on decision, protocol, selection, runs, split, marks, times and intervals."""
     return [
         each
         for each in (
@@ -21,6 +21,7 @@ def notes_below(lines: Sequence[Line], differences: Sequence[Difference]) -> lis
             _runs(lines),
             _splits(lines),
             _marks(lines),
+            _steps(lines),
             _intervals(differences),
             _mixtures(lines),
             _paths(lines),
@@ -91,6 +92,25 @@ def _marks(lines: Sequence[Line]) -> str:
     among = " among lines of one protocol" if len({line.protocol for line in lines if line.protocol}) > 1 else ""
     deviation = "± is the standard deviation over runs. " if any(len(line.rows) > 1 for line in lines) else ""
     return f"{deviation}Bold: best of its column{among}. Underlined: fastest of the three best by fused."
+
+
+def _steps(lines: Sequence[Line]) -> str:
+    """How the time of a step was measured, and beside how many other runs."""
+    timed = [row for line in lines for row in line.rows if number(row, "seconds", "step") is not None]
+    known = [row for row in timed if dig(row, "timing", "step")]
+    if not timed:
+        return ""
+    once = any("only epoch" in str(dig(row, "timing", "step")) for row in known)
+    first = ", or the only one" if once else ""
+    counts = [number(row, "timing", "workers") for row in known]
+    side = sorted({count for count in counts if count is not None})
+    beside = [" or ".join(f"{count:g}" for count in side)] if side else []
+    beside += ["an unknown number (a cluster)"] if None in counts else []
+    how = f"as trained: wall clock of the epochs after the first{first}, by their steps; runs on the machine at the "
+    told = [how + f"same time: {', '.join(beside)}"] if known else []
+    old = len(timed) - len(known)
+    told += [f"of {_plural(old, 'run')} of an earlier version: timed after training, as written"] if old else []
+    return f"step, {'; '.join(told)}."
 
 
 def _intervals(differences: Sequence[Difference]) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from equipoise.errors import BadInput
+
 SCHEMA = 1
 RESULTS = "results.jsonl"
 
@@ -51,17 +53,17 @@ def read(folder: str | Path) -> Results:
         folder: The folder given to ``equipoise compare --out``.
 
     Raises:
-        ValueError: There is no such folder, it holds no finished run, or a line of it is damaged.
+        BadInput: There is no such folder, it holds no finished run, or a line of it is damaged.
     """
     folder = Path(folder)
     again = f"type: equipoise compare --data watch --out {shlex.quote(str(folder))}"
     path = folder / RESULTS
     if not folder.is_dir():
         msg = f"expected a folder of results, found no folder {str(folder)!r}. To make one, {again}"
-        raise ValueError(msg)
+        raise BadInput(msg)
     if not path.is_file():
         msg = f"expected {RESULTS} in {str(folder)!r}, found none. To make one, {again}"
-        raise ValueError(msg)
+        raise BadInput(msg)
 
     found = _lines(path)
     oddities = [f"line {found.torn} is torn"] if found.torn else []
@@ -89,7 +91,7 @@ def read(folder: str | Path) -> Results:
     if not rows:
         reason = "; ".join(oddities) or "it is empty"
         msg = f"expected finished runs in {str(path)!r}, found none: {reason}. To make some, {again}"
-        raise ValueError(msg)
+        raise BadInput(msg)
 
     curves = {}
     for config in rows:
@@ -145,7 +147,7 @@ def _lines(path: Path) -> _Lines:
                 f"expected one JSON object per line, found something else in line {at} of {str(path)!r}. "
                 f"To go on without it, type: sed -i '{at}d' {shlex.quote(str(path))}"
             )
-            raise ValueError(msg)
+            raise BadInput(msg)
     return _Lines(values, torn=None)
 
 
@@ -157,7 +159,7 @@ def _named(row: Row, path: Path, at: int) -> Row:
             f'expected "label" or "method" in line {at} of {str(path)!r}, found neither. '
             f"To go on without it, type: sed -i '{at}d' {shlex.quote(str(path))}"
         )
-        raise ValueError(msg)
+        raise BadInput(msg)
     return {**row, "label": label, "method": str(row.get("method") or label)}
 
 

@@ -52,7 +52,7 @@ def main_table(rows: Sequence[Row], data: str, baseline: str = BASELINE, extra_n
         Column("faults.fused", "faults", lambda line: line.faults, "fused, %", better="higher"),
         Column("faults.committee", "faults", _at("test", "faults", "mean", "committee"), "committee, %",
                better="higher"),
-        Column("step", "step", lambda line: line.step, "ms", scale=1000.0, decimals=2),
+        Column("step", "step", lambda line: line.step, "ms, as trained", scale=1000.0, decimals=2),
     ]  # fmt: skip
     notes = [*notes_below(lines, list(differences.values())), *extra_notes]
     table = build(f"{data}: accuracy on the test set", columns, lines, notes)
