@@ -162,7 +162,8 @@ class SlurmHands:
             if each.tries < TRIES and not state.upper().startswith("CANCELLED"):
                 self._new.append((each.job, each.tries + 1))
                 return
-            kind, content = "failed", {"reason": f"Slurm says {state}: {str(found).strip().splitlines()[0]}"}
+            reason = f"Slurm says {state}: {str(found).strip().splitlines()[0]}"
+            kind, content = "failed", {"reason": reason, "killed": True}
         yield each.job, kind, content
 
     def _submit(self) -> None:
