@@ -2,13 +2,18 @@
 
 import importlib
 import json
+import multiprocessing as mp
+import os
 import random
 import shlex
+import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import torch
 
@@ -21,6 +26,7 @@ from equipoise.experiments import tune_report, tune_runs
 from equipoise.experiments.tune import Choice, Interval, Search, as_typed, search_of
 from equipoise.experiments.tune_outcome import Outcome, Tried
 from equipoise.experiments.tune_runs import STARTS, run
+from equipoise.job import Job, run_job
 from equipoise.progress import Progress
 from equipoise.store import Store
 
@@ -195,6 +201,93 @@ def test_a_search_goes_on_as_if_nothing_had_happened(
     assert outcome.trials == undisturbed[0].trials
     fewer = run(search_of("mimo", WORDS), DATA, 5, tmp_path, workers=1, quiet=True)
     assert fewer.trials == outcome.trials, "what was tried is kept"
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killing(patch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[[int, Any], bool]) -> None:
+    """Let the process be killed behind a call; `when` is told how many there were, and what the last one returned."""
+    healthy, calls = getattr(owner, name), [0]
+
+    def fatal(*args: Any, **options: Any) -> Any:
+        found = healthy(*args, **options)
+        calls[0] += 1
+        if when(calls[0], found):
+            kill_self()
+        return found
+
+    patch.setattr(owner, name, fatal)
+
+
+def search(folder: Path, trials: int = 12) -> Outcome:
+    return run(search_of("mimo", WORDS), DATA, trials, folder, workers=1, quiet=True)
+
+
+MOMENTS: dict[str, tuple[Any, str, Callable[[int, Any], bool]]] = {
+    "the search is written down, its first trial is not": (optuna.Study, "set_user_attr", lambda *_: True),
+    "half of a trial is chosen": (Interval, "suggest", lambda calls, _: calls == 7),
+    "an epoch is reported": (tune_runs, "_report", lambda calls, _: calls == 10),
+    "an epoch is judged, its trial is not pruned yet": (optuna.Trial, "should_prune", lambda _, behind: behind),
+    "a row is written, its trial is not": (Store, "append", lambda calls, _: calls == 3),
+    "a trial is over": (optuna.Study, "tell", lambda calls, _: calls == 4),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_search_that_is_killed_comes_to_the_same_trials(
+    moment: str, undisturbed: tuple[Outcome, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        killing(patch, *MOMENTS[moment])
+        process = mp.get_context("fork").Process(target=search, args=(tmp_path,))
+        process.start()
+        process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert search(tmp_path).trials == undisturbed[0].trials
+
+
+@pytest.mark.slow
+def test_a_trial_whose_process_is_killed_is_run_again(
+    undisturbed: tuple[Outcome, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = tmp_path / "killed"
+
+    def once(job: Job, splits: Splits, folder: Path, on_epoch: Callable[[Any], None], **options: Any) -> Any:
+        def tell(record: dict[str, Any]) -> None:
+            on_epoch(record)
+            if record["epoch"] == 2 and job.entry.settings.lr != 0.01 and not killed.exists():
+                killed.touch()
+                kill_self()
+
+        return run_job(job, splits, folder, tell, **options)
+
+    monkeypatch.setattr("equipoise.study.run_job", once)
+    assert search(tmp_path / "out").trials == undisturbed[0].trials
+    assert killed.exists()
+
+
+@pytest.mark.slow
+def test_a_trial_that_was_killed_again_and_again_is_that_trial_when_the_command_is_typed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deadly(job: Job, *args: Any, **options: Any) -> Any:
+        if job.entry.settings.lr != 0.01:
+            kill_self()
+        return run_job(job, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("equipoise.study.run_job", deadly)
+        first = search(tmp_path, trials=3)
+    assert [each.state for each in first.trials] == ["finished", "killed", "killed"]
+    assert "2 killed" in tune_report.text(first, "")
+    assert "type the same command again" in " ".join(tune_report.text(first, "").split())
+    second = search(tmp_path, trials=3)
+    assert [each.state for each in second.trials] == ["finished"] * 3
+    assert [each.values for each in second.trials] == [each.values for each in first.trials]
+    assert [each.reason for each in second.trials] == [""] * 3
 
 
 @pytest.mark.slow

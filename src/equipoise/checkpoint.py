@@ -78,6 +78,18 @@ def load(folder: Path, model: nn.Module) -> dict[str, Any] | None:
     return rest
 
 
+def curves(folder: Path) -> list[dict[str, Any]]:
+    """The epochs that the newest checkpoint of a run knows of; none where there is no checkpoint.
+
+    Raises:
+        BadInput: If it is damaged.
+    """
+    if damage := damage_in(folder):
+        raise BadInput(damage)
+    found = checkpoints(folder)
+    return torch.load(found[-1] / STATE, map_location="cpu", weights_only=True)["curves"] if found else []
+
+
 def damage_in(folder: Path) -> str:
     """What is wrong with the checkpoint that a run would go on from, and what to type; "" where nothing is."""
     if links := [each for place in (folder, *checkpoints(folder)) for each in links_in(place)]:

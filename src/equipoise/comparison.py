@@ -12,7 +12,7 @@ from equipoise import distributed, tuning
 from equipoise.catalogue import DataSet, Entry, all_methods
 from equipoise.clusters import Place
 from equipoise.errors import BadInput, answers
-from equipoise.inside import inside
+from equipoise.inside import inside, open_inside
 from equipoise.job import Job
 from equipoise.machinery import device_of
 from equipoise.processes import threads

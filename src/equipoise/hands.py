@@ -19,7 +19,9 @@ from equipoise.store import Store, cannot_write, is_of_the_disk
 LIBRARIES = ["accelerate", "safetensors.torch", "torch._dynamo"]
 """What every run would spend two seconds on; the optimisers load the last one."""
 Message = tuple[str, dict[str, Any]]
-"""What a process says of its run: "epoch", "done", "failed" or "unwritable", and what there is to say."""
+"""What a process says of its run: "epoch", "done", "failed" or "unwritable", and what there is to say.
+
+A run that "failed" because its process was killed is not to blame: it has "killed" set."""
 
 
 class _Hand(NamedTuple):
@@ -176,4 +178,5 @@ def _receive(pipe: Connection) -> Message:
     try:
         return pipe.recv()
     except (EOFError, OSError):  # nothing, or half a message
-        return "failed", {"reason": "the process of the run ended without a word (out of memory, or killed)"}
+        reason = "the process of the run ended without a word (out of memory, or killed)"
+        return "failed", {"reason": reason, "killed": True}

@@ -1,5 +1,6 @@
 import itertools
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 from equipoise.data import Part
 from equipoise.measure import beats_best_single, decisions, disparity, probe_accuracy, unimodal_accuracy
 from equipoise.measure.probe import PENALTY, Probe, fit_probe
-from equipoise.measure.protocols import shapley_values, subset_accuracy
+from equipoise.measure.protocols import EXACT, sampled_shapley, shapley_values, subset_accuracy
 from equipoise.models import LateFusion
 from measure.constructed import names, random_model, random_part, reader, told
 
@@ -88,6 +89,60 @@ def test_shapley_values_add_up_to_what_fusing_gains(count: int) -> None:
     empty = part.label.bincount().max().item() / len(part)
     assert list(found) == names(count)
     assert sum(found.values()) == pytest.approx(fused - empty, abs=1e-12)
+
+
+@pytest.mark.parametrize("fusion", ["concat", "film"])
+def test_sampled_shapley_values_lie_around_the_exact_ones_as_far_as_their_error_says(fusion: str) -> None:
+    deviations = []
+    for seed in range(6):
+        model, part = random_model(9, seed=seed, fusion=fusion), random_part(9, seed=seed)
+        features = model.eval().features(part.inputs)
+        values = subset_accuracy(model, part, features)
+        exact, (found, error) = shapley_values(values), sampled_shapley(model, part, features)
+        assert list(found) == list(error) == names(9)
+        assert sum(found.values()) == pytest.approx(values[frozenset(names(9))] - values[frozenset()], abs=1e-12)
+        assert all(abs(found[name] - exact[name]) < 0.01 for name in names(9) if error[name] == 0)
+        deviations += [(found[name] - exact[name]) / error[name] for name in names(9) if error[name] > 0]
+    squares = torch.tensor(deviations).square()
+    assert len(squares) > 40
+    assert squares.max() < 16
+    assert 0.5 < squares.mean() < 2  # one, if the error is that of the estimate
+
+
+def test_sampled_shapley_values_are_the_same_each_time() -> None:
+    model, part = random_model(9), random_part(9)
+    features = model.eval().features(part.inputs)
+    first = sampled_shapley(model, part, features)
+    torch.manual_seed(5)
+    assert sampled_shapley(model, part, features) == first
+
+
+@pytest.mark.parametrize("count", [EXACT, EXACT + 1])
+def test_many_modalities_are_sampled_and_say_so(count: int) -> None:
+    model, part = random_model(count), random_part(count)
+    features = model.eval().features(part.inputs)
+    found = unimodal_accuracy(model, part)
+    values = subset_accuracy(model, part, features)
+    assert found["zeroed"] == {name: values[frozenset({name})] for name in names(count)}
+    if count > EXACT:
+        assert (found["shapley"], found["shapley_error"]) == sampled_shapley(model, part, features)
+    else:
+        assert "shapley_error" not in found
+        assert found["shapley"] == shapley_values(values)
+
+
+def test_work_grows_with_the_number_of_modalities_and_not_with_that_of_their_subsets() -> None:
+    def decisions_of(count: int) -> int:
+        model, part, seen = random_model(count, fusion="gated"), random_part(count, samples=4), [0]
+
+        def add(_: Any, inputs: tuple[dict[str, torch.Tensor]], __: Any) -> None:
+            seen[0] += len(inputs[0]["audio"])
+
+        model.fusion.register_forward_hook(add)
+        unimodal_accuracy(model, part)
+        return seen[0]
+
+    assert decisions_of(24) < 2.2 * decisions_of(12)
 
 
 def test_a_modality_that_is_not_read_earns_nothing() -> None:

@@ -298,6 +298,16 @@ class Added(nn.Module):
         return self.norm(inputs["audio"] + inputs["video"])
 
 
+def test_shapley_responses_of_too_many_modalities_are_refused() -> None:
+    sensors = [f"sensor{k}" for k in range(200)]
+    expected = (
+        "ShapleyResponses expected at most 10 modalities, for which it runs the model 1023 times a step; found 200"
+    )
+    with pytest.raises(ValueError, match=expected):
+        ShapleyResponses(torch.nn.Identity(), sensors)
+    assert ShapleyResponses(torch.nn.Identity(), sensors[:10]).modalities == tuple(sensors[:10])
+
+
 def test_shapley_responses_run_partial_inputs_in_evaluation_mode_and_put_the_model_back() -> None:
     model = Added()
     wrapped = ShapleyResponses(model, names(2)).train()

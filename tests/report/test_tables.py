@@ -13,6 +13,7 @@ from rich.console import Console
 
 from equipoise.report import Table, as_csv, as_json, as_latex, as_markdown, read, tables, terminal
 from equipoise.report.markup import html_table
+from equipoise.report.tables import protocol_table
 from report.example import make_row, write_study
 
 
@@ -31,6 +32,21 @@ def printed(table: Table, width: int) -> str:
 def as_written(table: Table) -> list[list[str]]:
     """Every line of the table: its label, then its cells."""
     return [[label, *(cell.text for cell in cells)] for label, cells in zip(table.labels, table.cells, strict=True)]
+
+
+def test_estimated_shapley_values_are_shown_with_their_standard_error() -> None:
+    rows = [make_row("mimo", seed) for seed in range(2)]
+    exact = protocol_table(rows)
+    assert not any("error" in column.key for column in exact.columns)
+    assert exact.notes == ()
+    for row, error in zip(rows, (0.02, 0.04), strict=True):
+        row["test"]["shapley_error"] = dict.fromkeys(row["test"]["shapley"], error)
+    table = protocol_table(rows)
+    column = next(each for each in table.columns if each.key == "shapley_error.gyroscope")
+    assert column.heading == "gyroscope (± standard error of shapley, %)"
+    assert table.at("mimo", column.key).main == "3.0"
+    assert [note for note in table.notes if "random orders" in note and "± standard error" in note]
+    assert table.at("mimo", "shapley.gyroscope") == exact.at("mimo", "shapley.gyroscope")
 
 
 # -- the same numbers --

@@ -110,7 +110,7 @@ class RayHands:
                     self._begin(job, tries + 1)
                     continue
                 reason = f"its worker died {tries} times, the last time of: {_first_line(found)}"
-                kind, content, files = Outcome("failed", {"reason": reason}, {})
+                kind, content, files = Outcome("failed", {"reason": reason, "killed": True}, {})
             unpack(files, self._store.run_folder(job.config))
             yield job, kind, content
 

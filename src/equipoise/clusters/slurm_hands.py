@@ -185,7 +185,7 @@ class SlurmHands:
             self._new.append((each.job, each.tries + 1))
             return
         reason = f"Slurm says {state}: task {each.task.job_id} gave no answer; its log: {each.task.paths.stderr}"
-        yield each.job, "failed", {"reason": reason}
+        yield each.job, "failed", {"reason": reason, "killed": True}
 
     def _submit(self) -> None:
         """What is new, in one array for each kind of machine, written down so that another sitting finds it."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any, final
 
@@ -170,7 +170,7 @@ def run_onnx(file: Path | str) -> Runner:
 def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
     """Every non-empty subset of the sensors, the whole first; of very many those that lack or keep few."""
     sizes = sorted(range(1, len(names) + 1), key=lambda size: (min(size, len(names) - size), -size))
-    return [subset for size in sizes for subset in combinations(names, size)][:MOST_SUBSETS]
+    return list(islice((subset for size in sizes for subset in combinations(names, size)), MOST_SUBSETS))
 
 
 def _flagged(model: Deployable, inputs: Mapping[str, Tensor], valid: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,10 +16,11 @@ class Tried:
     Args:
         number: In the order they were begun.
         values: What was tried.
-        state: "finished", "pruned", "diverged" or "failed".
+        state: "finished", "pruned", "diverged", "failed", or "killed": its process was, and the same command runs it
+            again.
         score: Accuracy on validation, at the end or when it was pruned; None where there is none.
         epochs: How many it trained.
-        reason: Why it failed.
+        reason: Why it failed or was killed.
     """
 
     number: int

@@ -50,7 +50,7 @@ def as_dict(outcome: Outcome, command: str) -> dict[str, Any]:
 
 def ranked(outcome: Outcome) -> list[Tried]:
     """The best first; what did not come to its end after all that did."""
-    order = ("finished", "pruned", "diverged", "failed")
+    order = ("finished", "pruned", "diverged", "failed", "killed")
     return sorted(outcome.trials, key=lambda each: (order.index(each.state), -(each.score or 0.0), each.number))
 
 
@@ -81,7 +81,10 @@ def caution(outcome: Outcome) -> str:
     beside = ""
     if start is not None and start.state == "finished" and start.values == stands and outcome.best.number != 0:
         beside = f"As it stood the method had {percent(start)} %. "
-    return f"{beside}The best of {len(outcome.trials)} is partly luck; the test accuracy of the command below is not."
+    luck = f"The best of {len(outcome.trials)} is partly luck; the test accuracy of the command below is not."
+    killed = sum(each.state == "killed" for each in outcome.trials)
+    again = f" Killed: {killed}; to run what was killed, type the same command again." if killed else ""
+    return beside + luck + again
 
 
 def percent(each: Tried) -> str:

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
+from equipoise import checkpoint
 from equipoise.catalogue import DataSet
 from equipoise.clusters import Place, Workforce
+from equipoise.clusters.errand import TRIES
 from equipoise.comparison import record_command
 from equipoise.errors import BadInput, FailedRuns
 from equipoise.experiments.tune import Search
@@ -23,7 +25,8 @@ from equipoise.tuning import headline
 
 try:
     import optuna
-    from optuna.trial import FrozenTrial, Trial, TrialState
+    from optuna.samplers import RandomSampler, TPESampler
+    from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 except ModuleNotFoundError:
     msg = "equipoise tune needs optuna, which is not installed; type: pip install 'equipoise[tune]'"
     raise ModuleNotFoundError(msg) from None
@@ -70,7 +73,7 @@ def run(
     record_command(out, command)
     with store.locked():
         study = _open(inside(out, FILE), search, job)
-        desk = _Desk(study, search, job, store, trials)
+        desk = _Desk(study, search, job, store, trials, tries=TRIES if on is None else 1)  # clusters try by themselves
         finished = sum(each.state.is_finished() for each in study.get_trials(deepcopy=False))
         left = max(trials - finished, len(desk.interrupted))
         with (
@@ -78,7 +81,7 @@ def run(
             crew_for([job] * left, splits, store, workers, on) as crew,
         ):
             desk.work(crew, progress, workers or SIDE_BY_SIDE)
-    tried = [_tried(each, search) for each in study.get_trials(deepcopy=False) if each.state.is_finished()]
+    tried = [_tried(each, search) for each in study.get_trials(deepcopy=False)]
     if not any(each.state == "finished" for each in tried):
         raise FailedRuns("\n".join(dict.fromkeys(each.reason or each.state for each in tried)))
     own = splits[None]
@@ -87,22 +90,27 @@ def run(
 
 @final
 class _Desk:
-    """Where suggestions go out and news come in."""
+    """Where suggestions go out and news come in.
 
-    def __init__(self, study: optuna.Study, search: Search, job: Job, store: Store, trials: int) -> None:
-        self.study, self.search, self.job, self.store, self.trials = study, search, job, store, trials
+    Every step of a trial is one transaction: what a kill leaves behind is a trial with all its values, or none.
+    """
+
+    def __init__(self, study: optuna.Study, search: Search, job: Job, store: Store, trials: int, tries: int) -> None:
+        self.study, self.search, self.job, self.store = study, search, job, store
+        self.trials, self.tries = trials, tries
         known = study.get_trials(deepcopy=False)
-        self.begun = sum(each.state != TrialState.WAITING for each in known)
-        self.interrupted = [Trial(study, each._trial_id) for each in known if each.state == TrialState.RUNNING]
+        self.begun = len(known)
+        self.interrupted = [Trial(study, each._trial_id) for each in known if not each.state.is_finished()]
         self.judged = {each.user_attrs["config"]: each for each in known if each.state.is_finished()}
         self.rows = {row["config"]: row for row in store.rows()}
         self.running: dict[str, list[Trial]] = {}
+        self.deaths: dict[str, int] = {}
 
     def work(self, crew: Workforce, progress: Progress, most: int) -> None:
         """Until all trials are done."""
         while True:
             while crew.has_room and len(self.running) < most and (trial := self._next()) is not None:
-                job = self._job(trial)
+                job = self._job(trial.user_attrs["values"])
                 if job.config in self.running:
                     self.running[job.config].append(trial)
                     continue
@@ -112,7 +120,7 @@ class _Desk:
                     self._hear(crew, progress, job, "done", self.rows[job.config])
                 elif job.config in self.judged:
                     self._again(progress, job)
-                else:
+                elif not self._pruned_before(progress, job):
                     crew.start(job)
             if not self.running:
                 return
@@ -125,29 +133,44 @@ class _Desk:
             return self.interrupted.pop(0)
         if self.begun >= self.trials:
             return None
-        # A seed for each trial: a search that was interrupted goes on as it would have.
-        self.study.sampler = optuna.samplers.TPESampler(seed=self.begun, constant_liar=True)
         self.begun += 1
-        return self.study.ask()
+        return self._new()
 
-    def _job(self, trial: Trial) -> Job:
-        values = self.search.suggest(trial)
-        job = replace(self.job, entry=self.search.at(values))
-        trial.set_user_attr("values", values)
-        trial.set_user_attr("config", job.config)
-        return job
+    def _new(self) -> Trial:
+        """Choose values and write the trial down with them.
+
+        They are chosen in memory, by a sampler whose seed is the trial's number: an interrupted search goes on as it
+        would have. First comes the method as it stands.
+        """
+        known = self.study.get_trials(deepcopy=False)
+        sampler = TPESampler(seed=len(known), constant_liar=True)
+        choosing = optuna.create_study(sampler=sampler, direction="maximize")
+        choosing.add_trials(known)
+        if not known and (start := self.search.start()) is not None:
+            choosing.enqueue_trial(start)
+        chosen = choosing.ask()
+        values = self.search.suggest(chosen)
+        self.study.add_trial(
+            create_trial(
+                state=TrialState.RUNNING,
+                params=chosen.params,
+                distributions=chosen.distributions,
+                user_attrs={"values": values, "config": self._job(values).config},
+            )
+        )
+        return Trial(self.study, self.study.get_trials(deepcopy=False)[-1]._trial_id)
+
+    def _job(self, values: dict[str, Any]) -> Job:
+        return replace(self.job, entry=self.search.at(values))
 
     def _hear(self, crew: Workforce, progress: Progress, job: Job, kind: str, content: dict[str, Any]) -> None:
-        trials = self.running[job.config]
         if kind == "unwritable":
             raise BadInput(content["reason"])
         if kind == "epoch":
-            for trial in trials:
-                _report(trial, _score_of(job, content), content["epoch"])
             progress.event(kind, job, content)
-            if content["epoch"] < job.entry.settings.epochs and trials[0].should_prune():
+            if self._falls_behind(job, content):
                 crew.stop(job)
-                self._end(progress, job, TrialState.PRUNED, f"pruned after epoch {content['epoch']}")
+                self._prune(progress, job, content)
             return
         if kind == "done":
             if content["config"] not in self.rows:
@@ -162,8 +185,41 @@ class _Desk:
                 self.study.tell(trial, headline(content["validation"]))
             progress.event("done", job, content)
             return
+        if content.get("killed"):
+            self._begin_again(crew, progress, job, content["reason"])
+            return
         diverged = content["reason"].startswith(DIVERGED)  # an answer: not here
         self._end(progress, job, TrialState.PRUNED if diverged else TrialState.FAIL, content["reason"])
+
+    def _falls_behind(self, job: Job, record: dict[str, Any]) -> bool:
+        """Write an epoch down; whether the trial is to be pruned there."""
+        trials = self.running[job.config]
+        for trial in trials:
+            _report(trial, _score_of(job, record), record["epoch"])
+        # A run that goes on repeats epochs: those before the last one have been decided on.
+        latest = record["epoch"] == max(_known_epochs(trials[0]))
+        return latest and record["epoch"] < job.entry.settings.epochs and trials[0].should_prune()
+
+    def _pruned_before(self, progress: Progress, job: Job) -> bool:
+        """Judge the epochs of the checkpoint that a run would go on from: not all of them may have been heard."""
+        for record in checkpoint.curves(self.store.run_folder(job.config)):
+            if self._falls_behind(job, record):
+                self._prune(progress, job, record)
+                return True
+        return False
+
+    def _prune(self, progress: Progress, job: Job, record: dict[str, Any]) -> None:
+        self._end(progress, job, TrialState.PRUNED, f"pruned after epoch {record['epoch']}")
+
+    def _begin_again(self, crew: Workforce, progress: Progress, job: Job, reason: str) -> None:
+        """Begin a run whose process was killed again, a few times; then leave its trials to the next sitting."""
+        self.deaths[job.config] = self.deaths.get(job.config, 0) + 1
+        if self.deaths[job.config] < self.tries:
+            crew.start(job)
+            return
+        for trial in self.running.pop(job.config):
+            trial.set_user_attr("killed", reason)
+        progress.event("failed", job, {"reason": reason})
 
     def _curve(self, job: Job) -> list[dict[str, Any]]:
         lines = (self.store.run_folder(job.config) / "curves.jsonl").read_text(encoding="utf-8").splitlines()
@@ -187,32 +243,46 @@ class _Desk:
 def _open(file: Path, search: Search, job: Job) -> optuna.Study:
     """The search of a folder, or a new one; another one is refused."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    asked = json.loads(json.dumps({**job.facts(), "space": {key: str(each) for key, each in search.space.items()}}))
+    if not file.exists():
+        _create(file, asked)
     epochs = job.entry.settings.epochs
     pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTS, n_warmup_steps=max(2, epochs // GRACE))
     try:
-        study = optuna.create_study(
-            study_name=NAME,
-            storage=f"sqlite:///{file.resolve()}",
-            pruner=pruner,
-            direction="maximize",
-            load_if_exists=True,
-        )
+        # Values are chosen elsewhere: a sampler that draws nothing at the start of a trial is enough.
+        study = optuna.load_study(study_name=NAME, storage=_url(file), sampler=RandomSampler(), pruner=pruner)
+        trials = study.get_trials(deepcopy=False)
     except Exception as found:
-        if type(found).__name__ not in {"DatabaseError", "StorageInternalError"}:
+        if type(found).__name__ not in {"DatabaseError", "StorageInternalError", "KeyError"}:
             raise
         raise BadInput(f"{file}: expected the trials of a search, found: {found}; choose another --out") from None
-    asked = json.loads(json.dumps({**job.facts(), "space": {key: str(each) for key, each in search.space.items()}}))
-    before = study.user_attrs.get("asked")
-    if before is None:
-        study.set_user_attr("asked", asked)
-        if (start := search.start()) is not None:
-            study.enqueue_trial(start)
-    elif before != asked:
+    before = study.user_attrs.get("asked", {})
+    if before != asked:
         old, new = _flat(before), _flat(asked)
         other = [f"{key} {value}" for key, value in old.items() if value != new.get(key)]
         other += [f"{key} not among it" for key in new if key not in old]
         raise BadInput(f"{file.parent} holds another search ({', '.join(other)}); choose another folder with --out")
+    if foreign := [each.number for each in trials if not {"values", "config"} <= set(each.user_attrs)]:
+        numbers = ", ".join(map(str, foreign))
+        raise BadInput(f"{file}: expected values of each trial, found none in trial {numbers}; choose another --out")
     return study
+
+
+def _create(file: Path, asked: dict[str, Any]) -> None:
+    """Write down an empty search under another name, then rename it: a kill leaves a whole one or none."""
+    unfinished = file.with_suffix(".tmp")
+    for rest in (unfinished, unfinished.with_name(f"{unfinished.name}-journal")):
+        rest.unlink(missing_ok=True)
+    storage = optuna.storages.RDBStorage(_url(unfinished))
+    study = optuna.create_study(study_name=NAME, storage=storage, direction="maximize")
+    study.set_user_attr("asked", asked)
+    storage.remove_session()
+    storage.engine.dispose()
+    unfinished.replace(file)
+
+
+def _url(file: Path) -> str:
+    return f"sqlite:///{file.resolve()}"
 
 
 def _flat(facts: dict[str, Any]) -> dict[str, Any]:
@@ -223,8 +293,12 @@ def _flat(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _report(trial: Trial, value: float, epoch: int) -> None:
     """Once for each epoch: a run that goes on from a checkpoint repeats some."""
-    if epoch not in trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values:
+    if epoch not in _known_epochs(trial):
         trial.report(value, epoch)
+
+
+def _known_epochs(trial: Trial) -> dict[int, float]:
+    return trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
 
 
 def _score_of(job: Job, record: dict[str, Any]) -> float:
@@ -242,13 +316,16 @@ def _diverged(row: dict[str, Any]) -> bool:
 
 
 def _tried(trial: FrozenTrial, search: Search) -> Tried:
+    values, epochs = trial.user_attrs["values"], max(trial.intermediate_values, default=0)
+    if not trial.state.is_finished():
+        return Tried(trial.number, values, "killed", None, epochs, trial.user_attrs.get("killed", ""))
+    if trial.state == TrialState.COMPLETE:
+        return Tried(trial.number, values, "finished", trial.value, epochs or search.base.settings.epochs)
     reason = trial.user_attrs.get("reason", "")
-    state = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned"}.get(trial.state, "failed")
-    state = "diverged" if reason.startswith(DIVERGED) else state
-    epochs = max(trial.intermediate_values, default=0)
-    done = search.base.settings.epochs if state == "finished" and not epochs else epochs
-    score = None if state in ("diverged", "failed") else trial.value
-    return Tried(trial.number, trial.user_attrs.get("values", {}), state, score, done, reason)
+    if reason.startswith(DIVERGED):
+        return Tried(trial.number, values, "diverged", None, epochs, reason)
+    state, score = ("pruned", trial.value) if trial.state == TrialState.PRUNED else ("failed", None)
+    return Tried(trial.number, values, state, score, epochs, reason)
 
 
 def _importance(study: optuna.Study) -> dict[str, float]:

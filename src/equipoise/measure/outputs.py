@@ -64,11 +64,19 @@ def features_of_part(model: LateFusion, part: Part, batch: int = 512, *, silent:
         silent: Whether every input is set to zero first. Lengths of ragged time stay.
     """
     check_model(model)
-    found = []
     with evaluating(model), torch.no_grad():
-        for inputs, _ in batches_of(part, model.committee.device, batch):
-            heard = {name: torch.zeros_like(each) if name in model.encoders else each for name, each in inputs.items()}
-            found.append(model.features(heard if silent else inputs))
+        return read_features(model, part, batch, silent=silent)
+
+
+def read_features(model: LateFusion, part: Part, batch: int = 512, *, silent: bool = False) -> dict[str, Tensor]:
+    """Give the features of each modality at hand, as `features_of_part`, of a model that is evaluating already.
+
+    Entering evaluation mode visits every module, which takes longer than reading one modality of a wide model.
+    """
+    found = []
+    for inputs, _ in batches_of(part, model.committee.device, batch):
+        heard = {name: torch.zeros_like(each) if name in model.encoders else each for name, each in inputs.items()}
+        found.append(model.features(heard if silent else inputs))
     return {name: torch.cat([features[name] for features in found]) for name in found[0]}
 
 
@@ -78,7 +86,24 @@ def decide(model: LateFusion, features: Mapping[str, Tensor], label: Tensor) -> 
     Encoders are the cost of a model. Where only one modality of a part changes, or none, the others need no second run.
     """
     with evaluating(model), torch.no_grad():
-        logs = {name: scores.double() for name, scores in class_log_probabilities(_heads(model, features)).items()}
+        return read_decisions(model, features, label)
+
+
+def read_decisions(
+    model: LateFusion, features: Mapping[str, Tensor], label: Tensor, known: Mapping[str, Tensor] | None = None
+) -> Outputs:
+    """Let the heads decide, as `decide`, of a model that is evaluating already.
+
+    Args:
+        model: The model.
+        features: The features of each modality at hand.
+        label: The right classes.
+        known: Log-probabilities of modalities whose features were read before; their heads are not asked again.
+    """
+    known = {} if known is None else {name: each for name, each in known.items() if name in features}
+    asked = class_log_probabilities(_heads(model, features, known))
+    found = {**known, **{name: scores.double() for name, scores in asked.items()}}
+    logs = {name: found[name] for name in ("fused", *features) if name in found}
     label = label.to(logs["fused"].device)
     _check_labels(label, logs["fused"].shape[1])
     weights = dict(zip(["fused", *model.encoders], model.committee.double().unbind(), strict=True))
@@ -113,7 +138,8 @@ def check_model(model: object) -> None:
         )
 
 
-def _heads(model: LateFusion, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _heads(model: LateFusion, features: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The outputs of the fused head, and of every other one that is not known."""
     one = next(iter(features.values()))
     whole = {
         name: features[name] if name in features else one.new_zeros(len(one), size)
@@ -122,9 +148,9 @@ def _heads(model: LateFusion, features: Mapping[str, Tensor]) -> dict[str, Tenso
     outputs = {"fused": model.fusion(whole)}
     if model.unimodal == "split":
         shares = model.fusion.share(whole)
-        outputs |= {name: shares[name] for name in features}
+        outputs |= {name: shares[name] for name in features if name not in known}
     elif model.unimodal is not None:
-        outputs |= {name: model.heads[name](feature) for name, feature in features.items()}
+        outputs |= {name: model.heads[name](feature) for name, feature in features.items() if name not in known}
     return outputs
 
 

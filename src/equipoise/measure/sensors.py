@@ -12,8 +12,9 @@ import torch
 
 from equipoise.data.splits import Part
 from equipoise.measure.corrupt import Training, bursts, delayed, frozen, noisy
-from equipoise.measure.outputs import Outputs, decide, features_of_part
+from equipoise.measure.outputs import Outputs, check_model, read_decisions, read_features
 from equipoise.measure.scoring import accuracy
+from equipoise.models.evaluation import evaluating
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.names import raise_all
 
@@ -55,18 +56,22 @@ def faults(model: LateFusion, part: Part, training: Training, seed: int = 0, bat
         ValueError: If an input is no floating-point array, or a modality has the name of a summary.
     """
     raise_all(_problems(model, part, training))
-    clean = features_of_part(model, part, batch)
+    check_model(model)
     found: dict[str, Any] = {}
-    for modality in model.encoders:
-        found[modality] = {}
-        for fault, level, faulty in faulty_parts(part, modality, training, seed):
-            if not faulty.inputs:
-                continue
-            # Encoders read their own modality only: one of them has to look again, the others have not.
-            features = {name: each for name, each in clean.items() if name != modality}
-            if modality in faulty.inputs:
-                features |= features_of_part(model, _alone(faulty, modality), batch)
-            found[modality].setdefault(fault, {})[level] = _answers(decide(model, features, part.label))
+    with evaluating(model), torch.no_grad():
+        clean = read_features(model, part, batch)
+        known = read_decisions(model, clean, part.label).unimodal
+        for modality in model.encoders:
+            found[modality] = {}
+            # Encoders and heads read their own modality only: one of them has to look again, the others have not.
+            others = {name: each for name, each in clean.items() if name != modality}
+            heard = {name: each for name, each in known.items() if name != modality}
+            for fault, level, faulty in faulty_parts(part, modality, training, seed):
+                if not faulty.inputs:
+                    continue
+                broken = read_features(model, _alone(faulty, modality), batch) if modality in faulty.inputs else {}
+                outputs = read_decisions(model, others | broken, part.label, heard)
+                found[modality].setdefault(fault, {})[level] = _answers(outputs)
     return found | _summaries(found)
 
 

@@ -14,6 +14,8 @@ from equipoise.models.evaluation import evaluating
 from equipoise.models.names import name_problems, raise_all
 
 FUSED = "fused"
+MOST = 10
+"""Modalities that `ShapleyResponses` takes."""
 
 
 @final
@@ -64,7 +66,10 @@ class ShapleyResponses(nn.Module):
 
     Args:
         model: Maps ``{name: input}`` to a tensor, or to a mapping with the entry "fused".
-        modalities: Their names, as in the inputs.
+        modalities: Their names, as in the inputs; at most ten.
+
+    Raises:
+        ValueError: If there are more, or a name is none.
 
     Example:
         >>> from equipoise import AGM
@@ -82,7 +87,7 @@ class ShapleyResponses(nn.Module):
 
     def __init__(self, model: nn.Module, modalities: Sequence[str]) -> None:
         super().__init__()
-        raise_all(name_problems(modalities))
+        raise_all([*name_problems(modalities), *_too_many(modalities)])
         self.model = model
         self.modalities = tuple(modalities)
         self.register_buffer("factors", torch.ones(len(self.modalities)), persistent=False)
@@ -119,6 +124,15 @@ class ShapleyResponses(nn.Module):
                 gain = output(group | {name}) - output(group) if group else output(frozenset({name}))
                 terms.append(share * gain)
         return torch.stack(terms).sum(dim=0)
+
+
+def _too_many(modalities: Sequence[str]) -> list[str]:
+    if len(modalities) <= MOST:
+        return []
+    return [
+        f"ShapleyResponses expected at most {MOST} modalities, for which it runs the model {2**MOST - 1} times a step; "
+        f"found {len(modalities)}. Train with AGM() on the model itself: its fast form needs one pass."
+    ]
 
 
 def _zero_outside(inputs: Mapping[str, Tensor], missing: frozenset[str]) -> dict[str, Tensor]:

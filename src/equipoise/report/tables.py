@@ -11,6 +11,8 @@ from equipoise.report.paired import BASELINE, compared_with, paired
 from equipoise.report.results import Results, Row, dig, number
 from equipoise.report.table import Column, Table, build
 
+ERROR = "shapley_error"
+
 
 def tables(results: Results, baseline: str = BASELINE) -> list[Table]:
     """The main table of each data set."""
@@ -71,13 +73,24 @@ def missing_table(rows: Sequence[Row]) -> Table:
 
 
 def protocol_table(rows: Sequence[Row]) -> Table:
-    """Uni-modal accuracy by every protocol that was measured."""
+    """Uni-modal accuracy by every protocol that was measured; Shapley values that were estimated, with their error."""
+    names = modalities(rows)
     columns = [
         Column(f"{protocol}.{name}", name, _at("test", protocol, name), f"{protocol}, %", better="higher")
         for protocol in PROTOCOLS
-        for name in modalities(rows)
+        for name in names
     ]
-    return build("Accuracy of each modality alone, by every protocol", columns, aggregate(rows))
+    columns += [
+        Column(f"{ERROR}.{name}", name, _at("test", ERROR, name), "± standard error of shapley, %") for name in names
+    ]
+    estimated = any(dig(row, "test", ERROR) for row in rows)
+    notes = [
+        "Shapley values of more than eight modalities are estimated from random orders; ± standard error is that of "
+        "one run's estimate, mean over runs."
+    ]
+    return build(
+        "Accuracy of each modality alone, by every protocol", columns, aggregate(rows), notes if estimated else ()
+    )
 
 
 def measure_table(rows: Sequence[Row]) -> Table:
