@@ -36,7 +36,7 @@ balancer = MIMO(penalty=10.0, smoothing=0.1)
 for _ in range(20):
     for batch in torch.randperm(len(labels)).split(50):
         outputs = model({name: x[batch] for name, x in inputs.items()})
-        loss = balancer({name: F.cross_entropy(logits, labels[batch]) for name, logits in outputs.items()})
+        loss = balancer({name: F.cross_entropy(z, labels[batch], reduction="none") for name, z in outputs.items()})
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

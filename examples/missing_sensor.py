@@ -38,7 +38,7 @@ balancer = MIMO(penalty=3.0, smoothing=0.1)
 for _ in range(30):
     for batch in torch.randperm(len(labels)).split(40):
         outputs = model({name: x[batch] for name, x in inputs.items()})
-        loss = balancer({name: F.cross_entropy(z, labels[batch]) for name, z in outputs.items()})
+        loss = balancer({name: F.cross_entropy(z, labels[batch], reduction="none") for name, z in outputs.items()})
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -36,7 +36,7 @@ def train(balancer: Balancer, rate: float, trajectory: Trajectory | None = None)
     for _ in range(4):
         for batch in torch.randperm(len(labels)).split(50):
             outputs = model({name: x[batch] for name, x in inputs.items()})
-            losses = {name: F.cross_entropy(z, labels[batch]) for name, z in outputs.items()}
+            losses = {name: F.cross_entropy(z, labels[batch], reduction="none") for name, z in outputs.items()}
             if trajectory is not None:
                 trajectory.record(losses)
             loss = balancer(losses)

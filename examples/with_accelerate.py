@@ -27,7 +27,7 @@ for _ in range(4):
     for batch in batches:
         label = batch.pop("label")
         with accelerator.accumulate(model):
-            losses = {name: F.cross_entropy(logits, label) for name, logits in model(batch).items()}
+            losses = {name: F.cross_entropy(logits, label, reduction="none") for name, logits in model(batch).items()}
             accelerator.backward(balancer(losses))
             optimizer.step()
             optimizer.zero_grad()

@@ -43,7 +43,8 @@ class Module(lightning.LightningModule):
     def training_step(self, batch: Batch, _: int) -> Tensor:
         """The balanced loss; Lightning does the rest."""
         inputs, label = batch
-        return self.balancer({name: F.cross_entropy(z, label) for name, z in self.model(inputs).items()})
+        outputs = self.model(inputs)
+        return self.balancer({name: F.cross_entropy(z, label, reduction="none") for name, z in outputs.items()})
 
     def validation_step(self, batch: Batch, _: int) -> None:
         """What MSLR learns from."""

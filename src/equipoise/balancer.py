@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -213,7 +214,8 @@ class Balancer(Questions):
             losses, self.modalities, needs_fused=self.needs_fused, needs_unimodal=self.needs_unimodal
         )
         first = next(iter(losses.values()))
-        with torch.inference_mode(False):  # what is made here outlives an evaluation
+        # What is made here outlives an evaluation.
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             self.settle(modalities, first.device)
             if self._watch is None or not self._watch.serves(self.modalities, first.device):
                 self._watch = FiniteWatch((FUSED, *self.modalities), first.device)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from equipoise.balancer import Balancer
 from equipoise.checks import demand
+from equipoise.errors import BadInput
 from equipoise.methods.scores import mean_of_others
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.shapley import ShapleyResponses
@@ -116,7 +117,7 @@ class AGM(Balancer):
             why += "; ".join(problems)
             instead = "wrap the model, ShapleyResponses(model, names), and type AGM(responses=…), or AGM(form='fast')"
             if self._asked == "published":
-                raise ValueError(f"AGM: {why}; {instead}")
+                raise BadInput(f"AGM: {why}; {instead}")
             if not self._warned:
                 self._warned = True
                 warnings.warn(f"AGM takes its approximate form: {why}; {instead}", ApproximationWarning, stacklevel=4)
