@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from equipoise.commands.config import Config, after_config
 from equipoise.commands.options import Data, Folds, Json, On, OneMethod, PresetName, Split, Workers, complaint, data_and
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import all_data
-from equipoise.errors import BadInput, FailedRuns, answers
+from equipoise.errors import BadInput, FailedRuns, answers, shown
 from equipoise.presets import all_presets
 from equipoise.safe_step import words_for
 from equipoise.settings import Settings
@@ -242,6 +243,9 @@ def version() -> None:
 
 def main() -> None:
     """Run the command; bad input ends with exit code 2 and one message, Ctrl-C with how to go on."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be no text
     try:
         distributed.only_the_first_speaks(sys.argv[1:])
         code = app(standalone_mode=False)  # None, or an exit code where a command did not come to its end
@@ -256,7 +260,7 @@ def main() -> None:
         sys.exit(2)
     except FailedRuns as found:
         kept = "the others are kept: `equipoise report` shows them"
-        print(f"equipoise: some runs failed; {kept}.\n{found}", file=sys.stderr)
+        print(shown(f"equipoise: some runs failed; {kept}.\n{found}"), file=sys.stderr)
         sys.exit(1)
     except Exception as found:
         if hasattr(found, "format_message"):  # how the parser of the command line says what is wrong with it
@@ -289,7 +293,7 @@ def _print_tables(folder: Path) -> None:
     from equipoise import report as reports
 
     made_by = folder / comparison.COMMAND
-    page = reports.page(folder, command=made_by.read_text(encoding="utf-8").strip() if made_by.is_file() else None)
+    page = reports.page(folder, command=made_by.read_text("utf-8", "replace").strip() if made_by.is_file() else None)
     for table in reports.tables(reports.read(folder)):
         reports.terminal(table)
     print(f"The page: {page}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, final
+
+_COMMANDS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @final
@@ -49,3 +52,17 @@ def look_up(kind: str, name: str, known: Mapping[str, Any]) -> Any:
     near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
     raise ValueError(f"unknown {kind} {name!r}; {hint}")
+
+
+def shown(text: str, kept: str = "\n\t") -> str:
+    r"""Text as it may be shown: without characters that command a terminal, turn the writing, or cannot be written.
+
+    Args:
+        text: From anywhere.
+        kept: Such characters that stay.
+
+    Example:
+        >>> shown("a\x1b[31mred")
+        'a\N{REPLACEMENT CHARACTER}[31mred'
+    """
+    return _COMMANDS.sub(lambda found: found[0] if found[0] in kept else "\N{REPLACEMENT CHARACTER}", text)

@@ -68,6 +68,16 @@ def free_memory() -> int:
     return int(max(0, min(free, _left_in_groups())))
 
 
+def beyond_memory(needed: float) -> str:
+    """Say how much memory something needs and how much is free; "" where it fits."""
+    return "" if needed <= (free := free_memory()) else beyond(needed, free)
+
+
+def beyond(needed: float, free: float) -> str:
+    """Say that something does not fit."""
+    return f"needs about {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are free"
+
+
 def _memory_of_the_machine() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

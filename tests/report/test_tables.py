@@ -157,21 +157,23 @@ def test_the_notes_say_how_it_was_measured(table: Table) -> None:
 
 def test_selection_on_the_test_set_is_said_aloud(tmp_path: Path) -> None:
     row = make_row("msl") | {"selected": {"epoch": 3, "by": "test"}}
-    (tmp_path / "results.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     (table,) = tables(read(tmp_path))
     assert any("SELECTED ON THE TEST SET" in note for note in table.notes)
 
 
 def test_a_nearly_empty_row_shows_dashes(tmp_path: Path) -> None:
-    rows = [{"schema": 1, "method": "msl", "test": {"fused": 0.5}}, {"schema": 1, "method": "ew", "test": None}]
-    (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    rows = [{"method": "msl", "test": {"fused": 0.5}}, {"method": "ew", "test": None}]
+    (tmp_path / "results.jsonl").write_text(
+        "".join(f"{json.dumps({'schema': 1, 'config': row['method'], **row})}\n" for row in rows), encoding="utf-8"
+    )
     (table,) = tables(read(tmp_path))
     assert as_written(table) == [["msl", "50.0"], ["ew", "–"]]
     assert "Split: no fingerprint recorded." in table.notes
 
 
 def test_no_number_at_all_still_prints(tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").write_text('{"schema": 1, "method": "msl"}', encoding="utf-8")
+    (tmp_path / "results.jsonl").write_text('{"schema": 1, "config": "a", "method": "msl"}\n', encoding="utf-8")
     (table,) = tables(read(tmp_path))
     assert "msl" in printed(table, 60)
     assert as_latex(table).count("tabular") == 2
@@ -189,7 +191,7 @@ HOSTILE = r"a|b [bold]c[/bold] <script>alert(1)</script> \input{x} 50% $x_1^2$ ~
 
 
 def test_labels_are_only_text(tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").write_text(json.dumps(make_row("msl") | {"label": HOSTILE}), encoding="utf-8")
+    (tmp_path / "results.jsonl").write_text(json.dumps(make_row("msl") | {"label": HOSTILE}) + "\n", encoding="utf-8")
     (table,) = tables(read(tmp_path))
     assert "a|b [bold]c[/bold]" in printed(table, 200)
     markdown = as_markdown(table)
