@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from equipoise.commands.config import Config, after_config
 from equipoise.commands.options import Data, Folds, Json, On, OneMethod, PresetName, Split, Workers, complaint, data_and
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import all_data
-from equipoise.errors import BadInput, FailedRuns, answers, shown
+from equipoise.errors import BadInput, FailedRuns, answers, only_text, shown
 from equipoise.presets import all_presets
 from equipoise.safe_step import words_for
 from equipoise.settings import Settings
@@ -243,10 +242,8 @@ def version() -> None:
 
 def main() -> None:
     """Run the command; bad input ends with exit code 2 and one message, Ctrl-C with how to go on."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files may be no text
     try:
+        only_text(sys.argv[1:])
         distributed.only_the_first_speaks(sys.argv[1:])
         code = app(standalone_mode=False)  # None, or an exit code where a command did not come to its end
         if code == INTERRUPTED:

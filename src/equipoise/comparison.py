@@ -67,7 +67,7 @@ def compare(
     if distributed.leads():
         if trackers is not None:
             trackers.try_out()
-        (out / COMMAND).write_text(shlex.join(["equipoise", *sys.argv[1:]]) + "\n", "utf-8", "backslashreplace")
+        (out / COMMAND).write_text(shlex.join(["equipoise", *sys.argv[1:]]) + "\n", encoding="utf-8")
     if tune:
         with distributed.one_by_one():
             trials = Store(out / "tuning")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import io
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
@@ -66,3 +68,15 @@ def shown(text: str, kept: str = "\n\t") -> str:
         'a\N{REPLACEMENT CHARACTER}[31mred'
     """
     return _COMMANDS.sub(lambda found: found[0] if found[0] in kept else "\N{REPLACEMENT CHARACTER}", text)
+
+
+def only_text(words: list[str]) -> None:
+    """Refuse words in another encoding, since what is made of them is text: rows, pages, figures.
+
+    Names of files may be any bytes; where those of others come up in what is printed, they are shown as they can be.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if odd := [word for word in words if word.encode("utf-8", "ignore").decode() != word]:
+        raise BadInput(f"expected words in UTF-8, found {', '.join(map(ascii, odd))}; rename the file or folder")

@@ -117,7 +117,7 @@ def mutated(whole: bytes, other: bytes, draw: random.Random) -> bytes:
     if draw.random() < 0.4:
         return exchanged(whole, other, draw)
     content = bytearray(whole)
-    places = [place for _, _, place in pickletools.genops(whole)]
+    places = [place or 0 for _, _, place in pickletools.genops(whole)]
     for _ in range(draw.choice([1, 1, 1, 1, 2, 4, 12])):
         place, at = draw.randrange(len(content)), min(draw.choice(places), len(content))
         match draw.randrange(9):

@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from equipoise.report import Table, as_csv, as_json, as_latex, as_markdown, read, tables, terminal
+from equipoise.report import (
+    Cell,
+    Column,
+    Table,
+    as_csv,
+    as_json,
+    as_latex,
+    as_markdown,
+    read,
+    tables,
+    terminal,
+    written,
+)
 from equipoise.report.markup import html_table
 from report.example import make_row, write_study
 
@@ -213,3 +225,23 @@ def test_runs_on_a_gpu_say_how_their_steps_were_done(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     notes = "\n".join(tables(read(tmp_path))[0].notes)
     assert "On a GPU in bf16, steps played back from a recording; 1 run as written, since its step waits" in notes
+
+
+@pytest.mark.parametrize("label", ["=1+1.npz", "+1", "-1+1", "@SUM(A1)", " =1", "|x", "%x"])
+def test_no_cell_of_a_csv_is_a_formula(label: str, tmp_path: Path) -> None:
+    rows = [make_row("msl", seed) | {"label": label, "data": label} for seed in range(2)]
+    (tmp_path / "results.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    results = read(tmp_path)
+    (table,) = tables(results)
+    shown = results.rows[0]["label"]
+    for text in (as_csv(table), written("csv", {results.rows[0]["data"]: table, "other": table})):
+        cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+        assert f"'{shown}" in cells
+        texts = [cell for cell in cells if not re.fullmatch(r"-?[0-9.e-]*", cell)]
+        assert not any(cell.lstrip()[0] in "=+-@|%" for cell in texts)
+
+
+def test_numbers_below_zero_stay_numbers() -> None:
+    column = Column("difference", "vs msl", lambda _: None, kind="difference")
+    table = Table("t", (column,), ("ew",), ((Cell("-1.0", value=-0.01, low=-0.02, high=0.0),),))
+    assert as_csv(table).splitlines()[1] == "ew,-0.01,-0.02,0.0"

@@ -71,7 +71,7 @@ class _Machine:
             needed = f"at least {(self.room - self.left) / 2**30:,.1f} GiB of memory"
             refuse(f"a pickle that needs {needed}: expected at most what is free, {self.room / 2**30:,.1f} GiB")
 
-    def bytes(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
         self.take(size)
         self.returnable += size if size >= LARGE else 0
         if self.size is not None and size > self.size:
@@ -95,7 +95,7 @@ class _Machine:
 
     def whole(self, layout: str) -> int:
         """A number of a given layout."""
-        return struct.unpack(layout, self.bytes(struct.calcsize(layout)))[0]
+        return struct.unpack(layout, self.read(struct.calcsize(layout)))[0]
 
     def text(self, content: bytes) -> str:
         self.take(3 * len(content))  # one letter may make the others as wide as itself
@@ -132,7 +132,7 @@ class _Machine:
         self.marks.append(len(self.stack))
 
     def protocol(self) -> None:
-        if (found := self.bytes(1)[0]) > 5:
+        if (found := self.read(1)[0]) > 5:
             refuse(f"protocol {found}: expected 0 to 5")
 
     def integer(self, value: int) -> None:
@@ -238,7 +238,7 @@ class _Machine:
 
 _INSTRUCTIONS: dict[bytes, Callable[[_Machine], object]] = {
     pickle.PROTO: _Machine.protocol,
-    pickle.FRAME: lambda m: m.bytes(8),  # how much follows; it follows anyway
+    pickle.FRAME: lambda m: m.read(8),  # how much follows; it follows anyway
     pickle.MARK: _Machine.mark,
     # values
     pickle.NONE: lambda m: m.push(None),
@@ -249,21 +249,21 @@ _INSTRUCTIONS: dict[bytes, Callable[[_Machine], object]] = {
     pickle.BININT: lambda m: m.push(m.whole("<i")),
     pickle.BININT1: lambda m: m.push(m.whole("<B")),
     pickle.BININT2: lambda m: m.push(m.whole("<H")),
-    pickle.LONG1: lambda m: m.integer(int.from_bytes(m.bytes(m.whole("<B")), "little", signed=True)),
-    pickle.LONG4: lambda m: m.integer(int.from_bytes(m.bytes(m.whole("<I")), "little", signed=True)),
+    pickle.LONG1: lambda m: m.integer(int.from_bytes(m.read(m.whole("<B")), "little", signed=True)),
+    pickle.LONG4: lambda m: m.integer(int.from_bytes(m.read(m.whole("<I")), "little", signed=True)),
     pickle.FLOAT: lambda m: m.push(float(m.line())),
     pickle.BINFLOAT: lambda m: m.push(m.whole(">d")),
     pickle.STRING: _Machine.bare_text,
-    pickle.BINSTRING: lambda m: m.push(m.bytes(m.whole("<I")).decode("latin1")),
-    pickle.SHORT_BINSTRING: lambda m: m.push(m.bytes(m.whole("<B")).decode("latin1")),
+    pickle.BINSTRING: lambda m: m.push(m.read(m.whole("<I")).decode("latin1")),
+    pickle.SHORT_BINSTRING: lambda m: m.push(m.read(m.whole("<B")).decode("latin1")),
     pickle.UNICODE: lambda m: m.push(m.line().decode("raw-unicode-escape")),
-    pickle.BINUNICODE: lambda m: m.push(m.text(m.bytes(m.whole("<I")))),
-    pickle.SHORT_BINUNICODE: lambda m: m.push(m.text(m.bytes(m.whole("<B")))),
-    pickle.BINUNICODE8: lambda m: m.push(m.text(m.bytes(m.whole("<Q")))),
-    pickle.BINBYTES: lambda m: m.push(m.bytes(m.whole("<I"))),
-    pickle.SHORT_BINBYTES: lambda m: m.push(m.bytes(m.whole("<B"))),
-    pickle.BINBYTES8: lambda m: m.push(m.bytes(m.whole("<Q"))),
-    pickle.BYTEARRAY8: lambda m: m.push(bytearray(m.bytes(m.whole("<Q")))),
+    pickle.BINUNICODE: lambda m: m.push(m.text(m.read(m.whole("<I")))),
+    pickle.SHORT_BINUNICODE: lambda m: m.push(m.text(m.read(m.whole("<B")))),
+    pickle.BINUNICODE8: lambda m: m.push(m.text(m.read(m.whole("<Q")))),
+    pickle.BINBYTES: lambda m: m.push(m.read(m.whole("<I"))),
+    pickle.SHORT_BINBYTES: lambda m: m.push(m.read(m.whole("<B"))),
+    pickle.BINBYTES8: lambda m: m.push(m.read(m.whole("<Q"))),
+    pickle.BYTEARRAY8: lambda m: m.push(bytearray(m.read(m.whole("<Q")))),
     # containers
     pickle.EMPTY_TUPLE: lambda m: m.push(()),
     pickle.TUPLE1: lambda m: m.push(tuple(m.values(1))),

@@ -177,6 +177,8 @@ def _nothing_there(path: Path, names: list[str]) -> str:
     text = str(path)
     if path.exists():
         return f"{text}: expected a prepared folder, or a file that ends in {ENDINGS}; found a file of another kind"
+    if os.path.lexists(path):
+        return f"{text}: expected a file or a folder, found a link that leads nowhere, or in a circle"
     if path.suffix or os.sep in text:
         there = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, there, n=1)

@@ -59,7 +59,7 @@ def page(folder: str | Path, command: str | None = None, baseline: str = BASELIN
     )
     path = results.folder / "report.html"
     unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-    unfinished.write_text(text, encoding="utf-8")
+    unfinished.write_text(text, "utf-8", "replace")
     unfinished.replace(path)
     return path
 
