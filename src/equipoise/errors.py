@@ -65,7 +65,7 @@ def shown(text: str, kept: str = "\n\t") -> str:
 
     Example:
         >>> shown("a\x1b[31mred")
-        'a\N{REPLACEMENT CHARACTER}[31mred'
+        'a�[31mred'
     """
     return _COMMANDS.sub(lambda found: found[0] if found[0] in kept else "\N{REPLACEMENT CHARACTER}", text)
 
