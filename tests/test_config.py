@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,42 @@ def test_everything_wrong_is_said_at_once_with_its_line(asked: Any) -> None:
 )
 def test_what_is_no_configuration_is_refused(text: str, expected: str, asked: Any) -> None:
     assert expected in asked(text)
+
+
+LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 40))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[" * 30_000, "found lists in each other, very deep"),
+        ("a: {" * 8_000, "found lists in each other, very deep"),
+        (LAUGHS, "a39: expected a value, a list of values"),
+        (LAUGHS.replace("a", "? a", 1) + "? [*a39, *a39]\n: 1\n", "a sequence: expected a name before the colon"),
+        ("? &a [*a]\n: 1", "a sequence: expected a name before the colon"),
+        ("epochs: 3\n" + "#" * 65_536, "expected a YAML file of at most 65,536 bytes, found more"),
+    ],
+    ids=["lists", "mappings", "laughs", "laughs as a key", "a key that holds itself", "long"],
+)
+def test_malice_ends_with_a_message(text: str, expected: str, asked: Any) -> None:
+    assert expected in asked(text)
+
+
+def test_what_is_no_file_is_refused_unread(asked: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    for name in ("/dev/zero", "pipe", "zeros", "."):
+        assert f"--config {name}: expected a YAML file, found a folder, a pipe or a device" in asked(
+            "", "--config", name
+        )
+    assert "--config circle: expected a YAML file; " in asked("", "--config", "circle")
+
+
+def test_words_in_another_encoding_are_refused(asked: Any) -> None:
+    for words in (["--data", "caf\udce9.npz"], ["--config", "\udcff"], ["--data", "generated", "--out", "\udce9"]):
+        told = asked("", *words)
+        assert told == f"equipoise: expected words in UTF-8, found {words[-1]!a}; rename the file or folder\n"
 
 
 def test_a_file_that_is_not_there_is_refused(asked: Any) -> None:

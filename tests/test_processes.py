@@ -1,4 +1,4 @@
-"""How many cores are counted: those a process is bound to, and those that a container grants."""
+"""How many cores and how much memory are counted: those of the machine, and those that a container grants."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from equipoise import processes
-from equipoise.processes import cores
+from equipoise.processes import beyond_memory, cores, free_memory
 
 
 @pytest.fixture
@@ -82,3 +82,58 @@ def test_files_that_say_nothing_set_no_limit(limits: Path, quota: str) -> None:
 
 def test_this_machine() -> None:
     assert 1 <= cores() <= (os.cpu_count() or 1)
+
+
+@pytest.fixture
+def memory(limits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with one gibibyte free, and control groups of its own."""
+    monkeypatch.setattr(processes, "MEMORY", tmp_path / "memory")
+    (tmp_path / "memory").write_text(
+        "MemTotal: 4194304 kB\nMemFree: 100 kB\nMemAvailable:    1048576 kB\nBuffers: 1 kB\n"
+    )
+    return limits
+
+
+def grant(group: Path, **files: object) -> None:
+    group.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (group / f"memory.{name}").write_text(f"{content}\n")
+
+
+def test_memory_that_is_free_on_the_machine(memory: Path) -> None:
+    assert not memory.exists()
+    assert free_memory() == 2**30
+    grant(memory / "pods" / "mine", max="max", current=2**29, stat="inactive_file 0")
+    assert free_memory() == 2**30
+
+
+def test_memory_that_a_container_grants(memory: Path) -> None:
+    grant(memory / "pods" / "mine", max=2**29, current=2**28, stat="anon 5\ninactive_file 1000\nactive_file 7")
+    assert free_memory() == 2**28 + 1000
+    grant(memory / "pods", max=2**27, current=2**26, stat="inactive_file 0")
+    assert free_memory() == 2**26
+    grant(memory, max=2**20, current=2**21, stat="inactive_file 0")  # it was lowered
+    assert free_memory() == 0
+    assert beyond_memory(2**30) == "needs about 1.0 GiB of memory, and 0.0 GiB are free"
+
+
+def test_memory_in_groups_of_the_first_version(memory: Path) -> None:
+    processes.OWN_GROUPS.write_text("4:memory:/mine\n2:cpu,cpuacct:/mine\n")
+    grant(memory / "memory" / "mine", limit_in_bytes=9223372036854771712, usage_in_bytes=5, stat="cache 1")
+    grant(memory / "cpu" / "mine", limit_in_bytes=1, usage_in_bytes=1, stat="cache 1")
+    assert free_memory() == 2**30
+    grant(memory / "memory", limit_in_bytes=2**20, usage_in_bytes=2**19, stat="total_inactive_file 24")
+    assert free_memory() == 2**19 + 24
+
+
+def test_memory_where_nothing_says(memory: Path) -> None:
+    grant(memory / "pods" / "mine", max="much", current="x", stat="what is this")
+    assert free_memory() == 2**30
+    processes.MEMORY.write_text("no numbers")
+    assert free_memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    processes.MEMORY.unlink()
+    assert beyond_memory(2**10) == ""
+
+
+def test_this_machine_has_some_memory() -> None:
+    assert 2**20 < free_memory() < 2**50

@@ -23,7 +23,7 @@ from equipoise.commands.options import Data, Folds, Json, On, OneMethod, PresetN
 from equipoise.commands.typed import trackers_of, typed
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import all_data
-from equipoise.errors import BadInput, FailedRuns, answers
+from equipoise.errors import BadInput, FailedRuns, answers, only_text, shown
 from equipoise.inside import inside
 from equipoise.presets import all_presets
 from equipoise.safe_step import words_for
@@ -248,6 +248,7 @@ def version() -> None:
 def main() -> None:
     """Run the command; bad input ends with exit code 2 and one message, Ctrl-C with how to go on."""
     try:
+        only_text(sys.argv[1:])
         distributed.only_the_first_speaks(sys.argv[1:])
         code = app(standalone_mode=False)  # None, or an exit code where a command did not come to its end
         if code == INTERRUPTED:
@@ -261,7 +262,7 @@ def main() -> None:
         sys.exit(2)
     except FailedRuns as found:
         kept = "the others are kept: `equipoise report` shows them"
-        print(f"equipoise: some runs failed; {kept}.\n{found}", file=sys.stderr)
+        print(shown(f"equipoise: some runs failed; {kept}.\n{found}"), file=sys.stderr)
         sys.exit(1)
     except Exception as found:
         if hasattr(found, "format_message"):  # how the parser of the command line says what is wrong with it
@@ -290,7 +291,7 @@ def _print_tables(folder: Path) -> None:
     from equipoise import report as reports
 
     made_by = inside(folder, comparison.COMMAND)
-    page = reports.page(folder, command=made_by.read_text(encoding="utf-8").strip() if made_by.is_file() else None)
+    page = reports.page(folder, command=made_by.read_text("utf-8", "replace").strip() if made_by.is_file() else None)
     for table in reports.tables(reports.read(folder)):
         reports.terminal(table)
     print(f"The page: {page}")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from equipoise import ranks
 from equipoise.balancer import Balancer
-from equipoise.errors import BadInput
+from equipoise.errors import BadInput, shown
 from equipoise.settings import Settings
 
 PATIENCE = timedelta(hours=2)  # that ranks wait for each other: rank 0 measures while the others do
@@ -69,7 +69,7 @@ def only_the_first_speaks(words: Sequence[str]) -> None:
 def say(problem: str, *, known_to_all: bool = True) -> None:
     """Print what is wrong: the first process alone, where all know it."""
     if leads() or not known_to_all:
-        print(problem, file=sys.stderr)
+        print(shown(problem), file=sys.stderr)
     else:
         time.sleep(HEARD)  # a launcher ends all when one ends, and the first may not have come so far
 

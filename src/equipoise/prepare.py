@@ -199,7 +199,7 @@ class _Making:
 
 def _opened(original: Original, source: Path, out: Path) -> Clips | None:
     """What the source holds; None where it is gone and not needed, as everything is prepared."""
-    if source.resolve() == out.resolve():
+    if os.path.realpath(source) == os.path.realpath(out):
         raise BadInput(f"source and out are both {source}; choose another folder with --out")
     if not source.exists():
         if (out / FACTS).is_file():

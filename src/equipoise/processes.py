@@ -1,4 +1,4 @@
-"""How many cores there are to use, children that end when they should, and folders that one process at a time has."""
+"""Cores and memory that are there to use, children that end when they should, folders that one process alone has."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from equipoise.errors import BadInput
 PATIENCE = 1.0  # seconds: the children of a process that was killed hold its folder until they too are gone
 
 GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+MEMORY = Path("/proc/meminfo")
 
 
 def cores() -> int:
@@ -33,17 +34,20 @@ def cores() -> int:
 
 def _granted() -> float:
     """How many cores' time the least of the control groups around this process may take; infinite without a limit."""
+    return min((_limit(folder) for folder in _groups("cpu")), default=math.inf)
+
+
+def _groups(kind: str) -> Generator[Path]:
+    """The folders of the control groups around this process: those for everything, and those for cores or memory."""
     try:
         lines = OWN_GROUPS.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):  # not Linux, or another one
-        return math.inf
-    limits = [math.inf]
+        return
     for _, kinds, place in (line.split(":", 2) for line in lines if line.count(":") > 1):
-        if not kinds or "cpu" in kinds.split(","):  # version 2 has one tree for everything, version 1 one for the cores
-            top = GROUPS / "cpu" if kinds else GROUPS
+        if not kinds or kind in kinds.split(","):  # version 2 has one tree for everything, version 1 one for each kind
+            top = GROUPS / kind if kinds else GROUPS
             inner = top / place.strip("/")
-            limits += [_limit(folder) for folder in (inner, *inner.parents) if folder.is_relative_to(top)]
-    return min(limits)
+            yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(top))
 
 
 def _limit(group: Path) -> float:
@@ -65,6 +69,54 @@ def threads(count: int) -> Generator[None, None, None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def free_memory() -> int:
+    """How many bytes this process may still take: what is free on the machine, and not more than a container grants."""
+    try:
+        described = MEMORY.read_text(encoding="utf-8")
+        free = 1024 * int(described.partition("MemAvailable:")[2].split()[0])
+    except (OSError, ValueError, IndexError):  # not Linux
+        free = _memory_of_the_machine()
+    return int(max(0, min(free, _left_in_groups())))
+
+
+def beyond_memory(needed: float) -> str:
+    """Say how much memory something needs and how much is free; "" where it fits."""
+    return "" if needed <= (free := free_memory()) else beyond(needed, free)
+
+
+def beyond(needed: float, free: float) -> str:
+    """Say that something does not fit."""
+    return f"needs about {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are free"
+
+
+def _memory_of_the_machine() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # no such names either
+        return 2**36
+
+
+def _left_in_groups() -> float:
+    return min((_memory_left(folder) for folder in _groups("memory")), default=math.inf)
+
+
+def _memory_left(group: Path) -> float:
+    """What a control group may still take. Pages of files that nobody uses are given up first, and count as free."""
+    for limit, used, unused in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            granted = (group / limit).read_text(encoding="utf-8").strip()
+            if granted == "max":
+                return math.inf
+            told = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
+            return int(granted) - int((group / used).read_text(encoding="utf-8")) + int(told.get(unused, 0))
+        except (OSError, ValueError):  # not there, or not to be understood
+            continue
+    return math.inf
 
 
 def die_with_the_parent(*, born_of_a_server: bool = False) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any, final
 
+from equipoise.errors import shown
 from equipoise.study import Job
 
 
@@ -32,10 +33,15 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bars
 
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
             self._bars = Bars(*columns, console=Console(stderr=True), transient=True)
             self._bars.start()
-            self._all = self._bars.add_task(f"[bold]{self.title}", total=self.total)
+            self._all = self._bars.add_task(self.title, total=self.total)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,9 +56,8 @@ class Progress:
             self._show(kind, job, content)
         elif not self.quiet and kind in ("done", "failed"):
             seconds = time.perf_counter() - self.started
-            print(
-                f"{self.finished}/{self.total} {job.name}: {_result(kind, content)} ({seconds:.0f} s)", file=sys.stderr
-            )
+            said = f"{self.finished}/{self.total} {job.name}: {_result(kind, content)} ({seconds:.0f} s)"
+            print(shown(said), file=sys.stderr)
 
     def _show(self, kind: str, job: Job, content: dict[str, Any]) -> None:
         epochs = job.entry.settings.epochs

@@ -8,17 +8,22 @@ import json
 import os
 import re
 import shlex
+import stat
 import time
+from codecs import BOM_UTF8
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 from equipoise.errors import BadInput
 from equipoise.inside import inside, open_inside
+from equipoise.processes import beyond_memory
 
 SCHEMA = 1
 PROBE = ".writable"
+MOST_NAMED = 100  # damaged lines in one message
 PATIENCE = 1.0  # seconds: the runs of a study that was killed hold the folder until they too are gone
 
 
@@ -42,24 +47,9 @@ class Store:
 
     def rows(self) -> list[dict[str, Any]]:
         """Every complete row. A last line without an end was cut off by a kill, and is not a row."""
-        if not self.file.exists():
+        if not os.path.lexists(self.file):
             return []
-        *lines, _ = self.file.read_bytes().split(b"\n")
-        rows, damaged = [], []
-        for number, line in enumerate(lines, start=1):
-            row = _row(line)
-            if row is None:
-                damaged.append(number)
-            else:
-                rows.append(row)
-        if damaged:
-            delete = "".join(f"{number}d;" for number in damaged)
-            msg = (
-                f"{self.file}: expected one row a line, found damage in line {', '.join(map(str, damaged))}. Nothing "
-                f"was changed. To do those runs again, type: sed -i '{delete}' {shlex.quote(str(self.file))}"
-            )
-            raise BadInput(msg)
-        return rows
+        return [row for _, row in read_rows(self.file).values if row.get("schema", SCHEMA) == SCHEMA]
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row: first the remains of a torn one are cut off, then one write, then a flush to the disk."""
@@ -106,13 +96,83 @@ def cannot_write(path: Path, found: Exception) -> str:
     return f"cannot write to {path}: {reason}; finished runs are safe. Make room, and type the same command again"
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    """A line as a row; None where it is none."""
+@final
+@dataclass(frozen=True)
+class Lines:
+    """The JSON objects of a file that has one in each line.
+
+    Args:
+        values: Each with the number of its line, from 1.
+        torn: The number of a last line without an end, which a kill cut off; None where there is none.
+    """
+
+    values: list[tuple[int, dict[str, Any]]]
+    torn: int | None
+
+
+def read_rows(path: Path) -> Lines:
+    """The rows of a file of results; the one reader of it.
+
+    Raises:
+        BadInput: If it cannot be read, or a line that has an end holds no row; one message with all such lines.
+    """
+    return read_lines(path, lambda found: found.get("schema", SCHEMA) != SCHEMA or isinstance(found.get("config"), str))
+
+
+def read_lines(path: Path, fits: Callable[[dict[str, Any]], bool] = lambda _: True) -> Lines:
+    """The objects of a file that is only ever appended to. Blank lines and a byte order mark hold nothing.
+
+    Args:
+        path: Of the file.
+        fits: Says whether an object is one of those that belong there.
+
+    Raises:
+        BadInput: As `read_rows`.
+    """
+    values, damaged = [], []
+    for number, line in enumerate(_raw_lines(path), start=1):
+        if not line.endswith(b"\n"):
+            return Lines(values, number) if not damaged else _refuse(path, damaged)
+        if not line.strip():
+            continue
+        found = _object(line.removeprefix(BOM_UTF8) if number == 1 else line)
+        if found is not None and fits(found):
+            values.append((number, found))
+        else:
+            damaged.append(number)
+    return Lines(values, None) if not damaged else _refuse(path, damaged)
+
+
+def _raw_lines(path: Path) -> Generator[bytes, None, None]:
     try:
-        row = json.loads(line)
-    except ValueError:
+        # A pipe would keep whoever opens it waiting, and a device may never end.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise BadInput(f"{path}: expected a file, found a folder, a pipe or a device")
+            if why := beyond_memory(os.fstat(file.fileno()).st_size):
+                raise BadInput(f"{path}: {why}")
+            yield from file
+    except OSError as found:
+        raise BadInput(f"cannot read {path}: {found.strerror}") from None
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """A line as an object; None where it is none."""
+    try:
+        found = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and "config" in row else None
+    return found if isinstance(found, dict) else None
+
+
+def _refuse(path: Path, damaged: list[int]) -> NoReturn:
+    damaged, more = damaged[:MOST_NAMED], max(0, len(damaged) - MOST_NAMED)
+    delete = "".join(f"{number}d;" for number in damaged)
+    others = f" and {more:,} more" if more else ""
+    raise BadInput(
+        f"{path}: expected one row a line, found damage in line {', '.join(map(str, damaged))}{others}. Nothing "
+        f"was changed. To do those runs again, type: sed -i '{delete}' {shlex.quote(str(path))}"
+    )
 
 
 def _add(descriptor: int, line: bytes) -> None:

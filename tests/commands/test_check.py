@@ -1,6 +1,7 @@
 """`equipoise check`: everything wrong at once, what is odd apart from it, and what there is."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -304,3 +305,31 @@ def test_hashes_of_parts_that_share_a_map_are_those_of_their_rows() -> None:
     shared = Part({"a": values}, torch.zeros(2), rows=rows)
     own = Part({"a": values[rows]}, torch.zeros(2))
     assert examining._hashes(shared, range(2), None) == examining._hashes(own, range(2), None)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".csv", ".parquet", ""])
+def test_what_is_no_file_ends_with_a_message(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe, zeros, circle = (tmp_path / f"{name}{suffix}" for name in ("pipe", "zeros", "circle"))
+    os.mkfifo(pipe)
+    zeros.symlink_to("/dev/zero")
+    circle.symlink_to(circle)
+    for path in (pipe, zeros):
+        ended = run(capsys, data=path)
+        assert (ended.code, "not a file" in ended.out or "a file of another kind" in ended.out) == (2, True)
+    with pytest.raises(BadInput, match="found a link that leads nowhere, or in a circle"):
+        run(capsys, data=circle)
+
+
+def test_names_command_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text('label,id,x:sound\n"a\x1b[2J",i\x1b[2J,n.wav\nb,j,"m\x1b]0;t\x07.wav"\n', "utf-8")
+    ended = run(capsys, data=tmp_path / "a.csv")
+    assert ended.code == 2
+    assert not {*map(chr, range(32))} - {"\n"} & {*ended.out}
+    assert "expected names of letters that can be shown, found 'a\\x1b[2J'" in ended.out
+
+
+def test_marked_up_names_are_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    label = np.array(["[bold]", "[/x]", "=1+1"])[np.arange(SIZE) % 3]
+    ended = run(capsys, data=saved(tmp_path / "[red].npz", **{"[/a]": some(SIZE, 2)}, label=label))
+    assert ended.code == 0
+    assert all(name in ended.out for name in ("[bold]", "[/x]", "=1+1", "[/a]", "[red].npz"))

@@ -21,6 +21,7 @@ from data.promises import (
 )
 from data.test_ave import HEADER, ROWS
 from data.trained import check_it_trains
+from equipoise import processes
 from equipoise.data.ave import AVE
 from equipoise.data.ave_lists import EVENTS
 from equipoise.data.hdf import Table
@@ -231,3 +232,34 @@ def test_segments_prepared_and_trained(features: Path, tmp_path: Path) -> None:
     encoders = {"audio": MLP(128, 8, (16,)), "video": PooledMap(512, 8, (16,))}
     check_it_trains(LateFusion(encoders, classes=29), splits.train)
     check_trains(splits, "ave-segments", features=8)
+
+
+def test_numbers_that_lie_in_another_file_are_not_read(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(80))
+    write_array(tmp_path / "other.h5", np.zeros(10))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("outside", (10,), "f8", external=[(str(secret), 0, 80)])
+        file["linked"] = h5py.ExternalLink("other.h5", "avadataset")
+        file["soft"] = h5py.SoftLink("/own")
+        layout = h5py.VirtualLayout((10,), "f8")
+        layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "avadataset", (10,))
+        file.create_virtual_dataset("virtual", layout)
+        file.create_dataset("own", data=np.arange(3.0))
+    assert Table(tmp_path / "a.h5", "own")[...].tolist() == [0, 1, 2]
+    for name in ("outside", "linked", "soft", "virtual"):
+        with pytest.raises(
+            Unreadable, match=r"a\.h5: expected (the numbers of .* in the file itself|an array of numbers)"
+        ):
+            Table(tmp_path / "a.h5", name)
+
+
+def test_rows_that_only_a_header_claims_have_to_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("many", (10**15, 2), "f8", chunks=(10, 2))
+        file.create_dataset("wide", (1, 10**6), "f8", chunks=(1, 10))
+    with pytest.raises(Unreadable, match="claims 1,000,000,000,000,000 rows; to list them needs about"):
+        Table(tmp_path / "a.h5", "many")
+    monkeypatch.setattr(processes, "free_memory", lambda: 2**20)
+    with pytest.raises(Unreadable, match=r"'wide' needs about 0\.0 GiB of memory, and 0\.0 GiB are free"):
+        Table(tmp_path / "a.h5", "wide")[...]

@@ -148,3 +148,17 @@ def test_a_file_named_by_the_video_alone_stands_for_its_only_clip() -> None:
     footage = Footage(videos={"aaaaaaaaaaa": Path("a"), "bbbbbbbbbbb": Path("b"), "ccccccccccc_3": Path("c")})
     cuts = [Cut("aaaaaaaaaaa", 1), Cut("bbbbbbbbbbb", 1), Cut("bbbbbbbbbbb", 2), Cut("ccccccccccc", 3)]
     assert keys_in(footage, cuts) == ["aaaaaaaaaaa", "bbbbbbbbbbb_1", "bbbbbbbbbbb_2", "ccccccccccc_3"]
+
+
+def test_links_in_a_circle_and_very_deep_folders_end(tmp_path: Path) -> None:
+    make_wav(tmp_path / "one.wav", 0.1, 8000)
+    (tmp_path / "round").symlink_to(tmp_path)
+    (tmp_path / "itself.wav").symlink_to("itself.wav")
+    (tmp_path / "self").symlink_to("self")
+    deep = [Path(str(tmp_path) + "/d" * depth) for depth in range(1, 1500)]
+    for path in deep:
+        path.mkdir()
+    found = Footage.find([tmp_path])
+    assert sorted(found.sounds) == ["itself", "one"]
+    for path in reversed(deep):  # what removes folders afterwards does it by recursion
+        path.rmdir()

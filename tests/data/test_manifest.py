@@ -2,6 +2,7 @@
 
 import csv
 import pickle
+import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from equipoise.data import table as tables
 from equipoise.data.manifest import read_manifest, samples_of_manifest
 from equipoise.data.samples import Samples
 from equipoise.data.unify import unify
+from equipoise.errors import BadInput
 from equipoise.media.sound import resample
 from equipoise.media.spectrogram import fbank
 from media.made import make_image, make_video, make_wav, tone
@@ -389,3 +392,34 @@ def test_a_missing_package_is_named_with_what_to_type(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ModuleNotFoundError, match=rf"needs {package}.*, which is not installed; type: pip install"):
         samples_of_manifest(path)
+
+
+def test_a_value_that_is_written_once_and_stands_in_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of kilobytes whose table would take gigabytes."""
+    rows = 4000
+    long = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows), pyarrow.array(["x" * 10**6]))
+    table = pyarrow.table({"label": ["a", "b"] * (rows // 2), "heat": [1.0] * rows, "long": long})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", store_schema=False)
+    assert (tmp_path / "a.parquet").stat().st_size < 10**6
+    monkeypatch.setattr(tables, "free_memory", lambda: 2**27)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BadInput, match=r"a\.parquet: needs about 0\.\d GiB of memory, and 0\.1 GiB are free; store it"):
+        samples_of_manifest(tmp_path / "a.parquet")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+
+
+def test_more_rows_than_fit_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pyarrow.table({"label": ["a", "b"] * 50_000, "heat": [1.0] * 100_000})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    monkeypatch.setattr(tables, "free_memory", lambda: 2**20)
+    with pytest.raises(BadInput, match=r"a\.parquet: needs about"):
+        samples_of_manifest(tmp_path / "a.parquet")
+
+
+def test_a_csv_without_end_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "a.csv").open("wb") as file:
+        file.truncate(2**42)
+    with pytest.raises(
+        BadInput, match=r"a\.csv: needs about 40,960\.0 GiB of memory, and .* GiB are free; store it as"
+    ):
+        samples_of_manifest(tmp_path / "a.csv")

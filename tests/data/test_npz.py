@@ -3,6 +3,9 @@
 import io
 import os
 import pickle
+import subprocess
+import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from equipoise import processes
 from equipoise.data import npz
 from equipoise.data.npz import read_npy, samples_of_npz
 from equipoise.media.unreadable import Unreadable
@@ -209,8 +213,143 @@ def test_an_archive_larger_than_the_memory_is_refused(tmp_path: Path, monkeypatc
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, a=np.zeros((1000, 1000)), label=np.arange(1000) % 2)
     assert path.stat().st_size < 20_000
-    monkeypatch.setattr(npz, "memory", lambda: 2**20)
-    assert "claims to hold 0.0 GiB, more than this machine's memory" in refused(path)
+    monkeypatch.setattr(processes, "free_memory", lambda: 2**20)
+    assert "needs about 0.0 GiB of memory, and 0.0 GiB are free" in refused(path)
+
+
+def bomb(path: Path, gibibytes: int, **members: bytes) -> Path:
+    """An archive of zeros, made a piece at a time."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with archive.open("a.npy", "w", force_zip64=True) as file:
+            count = gibibytes * 2**30
+            file.write(header(f"({count},)", "|u1"))
+            for _ in range(gibibytes * 2**10):
+                file.write(bytes(2**20))
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return path
+
+
+@pytest.mark.slow
+def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:
+    """In a process of its own that may take two gibibytes: once refused for what is free, once for what it may have."""
+    path = bomb(tmp_path / "bomb.npz", 2, label=npy(LABEL))
+    assert path.stat().st_size < 20 * 2**20
+    program = (
+        "import resource, sys\n"
+        "from equipoise import processes\n"
+        "from equipoise.data.npz import samples_of_npz\n"
+        "processes.free_memory = lambda: int(sys.argv[2])\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n"
+        "    print(samples_of_npz(sys.argv[1]).problems)\n"
+        "except ValueError as found:\n"
+        "    print(found)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    for free, most in ((2**30, 50_000), (3 * 2**30, 2_300_000)):
+        words = [sys.executable, "-c", program, str(path), str(free)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+        *said, taken = done.stdout.splitlines()
+        assert "GiB of memory, and" in "\n".join(said)
+        assert int(taken) < most  # kilobytes
+
+
+def test_laid_out_as_floats_an_array_has_to_fit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "my.npz", a=np.ones((30, 10_000), np.int8), label=LABEL)
+    monkeypatch.setattr(processes, "free_memory", lambda: 2**20)
+    assert samples_of_npz(path).problems[0].startswith("a: needs about 0.0 GiB of memory, and")
+
+
+def test_padding_has_to_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    series = boxed([np.ones((1, 100_000 if number == 7 else 1), np.int8) for number in range(30)])
+    path = saved(tmp_path / "my.npz", a=series, label=LABEL)
+    monkeypatch.setattr(processes, "free_memory", lambda: 4 * 2**20)
+    assert (
+        samples_of_npz(path).problems[0].startswith("a: padded to 100,000 steps, as its longest sample has, it needs")
+    )
+
+
+def test_a_column_has_to_fit_as_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "my.npz", a=np.ones((30, 1)), label=np.zeros(100_000, np.int8))
+    monkeypatch.setattr(processes, "free_memory", lambda: 2**20)
+    assert samples_of_npz(path).problems[0].startswith("label: needs about")
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_packing_that_unpacks_all_at_once_is_refused(packing: int, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", packing) as archive:
+        archive.writestr("a.npy", npy(np.zeros((30, 2))))
+        archive.writestr("label.npy", npy(LABEL), zipfile.ZIP_DEFLATED)
+    assert "a: expected an array as numpy.savez_compressed packs it" in samples_of_npz(tmp_path / "a.npz").problems[0]
+
+
+def test_a_directory_that_understates_a_size_is_refused(tmp_path: Path) -> None:
+    """Only as much is read as is stated, whatever else would come out."""
+    path = packed(tmp_path / "a.npz", a=npy(np.zeros((30, 4_000))), label=npy(LABEL))
+    size = len(npy(np.zeros((30, 4_000)))).to_bytes(4, "little")
+    less = len(npy(np.zeros((30, 4)))).to_bytes(4, "little")
+    path.write_bytes(path.read_bytes().replace(size, less))
+    assert any(problem.startswith("a: ") for problem in samples_of_npz(path).problems)
+    path = packed(tmp_path / "b.npz", a=header("(30, 4)") + bytes(10**6), label=npy(LABEL))
+    size = (len(header("(30, 4)")) + 10**6).to_bytes(4, "little")
+    path.write_bytes(path.read_bytes().replace(size, less))
+    assert any(problem.startswith("a: ") for problem in samples_of_npz(path).problems)
+
+
+def test_a_header_that_claims_gigabytes_is_not_read(tmp_path: Path) -> None:
+    claims = b"\x93NUMPY\x02\x00" + (2**32 - 1).to_bytes(4, "little")
+    path = packed(tmp_path / "a.npz", a=claims + bytes(30 * 2**20), label=npy(LABEL))
+    tracemalloc.start()
+    try:
+        assert "expected a header of at most 10,000 bytes" in samples_of_npz(path).problems[0]
+        assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_reading_an_array_takes_its_memory_once(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", a=np.zeros(4 * 2**20))
+    tracemalloc.start()
+    try:
+        npz.read_npz(tmp_path / "a.npz")
+        assert tracemalloc.get_traced_memory()[1] < 40 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype", ["|S0", "<U0", "|V0"])
+def test_items_without_a_size_are_refused(dtype: str, tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.npz", a=npy(np.zeros((2, 1))), label=header("(1000000000000,)", dtype))
+    assert samples_of_npz(path).problems[0].startswith("label: cannot be read: expected items that take some memory")
+
+
+def test_bytes_that_are_no_values_are_refused(tmp_path: Path) -> None:
+    path = packed(
+        tmp_path / "a.npz",
+        a=header("(2,)", "|b1") + b"\x01\xff",
+        label=header("(2,)", "<U1") + b"\xff\xff\xff\xffx\0\0\0",
+    )
+    assert [each[:40] for each in samples_of_npz(path).problems] == [
+        "a: cannot be read: expected truth values"[:40],
+        "label: cannot be read: expected text, found"[:40],
+    ]
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\nb", "a\u202eb", "a\x07"])
+def test_names_that_command_a_terminal_are_refused(name: str, tmp_path: Path) -> None:
+    found = samples_of_npz(
+        saved(tmp_path / "a.npz", **{name: np.zeros((30, 2))}, label=np.array(["x", "y", name])[LABEL])
+    )
+    assert len([each for each in found.problems if f"letters that can be shown, found {name!r}" in each]) == 2
+    assert not any(name in each for each in found.problems)
+
+
+def test_many_classes_with_names_are_told_apart_quickly(tmp_path: Path) -> None:
+    names = np.array([f"class {number}" for number in range(60_000)])
+    found = samples_of_npz(saved(tmp_path / "a.npz", a=np.zeros((60_000, 1)), label=names[::-1], classes=names))
+    assert found.label is not None
+    assert found.label.numbers[:2].tolist() == [59_999, 59_998]
 
 
 def test_a_directory_that_lies_about_sizes_does_not_make_it_read_more(tmp_path: Path) -> None:
@@ -221,10 +360,6 @@ def test_a_directory_that_lies_about_sizes_does_not_make_it_read_more(tmp_path: 
     content[at : at + 4] = (2**31).to_bytes(4, "little")
     path.write_bytes(content)
     assert any(problem.startswith("a: ") for problem in samples_of_npz(path).problems)
-
-
-def test_this_machine_has_some_memory() -> None:
-    assert 2**28 < npz.memory() < 2**50
 
 
 def test_an_array_of_objects_is_no_array_of_numbers(tmp_path: Path) -> None:

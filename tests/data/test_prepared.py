@@ -1,12 +1,14 @@
 """Reading what was prepared: everything wrong is said at once, and every clip is in the part it belongs to."""
 
+import csv
 import hashlib
 import json
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import torch
 
 from equipoise.data.listing import check_listing
 from equipoise.data.original import Clip, InMemory, Protocol
-from equipoise.data.prepared import FOLDS, Prepared, fold_of
+from equipoise.data.prepared import FOLDS, Prepared, fingerprint_of, fold_of
 from equipoise.data.views import TimeLast
 from equipoise.errors import BadInput
 from equipoise.prepare import prepare
@@ -287,3 +289,83 @@ def test_a_group_in_two_parts_and_strange_parts_are_refused() -> None:
         "expected the parts train, validation, test, found others for c",
         "families: expected every group in one part, found in several: Ann",
     ]
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    facts = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
+    change(facts)
+    (folder / "prepared.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+ODD_VALUES: list[Any] = [None, True, -1, 10**30, 1.5, "text", [], {}, [None], {"a": None}, "\x1b[31m"]
+
+
+@pytest.mark.parametrize("value", ODD_VALUES)
+def test_an_edited_folder_is_refused_or_read_with_a_message(copied: Path, value: Any) -> None:
+    """Every value of `prepared.json` replaced, also those below; whatever comes of it, it is no other error."""
+    original = (copied / "prepared.json").read_text(encoding="utf-8")
+    refused = 0
+    for path in [*paths_in(json.loads(original))]:
+        (copied / "prepared.json").write_text(original, encoding="utf-8")
+        edited(copied, lambda facts, path=path: put(facts, path, value))
+        try:
+            found = Prepared.open(copied).splits()
+            assert len(found.train.label) > 0
+        except BadInput:
+            refused += 1
+    assert refused > 20
+
+
+def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from paths_in(value[key], (*path, key))
+
+
+def put(content: Any, path: tuple[Any, ...], value: Any) -> None:
+    for key in path[:-1]:
+        content = content[key]
+    content[path[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("label", "9999"),
+        ("label", "-1"),
+        ("label", "x"),
+        ("group_number", ""),
+        ("official", "elsewhere"),
+        ("group", None),
+    ],
+)
+def test_an_edited_index_is_refused(copied: Path, column: str, value: str | None) -> None:
+    """Also where the fingerprint beside it was made to fit."""
+    with (copied / "index.csv").open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    if value is None:
+        lines = [{key: each for key, each in line.items() if key != column} for line in lines]
+    else:
+        lines[3][column] = value
+    with (copied / "index.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+    edited(copied, lambda facts: facts["tables"].update({"index.csv": fingerprint_of(copied / "index.csv")}))
+    with pytest.raises(BadInput, match=r"index\.csv: expected what `equipoise prepare` writes, found"):
+        Prepared.open(copied).splits()
+
+
+def test_a_pipe_in_place_of_a_file_is_refused(copied: Path) -> None:
+    for name in ("tone.safetensors", "index.csv"):
+        (copied / name).unlink()
+        os.mkfifo(copied / name)
+    with pytest.raises(BadInput, match=r"(?s)tone\.safetensors: expected a file, found .*index\.csv: expected a file"):
+        Prepared.open(copied)
+
+
+def test_deep_facts_are_refused(copied: Path) -> None:
+    (copied / "prepared.json").write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(BadInput, match="expected what `equipoise prepare` writes, found RecursionError"):
+        Prepared.open(copied)

@@ -4,11 +4,15 @@ import builtins
 import collections
 import contextlib
 import io
+import itertools
 import os
 import pickle
+import pickletools
 import struct
 import subprocess
+import sys
 import tracemalloc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,9 @@ import pytest
 from numpy._core.multiarray import _reconstruct
 from numpy._core.numeric import _frombuffer  # ty: ignore[import-not-found]
 
-from equipoise.data import load_pickle
+from data.mutated_pickles import read_mutated, wholes
+from equipoise.data import load_pickle, unpickle
+from equipoise.data.pickle_machine import PIECE
 from equipoise.data.unpickle import load_object_array
 
 
@@ -214,3 +220,166 @@ def test_claims_of_length_take_no_memory(content: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("whole", range(len(wholes())))
+def test_what_is_read_is_what_python_reads(whole: int) -> None:
+    content = wholes()[whole]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy has moved what Python 2 and numpy 1 named
+        expected = pickle.loads(content, encoding="latin1")
+    assert_same(load_pickle(content), expected)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(expected, np.ndarray):
+        assert (found.dtype, found.shape, found.strides) == (expected.dtype, expected.shape, expected.strides)
+        assert found.flags.writeable
+        for one, other in zip(found.ravel().tolist(), expected.ravel().tolist(), strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        assert_same(list(found.values()), list(expected.values()))
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == expected
+
+
+RECONSTRUCT = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85C\x01btR\x94"
+TYPE = b"cnumpy\ndtype\n\x8c%c%b\x89\x88\x87R(K\x03\x8c\x01%bNNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK%btb"
+TYPE_OF_ITEMS = b"cnumpy\ndtype\n\x8c\x02%b\x89\x88\x87R(K\x03\x8c\x01%bNNNK%cK%cK%ctb"
+DEEP = b")" + b"\x85" * 200_000  # Python ends with a signal where this is hashed
+FLOATS, OBJECTS, TRUTHS = TYPE % (2, b"f8", b"<", b"\0"), TYPE % (1, b"O", b"|", b"?"), TYPE % (2, b"b1", b"|", b"\0")
+ONE_FLOAT = b"(K\x01K\x01\x85" + FLOATS + b"\x89C\x08AAAAAAAAtb"
+TIME = b"cnumpy\ndtype\n\x8c\x02M8\x89\x88\x87R(K\x04\x8c\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00"
+NEST = RECONSTRUCT[:-1] + b"(K\x01)" + OBJECTS + b"\x89]"  # an array of one object, without its content
+HOSTILE = {
+    "an array over a buffer": b"cnumpy\nndarray\n(K\x01\x85\x8c\x01OC\x08AAAAAAAAtR.",
+    "an array over an array": b"cnumpy\nndarray\n(K\x01\x85\x8c\x01OtR\x94K\x00B\x08\0\0\0AAAAAAAAs0.",
+    "an item put into an array": b"\x80\x04"
+    + RECONSTRUCT
+    + b"(K\x01K\x01\x85"
+    + FLOATS
+    + b"\x89C\x08AAAAAAAAtbK\0K\x01s.",
+    "two states for one array": RECONSTRUCT + ONE_FLOAT + ONE_FLOAT + b".",
+    "two states for one type": FLOATS + b"(K\x03\x8c\x01>NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb.",
+    "a type without a state": b"cnumpy\ndtype\n\x8c\x02f8\x89\x88\x87R.",
+    "an array without a state": RECONSTRUCT + b".",
+    "an array in a list before it has a state": b"]" + RECONSTRUCT + b"ah\x00.",
+    "an array that is its own content": RECONSTRUCT + b"(K\x01K\x01\x85" + OBJECTS + b"\x89]h\x00atb.",
+    "a type of a list": b"cnumpy\ndtype\n]\x8c\x01a\x8c\x01O\x86a\x89\x88\x87R.",
+    "a type of many": b"cnumpy\ndtype\n\x8c\x04f8,O\x89\x88\x87R.",
+    "a type of its own size": b"cnumpy\ndtype\n\x8c\x02O9\x89\x88\x87R.",
+    "bytes as truth values": RECONSTRUCT + b"(K\x01K\x02\x85" + TRUTHS + b"\x89C\x02\x00\xfftb.",
+    "numbers as letters": RECONSTRUCT
+    + b"(K\x01K\x01\x85"
+    + TYPE_OF_ITEMS % (b"U1", b"<", 4, 4, 8)
+    + b"\x89C\x04\xff\xff\xff\xfftb.",
+    "items of no size": RECONSTRUCT
+    + b"(K\x01\x8a\x06\0\0\0\0\0\x01\x85"
+    + TYPE_OF_ITEMS % (b"S0", b"|", 0, 1, 0)
+    + b"\x89C\x00tb.",
+    "a key nested very deep": b"}" + DEEP + b"Ns.",
+    "a member nested very deep": b"\x8f(" + DEEP + b"\x90.",
+    "a size nested very deep": b"cnumpy\ndtype\n\x8c\x02S1\x89\x88\x87R(K\x03\x8c\x01|NNN" + DEEP + b"K\0K\0tb.",
+    "a unit nested very deep": TIME + b"N(" + DEEP + b"K\x01K\x01K\x01t\x86tb.",
+    "a name nested very deep": b"\x8c\x05numpy" + DEEP + b"\x93.",
+    "a shape of a million axes": RECONSTRUCT + b"(K\x01(" + b"K\xff" * 10**6 + b"t" + FLOATS + b"\x89C\x00tb.",
+    "a set of lists": b"\x8f(]\x90.",
+    "arrays nested very deep": NEST * 20_000 + b"N" + b"atb" * 20_000 + b".",
+    "arrays and lists nested very deep": (NEST + b"]") * 20_000 + b"atb" + b"aatb" * 19_999 + b".",
+    "lists nested very deep": b"]" * 10**5 + b"a" * (10**5 - 1) + b".",
+    "a list that holds itself": b"]\x94h\x00a.",
+    "a list that holds itself deep inside": b"]\x94(K\x01\x85h\x00\x85h\x00e.",
+    "laughs by the billion": b"((K\x01l\x94" + b"".join(b"(h%ch%cl\x94" % (at, at) for at in range(60)) + b"l.",
+    "a codec that runs long": b"c_codecs\nencode\n\x8c\x01x\x8c\x04zlib\x86R.",
+    "a function as data": b"]cnumpy\ndtype\na.",
+    "ndarray as data": b"cnumpy\nndarray\n.",
+    "a number of 2,040 bits": b"\x8a\xff" + b"\x7f" * 255 + b".",
+    "a state for a dictionary": b"}}b.",
+    "below a mark": b"K\x01(\x85l.",
+    "nothing": b".",
+    "no end": b"K\x01",
+    "too much": b"K\x01K\x02.",
+    "an escape that is none": b"S'\\z'\n.",
+    "a time without a unit": TIME + b"N(C\x02zzK\x01K\x01K\x01t\x86tb.",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_malice_is_refused(name: str) -> None:
+    with pytest.raises(pickle.UnpicklingError, match=r"^refused "):
+        load_pickle(HOSTILE[name])
+
+
+KNOWN = b"\x80\x95(N\x88\x89ILJKM\x8a\x8bFGSTUVX\x8c\x8dBC\x8e\x96)\x85\x86\x87t]lae}dsu\x8f\x90\x91pqr\x94ghjc\x93Rb."
+
+
+@pytest.mark.parametrize("code", sorted({ord(each.code) for each in pickletools.opcodes} - {*KNOWN}))
+def test_instructions_that_plain_data_does_not_need_are_refused(code: int) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="refused the instruction"):
+        load_pickle(b"(K\x01K\x01" + bytes([code]) + b"\x01\x01\x01\n\n.")
+
+
+def test_content_that_two_places_share_stays_shared() -> None:
+    shared = [np.arange(3), "x"]
+    found = load_pickle(pickle.dumps({"a": shared, "b": [shared], "c": [shared[0]] * 3}))
+    assert found["a"] is found["b"][0]
+    assert found["a"][0] is found["c"][1]
+
+
+def test_an_array_has_its_memory_for_itself() -> None:
+    large = np.arange(300_000.0)
+    for content, protocol in itertools.product((large, large[:3]), range(2, 6)):
+        found = load_pickle(pickle.dumps([content, content], protocol))
+        assert found[0].flags.owndata
+        assert found[0] is found[1]
+        assert (found[0] == content).all()
+
+
+@pytest.mark.parametrize("content", [b"\x8f" * 10**6, b"]" * 10**6, b"K\x01\x94" * 10**6, b"C\x01x" * 10**6])
+def test_a_pickle_that_needs_more_memory_than_is_free_is_refused(
+    content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpickle, "free_memory", lambda: 10 * 2**20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(pickle.UnpicklingError, match=r"needs at least 0\.0 GiB of memory: expected at most"):
+            load_pickle(b"(" + content + b"l.")
+        assert tracemalloc.get_traced_memory()[1] < 12 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_promises_more_than_it_has(tmp_path: Path) -> None:
+    for promise in (b"\x8e" + struct.pack("<Q", 2**33), b"\x96" + struct.pack("<Q", 2**33), b"B\xff\xff\xff\xff"):
+        (tmp_path / "a.pkl").write_bytes(b"\x80\x04" + promise + b"x.")
+        tracemalloc.start()
+        try:
+            for source in (tmp_path / "a.pkl", (tmp_path / "a.pkl").open("rb")):
+                with pytest.raises(pickle.UnpicklingError, match="cut short"):
+                    load_pickle(source)
+                if not isinstance(source, Path):
+                    source.close()
+            assert tracemalloc.get_traced_memory()[1] < 2 * PIECE
+        finally:
+            tracemalloc.stop()
+
+
+def test_hundreds_of_mutated_pickles() -> None:
+    found = read_mutated(300, seed=0)
+    assert min(found.values()) > 30
+
+
+@pytest.mark.slow
+def test_thousands_of_mutated_pickles_end_no_process() -> None:
+    program = Path(__file__).parent / "mutated_pickles.py"
+    words = [sys.executable, "-X", "faulthandler", str(program), os.environ.get("EQUIPOISE_CASES", "3000"), "1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=3000, check=False)
+    print(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("cases ")

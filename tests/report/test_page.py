@@ -119,7 +119,7 @@ def test_text_from_data_is_only_text(tmp_path: Path, where: str) -> None:
         row["selected"] = {"by": HOSTILE} if where == "selected" else row["selected"]
         row |= {where: HOSTILE} if where in ("data", "split") else {}
         row["label"] = row["label"] + HOSTILE if where == "label" and row["label"] == "mimo" else row["label"]
-    lines = "\n".join(map(json.dumps, rows))
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
     if where == "sensor":
         lines = lines.replace('"gyroscope"', json.dumps(HOSTILE))
     (tmp_path / "results.jsonl").write_text(lines, encoding="utf-8")
@@ -138,7 +138,7 @@ def test_a_big_study_stays_a_small_page(tmp_path: Path) -> None:
 
 
 def test_a_nearly_empty_study_is_a_page(tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").write_text('{"schema": 1, "method": "msl"}\n{"torn', encoding="utf-8")
+    (tmp_path / "results.jsonl").write_text('{"schema": 1, "config": "a", "method": "msl"}\n{"torn', encoding="utf-8")
     text = checked(page(tmp_path)).text
     assert "no pair with joint training" in text
     assert "line 2 is torn" in text

@@ -1,11 +1,15 @@
 """Reading a folder of results, whole or damaged."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from equipoise import processes
+from equipoise.errors import BadInput
 from equipoise.report import read
+from equipoise.store import Store
 from report.example import make_row, write_study
 
 
@@ -54,7 +58,7 @@ def test_other_schemas_unfinished_and_repeated_runs_are_left_out(tmp_path: Path)
 def test_damage_before_the_end_is_an_error_that_says_what_to_type(tmp_path: Path) -> None:
     write_study(tmp_path, ["msl"], seeds=1)
     append(tmp_path, "no JSON\n" + json.dumps(make_row("mimo")) + "\n")
-    with pytest.raises(ValueError, match=r"in line 2 of .*type: sed -i '2d'"):
+    with pytest.raises(ValueError, match=r"results\.jsonl: .*damage in line 2\. .*type: sed -i '2d;'"):
         read(tmp_path)
 
 
@@ -73,7 +77,7 @@ def test_a_missing_folder_or_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_row_without_a_name_is_an_error(tmp_path: Path) -> None:
-    append(tmp_path, '{"schema": 1, "test": {}}\n')
+    append(tmp_path, '{"schema": 1, "config": "a", "test": {}}\n')
     with pytest.raises(ValueError, match='expected "label" or "method" in line 1'):
         read(tmp_path)
 
@@ -101,3 +105,87 @@ def test_a_config_is_no_path(tmp_path: Path) -> None:
 def test_control_characters_never_reach_a_terminal(tmp_path: Path) -> None:
     append(tmp_path, json.dumps(make_row("msl") | {"label": "\x1b[31mred\nline"}) + "\n")
     assert read(tmp_path).rows[0]["label"] == "\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}line"
+
+
+def both(folder: Path) -> list[str]:
+    """The runs that a study takes for done, which have to be those that a report shows."""
+    done = [row["config"] for row in Store(folder).rows()]
+    assert [row["config"] for row in read(folder).rows] == done
+    return done
+
+
+ROWS = [json.dumps(make_row("msl", seed)).encode() for seed in range(3)]
+CONFIGS = [json.loads(row)["config"] for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"\n".join(ROWS) + b"\n", 3),
+        (b"\xef\xbb\xbf" + b"\n".join(ROWS) + b"\n", 3),
+        (b"\r\n".join(ROWS) + b"\r\n", 3),
+        (b"\n".join(ROWS), 2),  # the last has no end: a kill may have cut off more of it
+        (b"\n\n".join(ROWS[:2]) + b"\n  \n", 2),
+        (ROWS[0] + b"\n" + ROWS[1][:-5], 1),
+        (ROWS[0] + b'\n{"schema": 2}\n' + ROWS[1] + b"\n", 2),
+    ],
+    ids=["plain", "byte order mark", "of Windows", "no end", "blanks", "torn", "another schema"],
+)
+def test_a_study_and_a_report_read_the_same_rows(tmp_path: Path, content: bytes, expected: int) -> None:
+    (tmp_path / "results.jsonl").write_bytes(content)
+    assert both(tmp_path) == CONFIGS[:expected]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"[1]",
+        b'"text"',
+        b"{}",
+        b'{"config": null}',
+        b'{"config": 3}',
+        b"\xff\xfe",
+        b"null",
+        b"\xef\xbb\xbf{}",
+        ROWS[2].decode().encode("utf-16"),
+        b"[" * 100_000,
+        b'{"config": ' + b"[" * 100_000,
+    ],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_study_and_a_report_refuse_the_same_damage(tmp_path: Path, line: bytes, last: bool) -> None:
+    after = b"" if last else ROWS[1] + b"\n"
+    (tmp_path / "results.jsonl").write_bytes(ROWS[0] + b"\n" + line.replace(b"\n", b"") + b"\n" + after)
+    with pytest.raises(BadInput, match=r"damage in line 2\. .*type: sed -i '2d;'") as of_study:
+        Store(tmp_path).rows()
+    with pytest.raises(BadInput) as of_report:
+        read(tmp_path)
+    assert str(of_report.value) == str(of_study.value)
+
+
+def test_what_is_no_file_is_refused_by_both(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    for make in (
+        lambda: os.mkfifo(path),
+        path.mkdir,
+        lambda: path.symlink_to("/dev/zero"),
+        lambda: path.symlink_to(path),
+    ):
+        make()
+        for ask in (Store(tmp_path).rows, lambda: read(tmp_path)):
+            with pytest.raises(
+                BadInput, match=r"results\.jsonl: expected a file|cannot read .*(symbolic links|Is a dir)"
+            ):
+                ask()
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert Store(tmp_path).rows() == []
+
+
+def test_a_file_larger_than_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "results.jsonl").open("wb") as file:
+        file.truncate(2**40)
+    monkeypatch.setattr(processes, "free_memory", lambda: 2**30)
+    for ask in (Store(tmp_path).rows, lambda: read(tmp_path)):
+        with pytest.raises(BadInput, match=r"needs about 1,024\.0 GiB of memory, and 1\.0 GiB are free"):
+            ask()

@@ -11,7 +11,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from equipoise.report import Table, as_csv, as_json, as_latex, as_markdown, read, tables, terminal
+from equipoise.report import (
+    Cell,
+    Column,
+    Table,
+    as_csv,
+    as_json,
+    as_latex,
+    as_markdown,
+    read,
+    tables,
+    terminal,
+    written,
+)
 from equipoise.report.markup import html_table
 from equipoise.report.tables import protocol_table
 from report.example import make_row, write_study
@@ -174,21 +186,23 @@ def test_the_notes_say_how_it_was_measured(table: Table) -> None:
 
 def test_selection_on_the_test_set_is_said_aloud(tmp_path: Path) -> None:
     row = make_row("msl") | {"selected": {"epoch": 3, "by": "test"}}
-    (tmp_path / "results.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     (table,) = tables(read(tmp_path))
     assert any("SELECTED ON THE TEST SET" in note for note in table.notes)
 
 
 def test_a_nearly_empty_row_shows_dashes(tmp_path: Path) -> None:
-    rows = [{"schema": 1, "method": "msl", "test": {"fused": 0.5}}, {"schema": 1, "method": "ew", "test": None}]
-    (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    rows = [{"method": "msl", "test": {"fused": 0.5}}, {"method": "ew", "test": None}]
+    (tmp_path / "results.jsonl").write_text(
+        "".join(f"{json.dumps({'schema': 1, 'config': row['method'], **row})}\n" for row in rows), encoding="utf-8"
+    )
     (table,) = tables(read(tmp_path))
     assert as_written(table) == [["msl", "50.0"], ["ew", "–"]]
     assert "Split: no fingerprint recorded." in table.notes
 
 
 def test_no_number_at_all_still_prints(tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").write_text('{"schema": 1, "method": "msl"}', encoding="utf-8")
+    (tmp_path / "results.jsonl").write_text('{"schema": 1, "config": "a", "method": "msl"}\n', encoding="utf-8")
     (table,) = tables(read(tmp_path))
     assert "msl" in printed(table, 60)
     assert as_latex(table).count("tabular") == 2
@@ -206,7 +220,7 @@ HOSTILE = r"a|b [bold]c[/bold] <script>alert(1)</script> \input{x} 50% $x_1^2$ ~
 
 
 def test_labels_are_only_text(tmp_path: Path) -> None:
-    (tmp_path / "results.jsonl").write_text(json.dumps(make_row("msl") | {"label": HOSTILE}), encoding="utf-8")
+    (tmp_path / "results.jsonl").write_text(json.dumps(make_row("msl") | {"label": HOSTILE}) + "\n", encoding="utf-8")
     (table,) = tables(read(tmp_path))
     assert "a|b [bold]c[/bold]" in printed(table, 200)
     markdown = as_markdown(table)
@@ -251,3 +265,23 @@ def test_the_notes_say_how_a_step_was_timed(timings: list[Any], told: str, tmp_p
     (table,) = tables(read(tmp_path))
     assert "step (ms, as trained)" in [column.heading for column in table.columns]
     assert any(told in note for note in table.notes), table.notes
+
+
+@pytest.mark.parametrize("label", ["=1+1.npz", "+1", "-1+1", "@SUM(A1)", " =1", "|x", "%x"])
+def test_no_cell_of_a_csv_is_a_formula(label: str, tmp_path: Path) -> None:
+    rows = [make_row("msl", seed) | {"label": label, "data": label} for seed in range(2)]
+    (tmp_path / "results.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    results = read(tmp_path)
+    (table,) = tables(results)
+    shown = results.rows[0]["label"]
+    for text in (as_csv(table), written("csv", {results.rows[0]["data"]: table, "other": table})):
+        cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+        assert f"'{shown}" in cells
+        texts = [cell for cell in cells if not re.fullmatch(r"-?[0-9.e-]*", cell)]
+        assert not any(cell.lstrip()[0] in "=+-@|%" for cell in texts)
+
+
+def test_numbers_below_zero_stay_numbers() -> None:
+    column = Column("difference", "vs msl", lambda _: None, kind="difference")
+    table = Table("t", (column,), ("ew",), ((Cell("-1.0", value=-0.01, low=-0.02, high=0.0),),))
+    assert as_csv(table).splitlines()[1] == "ew,-0.01,-0.02,0.0"

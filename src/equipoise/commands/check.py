@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from equipoise.errors import shown
+
 if TYPE_CHECKING:
     from equipoise.data.examine import Examined
 
@@ -81,9 +83,9 @@ def encoder_name(shape: tuple[int, ...]) -> str:
 
 def _print(found: Examined, encoders: dict[str, str]) -> None:
     if found.samples:
-        print(f"{found.data}: {sum(found.samples.values()):,} samples, {len(found.modalities)} modalities")
+        print(f"{shown(found.data)}: {sum(found.samples.values()):,} samples, {len(found.modalities)} modalities")
     if found.about:
-        print(found.about)
+        print(shown(found.about))
     if found.modalities:
         rows = [
             [
@@ -108,13 +110,13 @@ def _print(found: Examined, encoders: dict[str, str]) -> None:
         if lines:
             print(f"\n{title}, {len(lines)}:")
             for line in lines:
-                print(f"  {line}")
+                print(f"  {shown(line)}")
     if not found.errors:
         print("\nNothing is wrong.")
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    texts = [list(titles), *([str(cell) for cell in row] for row in rows)]
+    texts = [list(titles), *([shown(str(cell), "") for cell in row] for row in rows)]
     widths = [max(len(row[at]) for row in texts) for at in range(len(titles))]
     print()
     for row in texts:

@@ -13,6 +13,7 @@ from equipoise.catalogue import all_methods
 from equipoise.errors import BadInput, look_up
 
 WORDS = "words"
+LONGEST = 65_536  # bytes of a file
 SEVERAL = {"ablate", "tune"}
 """Commands whose words may hold several values, which they read themselves."""
 _FROM_FILE = "equipoise.words"
@@ -118,11 +119,13 @@ def _lines(path: Path) -> list[Line]:
         raise ModuleNotFoundError(msg) from None
     try:
         # Read as text, as a command line is: to YAML, `on` is a truth and 1e-3 a string.
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        root = yaml.compose(_text(path), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError) as found:
         raise BadInput(f"--config {path}: expected a YAML file; {found}") from None
     except yaml.YAMLError as found:
         raise BadInput(f"{path}: this is no YAML: {found}") from None
+    except RecursionError:
+        raise BadInput(f"{path}: expected lines such as `epochs: 30`, found lists in each other, very deep") from None
     if root is None:
         return []
     if root.id != "mapping":
@@ -130,13 +133,27 @@ def _lines(path: Path) -> list[Line]:
     return list(_entries(root))
 
 
+def _text(path: Path) -> str:
+    """The text of a file that is one, and not longer than anybody writes."""
+    if path.exists() and not path.is_file():  # reading a pipe or a device may never end
+        raise BadInput(f"--config {path}: expected a YAML file, found a folder, a pipe or a device")
+    with path.open("rb") as file:
+        content = file.read(LONGEST + 1)
+    if len(content) > LONGEST:
+        raise BadInput(f"--config {path}: expected a YAML file of at most {LONGEST:,} bytes, found more")
+    return content.decode("utf-8")
+
+
 def _entries(mapping: Any, owner: str = "") -> Iterator[Line]:
     """Each entry of a mapping, and of the mappings in it."""
     seen: set[str] = set()
     for key, value in mapping.value:
-        name = owner + str(key.value)
+        scalar = key.id == "scalar"  # written out, what a list refers to many times may be without end
+        name = owner + (key.value if scalar else f"a {key.id}")
         line = Line(key.start_mark.line + 1, name)
-        if name in seen:
+        if not scalar:
+            yield line._replace(wrong="expected a name before the colon")
+        elif name in seen:
             yield line._replace(wrong="it is there twice")
         elif value.id == "scalar":
             yield line._replace(text=value.value)

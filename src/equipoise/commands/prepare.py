@@ -19,7 +19,7 @@ from equipoise.catalogue import look_up
 from equipoise.data.original import Original
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.prepared import SKIPPED, Prepared
-from equipoise.errors import BadInput, answers
+from equipoise.errors import BadInput, answers, shown
 
 EXAMPLE = "Example: equipoise prepare cremad --source downloads/CREMA-D --out data/cremad frames=3"
 STAGES = {"check": "comparing checksums", "read": "reading clips", "pack": "closing up", "sum": "fingerprints"}
@@ -82,7 +82,7 @@ def _say(prepared: Prepared, seconds: float, *, already: bool) -> None:
         print(f"{prepared.name} is prepared in {where}: {prepared.count:,} clips, {size}, in {seconds:.0f} s.")
     if skipped := prepared.skipped:
         print(f"{len(skipped):,} of {prepared.listed:,} listed could not be read; {where / SKIPPED} has them all:")
-        print(reasons(skipped))
+        print(shown(reasons(skipped)))
     for name, protocol in prepared.protocols.items():
         print(f"Protocol {name}: {protocol.about}")
     print(f"To train on it, type: equipoise train --data {shlex.quote(str(where))}")

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from equipoise.errors import shown
+
 
 @contextmanager
 def telling(name: str, *, quiet: bool) -> Generator[Callable[[str], None]]:
@@ -19,8 +21,9 @@ def telling(name: str, *, quiet: bool) -> Generator[Callable[[str], None]]:
         yield lambda _: None
     elif sys.stderr.isatty():
         from rich.console import Console
+        from rich.text import Text
 
         with Console(stderr=True).status("starting") as status:
-            yield status.update
+            yield lambda words: status.update(Text(shown(words)))  # no mark-up: names may hold square brackets
     else:
-        yield lambda words: print(f"{name}: {words}", file=sys.stderr)
+        yield lambda words: print(shown(f"{name}: {words}"), file=sys.stderr)

@@ -11,7 +11,10 @@ import numpy as np
 
 from equipoise.data.layout import NAMED, as_numpy, some_of
 from equipoise.data.splits import PARTS
+from equipoise.errors import shown
+from equipoise.processes import beyond_memory
 
+VALUE = 100  # bytes, about, that a value of Python's own takes
 MARKS = {"0": 0, "train": 0, "1": 1, "validation": 1, "val": 1, "valid": 1, "2": 2, "test": 2}
 REGRESSION = (
     "the command trains classifiers. For regression keep your own loop and balance its losses, see docs/own-model.md; "
@@ -78,11 +81,13 @@ def read_labels(given: Any, classes: Any, problems: list[str], samples: Sequence
     values = found.tolist()
     if names is None:
         names = tuple(map(str, values))
-    elif unknown := [value for value in values if value not in names]:
+        problems += [f"label: {why}" for why in _odd_names(names)]
+    elif unknown := sorted({*values} - {*names}):
         problems.append(f"label: expected one of the classes {list(names)}, found {_few(unknown)}")
         return None
     else:
-        numbers = np.array([names.index(value) for value in values])[numbers]
+        place = {name: number for number, name in enumerate(names)}
+        numbers = np.array([place[value] for value in values])[numbers]
     if len(set(numbers.tolist())) < 2:
         problems.append(f"label: expected two classes or more, found {list(map(str, np.unique(column).tolist()))}")
     return Labels(numbers.reshape(-1).astype(np.int64), names)
@@ -124,6 +129,9 @@ def _column(name: str, given: Any, problems: list[str], samples: Sequence[str] |
         hint = "; of one-hot rows give array.argmax(axis=1)" if column.ndim == 2 else ""
         problems.append(f"{name}: expected one value per sample, [N], found an array of shape {column.shape}{hint}")
         return None
+    if why := beyond_memory(VALUE * column.size):
+        problems.append(f"{name}: {why}")
+        return None
     values = column.tolist()
     if missing := [number for number, value in enumerate(values) if _is_missing(value)]:
         problems.append(
@@ -158,7 +166,14 @@ def _class_names(classes: Any, problems: list[str]) -> tuple[str, ...] | None:
     names = tuple(map(str, as_numpy(classes).reshape(-1).tolist()))
     if len(set(names)) < len(names) or len(names) < 2:
         problems.append(f"classes: expected two names or more, every one another, found {list(names)}")
+    problems += [f"classes: {why}" for why in _odd_names(names)]
     return names
+
+
+def _odd_names(names: Sequence[str]) -> list[str]:
+    """Say which names hold characters that would command the terminal, or the page, on which they are shown."""
+    odd = [name for name in names if shown(name, "") != name]
+    return [f"expected names of letters that can be shown, found {_few(odd)}"] if odd else []
 
 
 def _numbered(numbers: np.ndarray, names: tuple[str, ...], problems: list[str]) -> Labels | None:

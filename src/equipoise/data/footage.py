@@ -143,27 +143,29 @@ def positive(options: Mapping[str, float]) -> list[str]:
 
 def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str]]:
     """The files and folders of pictures under a folder, each directory once, wherever links lead."""
-    if not folder.is_dir():
-        return
-    status = folder.stat()
-    if (status.st_dev, status.st_ino) in seen:
-        return
-    seen.add((status.st_dev, status.st_ino))
-    deeper, pictures = [], False
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name.startswith("."):  # what file managers leave behind
-                continue
-            if entry.is_dir():
-                deeper.append(Path(entry.path))
-            elif (kind := _kind(entry.name)) == "picture":
-                pictures = True
-            elif kind:
-                yield Path(entry.path), kind
-    if pictures:
-        yield folder, "pictures"
-    for below in deeper:
-        yield from _walk(below, seen)
+    waiting = [folder]
+    while waiting:  # no recursion: folders may be in each other a thousand times
+        here = waiting.pop()
+        if not here.is_dir():
+            continue
+        status = here.stat()
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        deeper, pictures = [], False
+        with os.scandir(here) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.name.startswith("."):  # what file managers leave behind
+                    continue
+                if Path(entry.path).is_dir():  # not by the entry, which raises where links lead in a circle
+                    deeper.append(Path(entry.path))
+                elif (kind := _kind(entry.name)) == "picture":
+                    pictures = True
+                elif kind:
+                    yield Path(entry.path), kind
+        if pictures:
+            yield here, "pictures"
+        waiting += reversed(deeper)
 
 
 def _kind(name: str) -> str | None:

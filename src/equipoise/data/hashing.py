@@ -23,7 +23,9 @@ def cut(key: str, shares: Mapping[str, float], salt: str = "") -> str:
     """
     if not shares or min(shares.values()) < 0 or not math.isclose(math.fsum(shares.values()), 1.0):
         raise ValueError(f"Shares must be at least 0 and add up to 1; found {dict(shares)}.")
-    point = int.from_bytes(hashlib.sha256(f"{salt}/{key}".encode()).digest()[:8], "big") / 2**64
+    point = (
+        int.from_bytes(hashlib.sha256(f"{salt}/{key}".encode("utf-8", "surrogateescape")).digest()[:8], "big") / 2**64
+    )
     end = 0.0
     for part, share in shares.items():
         end += share

@@ -9,6 +9,9 @@ from typing import Any, final
 import numpy as np
 
 from equipoise.media.unreadable import Unreadable, reading
+from equipoise.processes import beyond_memory
+
+ROW = 1000  # bytes that what is known of a row takes, about
 
 
 @final
@@ -30,15 +33,23 @@ class Table:
             import h5py
 
             with h5py.File(path, "r") as file:
-                found = file.get(name)
+                found = file.get(name) if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
                 if not isinstance(found, h5py.Dataset) or found.dtype.kind not in "fiub":
                     there = ", ".join(file) or "nothing"
                     raise Unreadable(f"{path}: expected an array of numbers called {name!r}; found {there}")
+                if found.is_virtual or found.external:  # its numbers would come from files of the publisher's choice
+                    raise Unreadable(
+                        f"{path}: expected the numbers of {name!r} in the file itself, found them elsewhere"
+                    )
+                if found.shape and (why := beyond_memory(ROW * found.shape[0])):  # rows that take no room in a file
+                    raise Unreadable(f"{path}: {name!r} claims {found.shape[0]:,} rows; to list them {why}")
                 self.shape = tuple(found.shape)
 
     def __getitem__(self, where: Any) -> np.ndarray:
         """The numbers at some place, as h5py takes it."""
         with reading(self.path):
+            if where is Ellipsis and (why := beyond_memory(self._array().nbytes)):
+                raise Unreadable(f"{self.path}: {self.name!r} {why}")
             return np.asarray(self._array()[where])
 
     def __getstate__(self) -> dict[str, Any]:

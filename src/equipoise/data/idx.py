@@ -11,6 +11,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from equipoise.media.unreadable import Unreadable, reading
+from equipoise.processes import beyond_memory
 
 BYTES = 0x08  # the format's mark of unsigned bytes, the one type MNIST has
 MOST = 2**30  # larger claims are not believed
@@ -53,6 +54,8 @@ def _parsed(path: Path, file: BinaryIO, axes: int) -> np.ndarray:
     claimed = math.prod(shape)
     if claimed > MOST:
         raise Unreadable(f"{path}: expected at most {MOST:,} bytes, found a header that claims {shape}")
+    if why := beyond_memory(claimed):
+        raise Unreadable(f"{path}: {why}")
     content = file.read(claimed + 1)
     if len(content) != claimed:
         found = f"{len(content):,}" if len(content) < claimed else "more"

@@ -14,6 +14,7 @@ axis of 1, 3 or 4 colours that comes last, or after the frames, is moved to wher
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,10 +25,12 @@ import torch
 from torch import Tensor
 
 from equipoise.data.views import Scaled, View
+from equipoise.processes import beyond_memory
 
 COLOURS = (1, 3, 4)
 TIME = 2  # the axis of a batch of series or frames
 EXACT = 2**24  # whole numbers below it are 32-bit floats without loss
+FLOATS = 9  # bytes that a number takes while it is laid out: as a float, as one in a part, and whether it is finite
 NAMED = 5  # of many wrong samples, so many are named
 EXPECTED = "[N, D], [N, C, T], [N, C, H, W] or [N, C, T, H, W]"
 
@@ -67,6 +70,9 @@ def lay_out(
     before = len(problems)
     array, found, note = _one_array(name, given, problems, samples, series=lengths is not None)
     if array is None:
+        return None
+    if why := beyond_memory(FLOATS * array.size):
+        problems.append(f"{name}: {why}")
         return None
     if lengths is not None:
         if found is not None:
@@ -170,6 +176,9 @@ def _padded(
         return None, None, ""
     longest = max(row.shape[1] for row in rows)
     first = rows[0]
+    if why := beyond_memory(FLOATS * len(rows) * math.prod(first.shape) // max(1, first.shape[1]) * longest):
+        problems.append(f"{name}: padded to {longest:,} steps, as its longest sample has, it {why}")
+        return None, None, ""
     array = np.zeros(
         (len(rows), first.shape[0], longest, *first.shape[2:]), np.result_type(*{row.dtype for row in rows})
     )

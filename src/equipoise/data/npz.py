@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import math
-import os
 import zipfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,12 +13,18 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from equipoise.data.arrays import understand
+from equipoise.data.rebuild import check_values
 from equipoise.data.samples import Samples
-from equipoise.data.unpickle import load_pickle
+from equipoise.data.unpickle import read_pickle
 from equipoise.errors import BadInput
 from equipoise.media.unreadable import Unreadable, reading
+from equipoise.processes import beyond_memory
 
 COLUMNS = ("label", "split", "group", "classes")
+PACKED = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # as numpy does; others unpack without regard for what was asked
+LONGEST_HEADER = 10_000  # bytes, as numpy has it, which looks only after it has read as many as are claimed
+PIECE = 2**20  # bytes that are unpacked at once
+SMALL = 2**24  # bytes: an array that nobody needs to ask the memory for
 FORM = (
     "one array per modality, an array label, and split or group: "
     "numpy.savez('my.npz', imu=…, depth=…, label=…, group=…)"
@@ -47,17 +53,22 @@ def read_npz(path: Path) -> tuple[dict[str, Any], list[str]]:
         BadInput: If the file as a whole cannot be read.
     """
     try:
-        with reading(path), _opened(path) as archive:
-            members = archive.infolist()
-            claimed, there = sum(member.file_size for member in members), memory()
-            if claimed > there:
-                raise Unreadable(
-                    f"{path}: claims to hold {claimed / 2**30:,.1f} GiB, more than this machine's memory of "
-                    f"{there / 2**30:,.1f} GiB; store it in smaller types (float32, uint8), or as a manifest of files"
-                )
-            return _read_members(archive, members)
+        return read_arrays(path)
     except Unreadable as found:
         raise BadInput(f"{found}. Expected an .npz with {FORM}") from found
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The arrays of an ``.npz`` of any purpose, and what is wrong with those that cannot be read.
+
+    Raises:
+        Unreadable: If the file as a whole cannot be read, or holds more than the memory.
+    """
+    with reading(path), _opened(path) as archive:
+        members = archive.infolist()
+        if why := beyond_memory(sum(member.file_size for member in members)):
+            raise Unreadable(f"{path}: {why}; store it in smaller types (float32, uint8), or as a manifest of files")
+        return _read_members(archive, members)
 
 
 def read_npy(path: str | Path) -> np.ndarray:
@@ -71,14 +82,6 @@ def read_npy(path: str | Path) -> np.ndarray:
         if array.dtype.hasobject:
             raise Unreadable(f"{path}: expected numbers, found objects; save each as an array of numbers")
         return array
-
-
-def memory() -> int:
-    """How much memory this machine has, in bytes."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # not where there are no such names
-        return 2**36
 
 
 @contextmanager
@@ -102,6 +105,8 @@ def _read_members(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> t
                 raise Unreadable("expected an array as numpy.savez writes it, found a file of another kind")
             if name in arrays:
                 raise Unreadable("expected one array of this name, found several")
+            if member.compress_type not in PACKED:
+                raise Unreadable("expected an array as numpy.savez_compressed packs it, found it packed in another way")
             with _reading_member(archive, member) as file:
                 arrays[name] = _read_array(file, member.file_size)
         except Unreadable as found:
@@ -123,35 +128,48 @@ def _reading_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Genera
 
 def _read_array(file: BinaryIO, size: int) -> np.ndarray:
     """An array from the bytes of an ``.npy``, whose header must fit their number; a ValueError where it does not."""
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"expected the format of arrays of numbers, 1.0 or 2.0, found {version[0]}.{version[1]}")
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read_header(file)
+    shape, fortran, dtype = _read_header(file)
     if dtype.hasobject:
-        return _of_objects(file, shape)
+        return _of_objects(file, shape, size)
     wanted, left = math.prod(shape) * dtype.itemsize, size - file.tell()
     if wanted != left or min(shape, default=0) < 0:
         raise ValueError(
             f"its header promises {wanted:,} bytes, {shape} of {dtype}, and {left:,} follow; it is damaged"
         )
+    if not dtype.itemsize:
+        raise ValueError(f"expected items that take some memory, found the type {dtype}")
+    if wanted > SMALL and (why := beyond_memory(wanted)):
+        raise ValueError(why)
     array = np.empty(shape, dtype, order="F" if fortran else "C")
     if wanted:
         _fill(file, array.reshape(-1, order="A").view(np.uint8).data)
+    check_values(array)
     return array
+
+
+def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """The shape of an array, its order and its type; a ValueError where there is none, or a very long one."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"expected the format of arrays of numbers, 1.0 or 2.0, found {version[0]}.{version[1]}")
+    length = file.read(2 if version == (1, 0) else 4)
+    if (claimed := int.from_bytes(length, "little")) > LONGEST_HEADER:
+        raise ValueError(f"expected a header of at most {LONGEST_HEADER:,} bytes, found one that claims {claimed:,}")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(io.BytesIO(length + file.read(claimed)))
 
 
 def _fill(file: BinaryIO, room: memoryview) -> None:
     while room:
-        taken = file.readinto(room)  # ty: ignore[missing-attribute]
+        taken = file.readinto(room[:PIECE])  # ty: ignore[missing-attribute]
         if not taken:
             raise ValueError(f"cut short, {len(room):,} bytes are missing")
         room = room[taken:]
 
 
-def _of_objects(file: BinaryIO, shape: tuple[int, ...]) -> np.ndarray:
+def _of_objects(file: BinaryIO, shape: tuple[int, ...], size: int) -> np.ndarray:
     """An array of Python's own values, or of arrays; whatever else it holds is refused, not run."""
-    array = load_pickle(file)
+    array = read_pickle(file, size)
     plain = isinstance(array, np.ndarray)
     if not plain or array.shape != shape or array.dtype.kind != "O":
         found = f"{array.dtype} of shape {array.shape}" if plain else type(array).__name__

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from equipoise.data.original import Field, Protocol
-from equipoise.data.rows import file_bytes, mapped, problems_of
+from equipoise.data.rows import KINDS, file_bytes, mapped, problems_of
 from equipoise.data.splits import PARTS, Part, Splits
 from equipoise.data.views import view_of
-from equipoise.errors import BadInput
+from equipoise.errors import BadInput, shown
 
 SCHEMA = 1
 FACTS, INDEX, SKIPPED, JOURNAL = "prepared.json", "index.csv", "skipped.csv", "journal.jsonl"
@@ -93,7 +93,23 @@ class Prepared:
     @cached_property
     def index(self) -> list[dict[str, str]]:
         """What is known of each row."""
-        return _read_table(self.folder / INDEX)
+        lines = _read_table(self.folder / INDEX)
+        try:
+            self._check_index(lines)
+        except (KeyError, TypeError, ValueError) as found:
+            self._refuse([f"{INDEX}: expected what `equipoise prepare` writes, found {type(found).__name__}: {found}"])
+        return lines
+
+    def _check_index(self, lines: Sequence[Mapping[str, str]]) -> None:
+        if len(lines) != self.count:
+            raise ValueError(f"{len(lines):,} lines, and {self.count:,} rows")
+        longest = {f"{name}_length": field.shape[0] for name, field in self.fields.items() if field.ragged}
+        most = {"label": len(self.classes) - 1, "group_number": 2**62, **longest}
+        for line in lines:
+            if not all(0 <= int(line[column]) <= limit for column, limit in most.items()):
+                raise ValueError(f"numbers out of range, {[line[column] for column in most]}")
+            if not all(line[name] in ("", *PARTS) for name in self.protocols) or line["group"] is None:
+                raise ValueError(f"other parts than {', '.join(PARTS)}")
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
@@ -208,6 +224,12 @@ class Prepared:
             raise BadInput("\n".join([f"{self.folder} is damaged; {again}", *(f"  {each}" for each in problems)]))
 
 
+_TYPES = {
+    **dict.fromkeys(("name", "summary", "listing"), str),
+    **dict.fromkeys(("listed", "count"), int),
+    **dict.fromkeys(("options", "fields", "protocols", "fingerprints", "tables", "made_with"), dict),
+    "classes": list,
+}
 _PLAIN = ("name", "summary", "options", "listing", "listed", "count", "fingerprints", "tables", "made_with")
 
 
@@ -227,7 +249,7 @@ def fingerprint_of(path: Path) -> str:
 
 
 def _understood(folder: Path) -> dict[str, Any]:
-    """What `prepared.json` says, as arguments of `Prepared`."""
+    """The facts of `prepared.json`, as arguments of `Prepared`."""
     path = folder / FACTS
     if not path.is_file():
         if (folder / JOURNAL).is_file():
@@ -239,14 +261,33 @@ def _understood(folder: Path) -> dict[str, Any]:
         if facts["schema"] != SCHEMA:
             msg = f"{path}: expected schema {SCHEMA}, found {facts['schema']}; prepare it again with this version"
             raise BadInput(msg)
+        _check_facts(facts)
         fields = {name: _field_of(plain) for name, plain in facts["fields"].items()}
         protocols = {name: Protocol(**plain) for name, plain in facts["protocols"].items()}
         plain = {key: facts[key] for key in _PLAIN}
         return {**plain, "classes": tuple(facts["classes"]), "fields": fields, "protocols": protocols}
-    except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as reason:
-        found = f"{type(reason).__name__}: {reason}"
-        msg = f"{path}: expected what `equipoise prepare` writes, found {found}; remove the folder and prepare it again"
-        raise BadInput(msg) from None
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as reason:
+        if isinstance(reason, BadInput):
+            raise
+        msg = f"{path}: expected what `equipoise prepare` writes, found {type(reason).__name__}: {reason}"
+        raise BadInput(f"{msg}; remove the folder and prepare it again") from None
+
+
+def _check_facts(facts: Mapping[str, Any]) -> None:
+    odd = [key for key, kind in _TYPES.items() if type(facts[key]) is not kind]
+    if odd or not (facts["classes"] and facts["fields"] and facts["protocols"]):
+        raise TypeError(f"values of other types for {odd}, or no classes, fields or protocols")
+    for name in (*facts["classes"], *facts["fields"], *facts["protocols"]):
+        if shown(name, "") != name or (name in facts["fields"] and Path(name).name != name):
+            raise ValueError(f"the name {name!r}")
+    if wrong := [
+        each for each in facts["protocols"].values() if [*map(type, each.values())] != [str, bool, bool, bool]
+    ]:
+        raise TypeError(f"protocols: {wrong!r:.200}")
+    for name, plain in facts["fields"].items():
+        plausible = plain["dtype"] in KINDS and type(plain["ragged"]) is bool and type(plain["shape"]) is list
+        if not plausible or not all(type(size) is int and 0 < size < 2**40 for size in plain["shape"]):
+            raise TypeError(f"field {name}: {plain!r:.200}")
 
 
 def _field_of(plain: Mapping[str, Any]) -> Field:

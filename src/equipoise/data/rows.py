@@ -108,6 +108,8 @@ def mapped(path: Path, field: Field, count: int) -> Tensor:
 
 def problems_of(path: Path, name: str, field: Field, count: int) -> list[str]:
     """What is wrong with a file that should hold so many rows; nothing where it is as it should be."""
+    if path.exists() and not path.is_file():  # opening a pipe would not end
+        return [f"{path.name}: expected a file, found a folder, a pipe or a device"]
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

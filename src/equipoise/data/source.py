@@ -69,7 +69,7 @@ def data_set(text: str, split: str | None = None) -> DataSet:
         if not path.exists():
             raise BadInput(_nothing_there(path, []))
         folds = samples_of(path).folds if path.suffix.lower() == ".npz" else read_manifest(path).folds
-        return DataSet(path.name, OwnFile(str(path.resolve())), folds, f"Your own data, from {path}.")
+        return DataSet(path.name, OwnFile(os.path.realpath(path)), folds, f"Your own data, from {path}.")
     return _prepared(_folder_of(text), split)
 
 
@@ -84,7 +84,7 @@ def samples_of(path: str | Path) -> Samples:
     Raises:
         BadInput: If the file as a whole cannot be read.
     """
-    place = Path(path).resolve()
+    place = Path(os.path.realpath(path))  # not by pathlib, which raises where links lead in a circle
     seen = place.stat() if place.is_file() else None
     return _samples_of(str(place), 0 if seen is None else seen.st_mtime_ns, 0 if seen is None else seen.st_size)
 
@@ -148,7 +148,7 @@ def _prepared(folder: Path, split: str | None) -> DataSet:
     if split is not None and split not in found.protocols:
         known = list(found.protocols)
         raise BadInput(f"unknown split {split!r} of {found.name}; {_meant(split, known)}")
-    return DataSet(found.name, PreparedFolder(str(folder.resolve()), split), found.folds, found.summary)
+    return DataSet(found.name, PreparedFolder(os.path.realpath(folder), split), found.folds, found.summary)
 
 
 def _folder_of(text: str) -> Path:
@@ -177,6 +177,8 @@ def _nothing_there(path: Path, names: list[str]) -> str:
     text = str(path)
     if path.exists():
         return f"{text}: expected a prepared folder, or a file that ends in {ENDINGS}; found a file of another kind"
+    if os.path.lexists(path):
+        return f"{text}: expected a file or a folder, found a link that leads nowhere, or in a circle"
     if path.suffix or os.sep in text:
         there = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, there, n=1)

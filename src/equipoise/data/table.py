@@ -13,14 +13,17 @@ from typing import Any, final
 import numpy as np
 
 from equipoise.data.layout import some_of
-from equipoise.data.npz import memory
 from equipoise.errors import BadInput
 from equipoise.media.unreadable import Unreadable, reading
+from equipoise.processes import beyond, beyond_memory, free_memory
 
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 WHOLE = re.compile(
     r"0|-?[1-9]\d{0,17}", re.ASCII
 )  # "007" is a name: read as a number, it would not be written like that
+CELLS = 10  # bytes that one byte of a csv takes as values of Python's own, about
+VALUE, NUMBER_SIZE = 100, 16  # bytes that a value of Python's own, or a number in an array, takes, about
+INSIDE = 5  # bytes that one byte of text or of a list takes as values of Python's own, about
 FORM = "a first line with the names of the columns, among them label, and a line per sample"
 
 
@@ -87,6 +90,8 @@ def answers(name: str, values: Any) -> Any:
 
 
 def _read_csv(path: Path) -> Rows:
+    if why := beyond_memory(CELLS * path.stat().st_size):
+        raise Unreadable(f"{path}: {why}; store it as .parquet, or with fewer columns")
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = file.readline()
         file.seek(0)
@@ -118,11 +123,7 @@ def _read_parquet(path: Path) -> Rows:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path, memory_map=False) as file:
-        described = file.metadata
-        claimed = sum(described.row_group(number).total_byte_size for number in range(described.num_row_groups))
-        if claimed > memory():
-            raise Unreadable(f"{path}: claims {claimed / 2**30:,.1f} GiB, more than this machine's memory")
-        table = file.read(use_threads=False)
+        table = _read_in_batches(path, file)
     names = [name.strip() for name in table.column_names]
     problems = [f"column {name}: expected one of this name, found several" for name in _repeated(names)]
     kept = [name for name in dict.fromkeys(names) if name and not name.startswith("_")]
@@ -131,11 +132,38 @@ def _read_parquet(path: Path) -> Rows:
     return Rows(columns, [f"row {number}" for number in range(table.num_rows)], problems, notes)
 
 
-def _values(column: Any) -> Any:
+def _read_in_batches(path: Path, file: Any) -> Any:
+    """The table, unless it needs more than the memory: a value that is written once may stand in every row."""
     import pyarrow
 
-    kind = column.type
-    if pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind):
+    described, free = file.metadata, free_memory()
+    groups = [described.row_group(number) for number in range(described.num_row_groups)]
+    chunks = [group.column(number).total_uncompressed_size for group in groups for number in range(group.num_columns)]
+    rows = min(2**16, max(1, free // 4 // max([1, *chunks])))  # no value is longer than its chunk
+    plain = [_is_number(field.type) for field in file.schema_arrow]
+    needed, batches = described.num_rows * sum(NUMBER_SIZE if each else VALUE for each in plain), []
+    _refuse_beyond(path, needed, free)
+    for batch in file.iter_batches(rows, use_threads=False):
+        values = [column for column, number in zip(batch.columns, plain, strict=True) if not number]
+        needed += sum(INSIDE * column.nbytes for column in values)
+        _refuse_beyond(path, needed, free)
+        batches.append(batch)
+    return pyarrow.Table.from_batches(batches, file.schema_arrow)
+
+
+def _refuse_beyond(path: Path, needed: int, free: int) -> None:
+    if needed > free:
+        raise Unreadable(f"{path}: {beyond(needed, free)}; store it with fewer rows or columns")
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow
+
+    return pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)
+
+
+def _values(column: Any) -> Any:
+    if _is_number(column.type):
         return column.to_numpy()  # NaN where there is nothing; objects where truth values are missing
     return column.to_pylist()
 

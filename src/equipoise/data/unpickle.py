@@ -1,100 +1,29 @@
-"""Reading pickles without running them: numpy arrays and plain containers, and nothing else."""
+"""Reading pickles without running them: numpy arrays and plain containers, and nothing else.
+
+A pickle is a program. It is carried out by a machine that knows only what plain data needs (`pickle_machine`), and what
+it asks to call are functions of ours (`rebuild`), never numpy's own.
+"""
 
 from __future__ import annotations
 
 import io
-import math
+import itertools
 import pickle
+from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, final
+from typing import Any, BinaryIO
 
 import numpy as np
 
-_ALLOWED = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy.core.multiarray", "scalar"),
-    ("numpy._core.multiarray", "scalar"),
-    ("numpy.core.numeric", "_frombuffer"),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("_codecs", "encode"),  # how protocol 2 writes bytes
-    ("collections", "OrderedDict"),
-}
+from equipoise.data.pickle_machine import COST, carry_out
+from equipoise.data.rebuild import refuse
+from equipoise.processes import free_memory
 
+DEEPEST = 100  # containers in each other
+SHARED = 2**30  # bytes by which content may grow when what it holds several times is written out
 
-# The one in C takes memory for whatever a file claims, and gives no look at the state of an array before numpy has it.
-_WrittenInPython: Any = pickle._Unpickler
-
-
-@final
-class _Limited(_WrittenInPython):
-    dispatch: ClassVar[dict[int, Any]] = dict(_WrittenInPython.dispatch)
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _ALLOWED:
-            # numpy moved its core; a file written before or after must read the same.
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        if (module, name) in {("__builtin__", "bytes"), ("builtins", "bytes")}:
-            return _no_bytes
-        msg = (
-            f"refused to load {module}.{name}: expected a pickle of numpy arrays, numbers, strings and plain "
-            "containers. A pickle can run any program; if you trust this one, convert it to .npz yourself"
-        )
-        raise pickle.UnpicklingError(msg)
-
-    def load_build(self) -> None:
-        """Give an array or a type its state, if it is one that numpy writes."""
-        state, made = self.stack[-1], self.stack[-2]
-        if isinstance(made, np.dtype):
-            _check_type(made, state)
-        elif type(made) is np.ndarray:
-            _check_array(made, state)
-        else:
-            raise pickle.UnpicklingError(f"refused to change a {type(made).__name__}: expected arrays and their types")
-        super().load_build()
-
-    def load_bytearray8(self) -> None:
-        """Read no more than there is."""
-        size = int.from_bytes(self.read(8), "little")
-        content = self.read(size)
-        if len(content) != size:
-            raise pickle.UnpicklingError(f"cut short: expected {size} bytes, found {len(content)}")
-        self.append(bytearray(content))
-
-    dispatch[pickle.BUILD[0]] = load_build
-    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
-
-
-def _no_bytes() -> bytes:
-    """How protocol 2 writes bytes where there are none; called with a number, `bytes` itself would take any memory."""
-    return b""
-
-
-def _check_type(made: np.dtype, state: Any) -> None:
-    """Refuse to turn a type into another: numbers into pointers, or short into long, under an array that has it."""
-    shared = made is np.dtype(made.str)  # numpy's own, which all arrays of the program have
-    plain = isinstance(state, tuple) and len(state) in (8, 9) and state[2:5] == (None, None, None)
-    if shared or not plain or not {state[5], made.itemsize} <= {-1, made.itemsize} or state[7] != made.flags:
-        raise pickle.UnpicklingError(
-            f"refused the state {state!r:.200} for the type {made}: expected that of a plain one"
-        )
-
-
-def _check_array(made: np.ndarray, state: Any) -> None:
-    """Refuse content that does not fit, and to take away the memory of an array that others may look at."""
-    fits = made.shape == (0,) and isinstance(state, tuple) and len(state) == 5 and isinstance(state[2], np.dtype)
-    if fits:
-        _, shape, dtype, _, content = state
-        fits = isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)
-        count = math.prod(shape) if fits else 0
-        if dtype.hasobject:
-            fits = fits and dtype.kind == "O" and isinstance(content, list) and len(content) == count
-        else:
-            fits = fits and isinstance(content, (bytes, str)) and len(content) == count * dtype.itemsize
-    if not fits:
-        raise pickle.UnpicklingError("refused the state of an array: expected its shape, type and content to agree")
+_LEAVES = (str, bytes, bytearray, int, float, bool, type(None), np.dtype)
 
 
 def load_pickle(source: str | Path | BinaryIO | bytes) -> Any:
@@ -102,13 +31,37 @@ def load_pickle(source: str | Path | BinaryIO | bytes) -> Any:
 
     Args:
         source: A path, an open file, or the bytes themselves.
+
+    Raises:
+        pickle.UnpicklingError: If it holds anything else, is damaged, or needs more memory than is free.
     """
     if isinstance(source, bytes):
-        source = io.BytesIO(source)
+        return read_pickle(io.BytesIO(source), len(source))
     if isinstance(source, (str, Path)):
         with Path(source).open("rb") as file:
-            return _Limited(file, encoding="latin1").load()
-    return _Limited(source, encoding="latin1").load()
+            return read_pickle(file, Path(source).stat().st_size)
+    return read_pickle(source)
+
+
+def read_pickle(file: BinaryIO, size: int | None = None) -> Any:
+    """Read a pickle from an open file.
+
+    Args:
+        file: Stands where the pickle begins.
+        size: How many bytes there are at most; None where nobody knows.
+
+    Raises:
+        pickle.UnpicklingError: As `load_pickle`.
+    """
+    try:
+        room = free_memory()
+        found, taken = carry_out(file, size, room)
+        _check_plain(found, min(room, 10 * taken + SHARED))
+        return found
+    except pickle.UnpicklingError:
+        raise
+    except Exception as found:  # an instruction that got what it cannot use; there are dozens of ways
+        raise pickle.UnpicklingError(f"refused a damaged pickle: {type(found).__name__}: {found!s:.200}") from found
 
 
 def load_object_array(path: str | Path) -> Any:
@@ -120,4 +73,65 @@ def load_object_array(path: str | Path) -> Any:
         if not dtype.hasobject:
             msg = f"{path}: expected an array of objects, found {dtype}; read it with numpy.load"
             raise ValueError(msg)
-        return load_pickle(file)
+        return read_pickle(file, Path(path).stat().st_size)
+
+
+def _check_plain(root: Any, most: int) -> None:
+    """Refuse what is no plain data, is part of itself, is nested very deep, or is huge once written out.
+
+    A list that holds another twice, which holds another twice, and so on, takes no memory until somebody makes an array
+    of it.
+    """
+    known: dict[int, tuple[int, int]] = {}  # of containers, by identity: size when written out, and depth
+    open_: set[int] = set()
+    path: list[tuple[int, Any, list[int]]] = [(0, iter((root,)), [0, 0])]
+    while path:
+        identity, rest, so_far = path[-1]
+        for value in rest:
+            inside = _inside(value)
+            if inside is None:
+                so_far[0] += _size(value)
+                continue
+            if id(value) in open_:
+                refuse("a container that is part of itself")
+            if id(value) in known:
+                _add(so_far, known[id(value)])
+                continue
+            open_.add(id(value))
+            path.append((id(value), inside, [COST, 0]))
+            break
+        else:
+            path.pop()
+            size, depth = so_far[0], so_far[1] + 1
+            if size > most:
+                refuse(f"what would be {size / 2**30:,.1f} GiB, written out: expected at most {most / 2**30:,.1f} GiB")
+            if depth > DEEPEST:
+                refuse(f"containers in each other, {depth:,} deep: expected at most {DEEPEST}")
+            if path:
+                open_.discard(identity)
+                known[identity] = (size, depth)
+                _add(path[-1][2], (size, depth))
+
+
+def _add(so_far: list[int], found: tuple[int, int]) -> None:
+    so_far[0] += found[0]
+    so_far[1] = max(so_far[1], found[1])
+
+
+def _inside(value: Any) -> Iterator[Any] | None:
+    """The content of a container; None where it is none."""
+    if type(value) in (list, tuple, set, frozenset):
+        return iter(value)
+    if type(value) in (dict, OrderedDict):
+        return itertools.chain(value, value.values())
+    if type(value) is np.ndarray and value.dtype.kind == "O":
+        return iter(value.ravel())
+    return None
+
+
+def _size(value: Any) -> int:
+    if type(value) is np.ndarray or isinstance(value, np.generic):
+        return COST + value.nbytes
+    if not isinstance(value, _LEAVES):
+        refuse("a name that stands for nothing: expected plain data")
+    return COST + (len(value) if isinstance(value, (str, bytes, bytearray)) else 0)

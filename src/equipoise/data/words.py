@@ -11,6 +11,7 @@ from typing import Any, final
 
 import numpy as np
 
+from equipoise.data.npz import read_arrays
 from equipoise.media.unreadable import Unreadable, reading
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2  # words start behind both: none shares a number with what it is not
@@ -109,11 +110,12 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def _from_arrays(path: Path, wanted: Collection[str], width: int) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as content:
-        missing = [name for name in ("words", "vectors") if name not in content]
-        if missing:
-            raise Unreadable(f"{path}: expected arrays 'words' and 'vectors', found {', '.join(content) or 'none'}")
-        words, vectors = content["words"], content["vectors"]
+    content, problems = read_arrays(path)
+    if problems:
+        raise Unreadable(f"{path}: {'; '.join(problems)}")
+    if not {"words", "vectors"} <= {*content}:
+        raise Unreadable(f"{path}: expected arrays 'words' and 'vectors', found {', '.join(content) or 'none'}")
+    words, vectors = content["words"], content["vectors"]
     if words.dtype.kind not in "US" or vectors.shape != (len(words), width) or vectors.dtype.kind != "f":
         found = f"words {words.dtype} {list(words.shape)}, vectors {vectors.dtype} {list(vectors.shape)}"
         raise Unreadable(f"{path}: expected N texts and N vectors of {width} numbers; found {found}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from equipoise.data.npz import read_arrays
 from equipoise.experiments.landscape import Facts, Recipe, Star, Surface
 from equipoise.inside import inside
 
@@ -36,17 +36,16 @@ def keep(folder: Path, asked: dict[str, Any], facts: Facts) -> Path:
 def kept(folder: Path, stem: str, asked: dict[str, Any]) -> Facts | None:
     """What was found for the same question; None where there is nothing, or the answer to another one."""
     try:
-        with np.load(folder / f"{stem}.npz", allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        arrays, _ = read_arrays(folder / f"{stem}.npz")
         about = json.loads(str(arrays.pop("about")))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile):  # not there, or not ours: found anew, and replaced
+        if about["asked"] != json.loads(json.dumps(asked)):
+            return None
+        content = about["facts"]
+        recipe, stars = Recipe(**content.pop("recipe")), content.pop("stars")
+        surfaces = [_surface(arrays, number, own) for number, own in enumerate(stars)]
+        return Facts(recipe=recipe, surfaces=surfaces, **content)
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # not there, or not ours: found anew
         return None
-    if about["asked"] != json.loads(json.dumps(asked)):
-        return None
-    content = about["facts"]
-    recipe, stars = Recipe(**content.pop("recipe")), content.pop("stars")
-    surfaces = [_surface(arrays, number, own) for number, own in enumerate(stars)]
-    return Facts(recipe=recipe, surfaces=surfaces, **content)
 
 
 def _surface(arrays: dict[str, np.ndarray], number: int, stars: list[dict[str, Any]]) -> Surface:

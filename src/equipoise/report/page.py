@@ -57,7 +57,7 @@ def page(folder: str | Path, command: str | None = None, baseline: str = BASELIN
         ),
         repeat=repeat(results, command),
     )
-    return write_whole(results.folder, "report.html", text)
+    return write_whole(results.folder, "report.html", text.encode("utf-8", "replace"))
 
 
 def _study(identity: str, data: str, rows: Sequence[Row], results: Results, baseline: str) -> str:

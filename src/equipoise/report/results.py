@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, final
 
 from equipoise.errors import BadInput
+from equipoise.store import SCHEMA, read_lines, read_rows
 
-SCHEMA = 1
 RESULTS = "results.jsonl"
 
 Row = dict[str, Any]
@@ -61,17 +61,18 @@ def read(folder: str | Path) -> Results:
     if not folder.is_dir():
         msg = f"expected a folder of results, found no folder {str(folder)!r}. To make one, {again}"
         raise BadInput(msg)
-    if not path.is_file():
+    if not os.path.lexists(path):
         msg = f"expected {RESULTS} in {str(folder)!r}, found none. To make one, {again}"
         raise BadInput(msg)
 
-    found = _lines(path)
+    found = read_rows(path)
     oddities = [f"line {found.torn} is torn"] if found.torn else []
     rows = {}
     other_schema, unfinished, repeated = [], [], []
-    for at, row in found.values:
-        config = str(row.get("config") or f"line {at}")
-        if row.get("schema") != SCHEMA:
+    for at, read in found.values:
+        row = _printable(read)
+        config = str(row.get("config"))
+        if row.get("schema", SCHEMA) != SCHEMA:
             other_schema.append(at)
         elif row.get("status", "done") != "done":
             unfinished.append(at)
@@ -122,35 +123,6 @@ def number(value: Any, *path: str) -> float | None:
 # -- one file --
 
 
-@final
-@dataclass(frozen=True)
-class _Lines:
-    values: list[tuple[int, dict[str, Any]]]
-    torn: int | None
-
-
-def _lines(path: Path) -> _Lines:
-    """The JSON objects of a file with their line numbers; a last line that is none is torn, one before it an error."""
-    texts = [(at, text) for at, text in enumerate(path.read_bytes().split(b"\n"), start=1) if text.strip()]
-    values = []
-    for at, text in texts:
-        try:
-            value = json.loads(text.decode("utf-8"))
-        except ValueError:
-            value = None
-        if isinstance(value, dict):
-            values.append((at, _printable(value)))
-        elif (at, text) == texts[-1]:
-            return _Lines(values, torn=at)
-        else:
-            msg = (
-                f"expected one JSON object per line, found something else in line {at} of {str(path)!r}. "
-                f"To go on without it, type: sed -i '{at}d' {shlex.quote(str(path))}"
-            )
-            raise BadInput(msg)
-    return _Lines(values, torn=None)
-
-
 def _named(row: Row, path: Path, at: int) -> Row:
     """A row that surely has a label, so that nobody after this needs to ask."""
     label = row.get("label") or row.get("method")
@@ -170,11 +142,11 @@ def _curve(folder: Path, config: str) -> tuple[list[Epoch], str | None]:
     if name is None or not path.is_file():
         return [], None
     try:
-        found = _lines(path)
+        found = read_lines(path)
     except ValueError:
         return [], f"the curves of run {name[1]} are damaged"
     epochs = sorted(
-        (epoch for _, epoch in found.values if number(epoch, "epoch") is not None), key=lambda e: e["epoch"]
+        (_printable(epoch) for _, epoch in found.values if number(epoch, "epoch") is not None), key=lambda e: e["epoch"]
     )
     return epochs, f"the last line of the curves of run {name[1]} is torn" if found.torn else None
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 
 from equipoise.report.table import Table
-from equipoise.report.text import as_csv, as_dict, as_json, as_latex, as_markdown
+from equipoise.report.text import as_csv, as_dict, as_json, as_latex, as_markdown, plain_cell
 
 Tables = Mapping[str, Table]
 """By the name of their data."""
@@ -17,7 +17,9 @@ Tables = Mapping[str, Table]
 def _one_csv(tables: Tables) -> str:
     """One csv with the name of the data in front; a column that only one data set has is empty for the others."""
     rows = [
-        {"data": data, **row} for data, table in tables.items() for row in csv.DictReader(io.StringIO(as_csv(table)))
+        {"data": plain_cell(data), **row}
+        for data, table in tables.items()
+        for row in csv.DictReader(io.StringIO(as_csv(table)))
     ]
     columns = dict.fromkeys(name for row in rows for name in row)
     out = io.StringIO()

@@ -64,11 +64,19 @@ def as_csv(table: Table) -> str:
     """The raw numbers with all their digits; what is missing is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["label", *(name for column in table.columns for name in _csv_names(column))])
+    writer.writerow(["label", *(plain_cell(name) for column in table.columns for name in _csv_names(column))])
     for label, cells in zip(table.labels, table.cells, strict=True):
         values = [value for column, cell in zip(table.columns, cells, strict=True) for value in _raw(column, cell)]
-        writer.writerow([label, *("" if value is None else value for value in values)])
+        writer.writerow([plain_cell(value) for value in (label, *values)])
     return out.getvalue()
+
+
+def plain_cell(value: Any) -> Any:
+    """A cell of a csv. Text that a spreadsheet would compute as a formula gets a quotation mark in front."""
+    if value is None:
+        return ""
+    formula = isinstance(value, str) and value.lstrip()[:1] in ("=", "+", "-", "@", "|", "%")
+    return f"'{value}" if formula else value
 
 
 def as_dict(table: Table) -> dict[str, Any]:
