@@ -178,7 +178,7 @@ def test_times_of_parts_and_of_trained_steps_stand_apart(tmp_path: Path) -> None
     row = make_row("mimo")
     parts = dict(zip(("forward", "backward", "balance", "update"), (0.001, 0.002, 0.003, 0.004), strict=True))
     row["seconds"] = {**parts, "step": 0.005, "total": 1.0}
-    (tmp_path / "results.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     text = checked(page(tmp_path)).text
     assert "timed after training, on a copy. A step that trains may take less or more" in text
     assert re.search(r"parts together\s*step as trained\s*mimo\s*1\.00\s*2\.00\s*3\.00\s*4\.00\s*10\.00\s*5\.00", text)

@@ -173,7 +173,7 @@ def test_what_is_no_file_is_refused_by_both(tmp_path: Path) -> None:
         lambda: path.symlink_to(path),
     ):
         make()
-        for ask in (Store(tmp_path).rows, lambda: read(tmp_path)):
+        for ask in (lambda: Store(tmp_path).rows(), lambda: read(tmp_path)):
             with pytest.raises(
                 BadInput, match=r"results\.jsonl: expected a file|cannot read .*(symbolic links|Is a dir)"
             ):

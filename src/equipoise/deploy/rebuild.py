@@ -68,7 +68,7 @@ def rebuilt(
 
     Raises:
         BadInput: With every tensor that does not fit, and every input that no encoder can read.
-        ValueError: If an encoder cannot be made.
+        RuntimeError: If an encoder cannot be made.
     """
     settings = content["row"]["run"]
     shapes = {name: tuple(plain["read"]) for name, plain in content["inputs"].items()}
@@ -100,7 +100,10 @@ def rebuilt(
 
 
 def _encoder(kind: str, name: str, shapes: Mapping[str, tuple[int, ...]], features: int) -> nn.Module:
-    return build_encoders(kind, {name: shapes[name]}, features, checked=True)[name]
+    try:
+        return build_encoders(kind, {name: shapes[name]}, features, checked=True)[name]
+    except BadInput as found:
+        raise RuntimeError(str(found)) from found  # what the folder says is known to be sound: it is the encoder
 
 
 @final
