@@ -1,0 +1,392 @@
+"""Runs random cases through a balancer and beside it through plain torch, and compares what arrives in `.grad`.
+
+As a program, `python -m methods.differential COUNT [SEED]`, it goes on after a failure and counts failures by kind;
+`python -m methods.differential --case 'SEED NUMBER'` runs one case alone.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import Balancer
+from methods import rules
+from methods.expected import FUSED, Gradients, Layout, Plain, Question, measure
+from methods.random_cases import LEARNS_FROM_FUSED_LOSS, LEARNS_FROM_OWN_LOSS, RULES, Case, draw_case
+from methods.random_models import batch, build, encoders_of, extra_of, losses_of
+
+MODULATES = frozenset({"OGM", "OGMGE", "AGM", "MSLR", "MLB"})
+"""Methods whose factors act on updates where the optimiser is Adam."""
+HOOK, RATE, EPSILON = 0.1, 0.05, 1e-3
+
+
+@final
+class DifferenceError(AssertionError):
+    """Something other than was expected; ``kind`` is for counting."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class Refusals(NamedTuple):
+    """The messages that a case may be refused with, as patterns, and whether it has to be refused."""
+
+    patterns: list[str]
+    required: bool
+
+
+def layout_of(copy: nn.Module, case: Case) -> Layout:
+    """Which parameters belong to which encoder, as the balancer is told."""
+    names = {id(parameter): name for name, parameter in copy.named_parameters()}
+    encoders = encoders_of(copy, case.shape)
+    blocks = {
+        name: frozenset(names[id(each)] for each in encoder.parameters() if each.requires_grad)
+        for name, encoder in encoders.items()
+    }
+    kernels = frozenset(name for name, parameter in copy.named_parameters() if parameter.dim() >= 3)
+    heads = {}
+    for place in (copy.heads, getattr(getattr(copy, "fusion", None), "heads", None)):
+        if place is not None and len(place):
+            own = place if isinstance(place, nn.ModuleList) else place.values()
+            for modality, head in zip(case.shape.modalities, own, strict=True):
+                heads |= {names[id(parameter)]: modality for parameter in head.parameters()}
+    return Layout(case.shape.modalities, {} if case.attach == "none" else blocks, kernels, heads)
+
+
+def refusals(case: Case, plain: Plain, layout: Layout) -> Refusals:
+    """What the case may or has to be refused with: every permitted refusal is listed here."""
+    if case.attach == "none":
+        return Refusals(["has not been told which they are"] * case.needs_encoders, case.needs_encoders)
+    sliced = case.form != "separate"  # a slice is connected with all: such a case is right, or refused
+    found: list[tuple[str, bool]] = []
+    for name in (name for name, block in layout.blocks.items() if block):
+        if case.method in LEARNS_FROM_OWN_LOSS and not layout.reached(plain.gradients[name], name):
+            found.append((f"loss {name!r} sends no gradient to encoder {name!r}", not sliced))
+        if case.method in LEARNS_FROM_FUSED_LOSS and not layout.reached(plain.gradients[FUSED], name):
+            found.append((f"the fused loss sends no gradient to encoder {name!r}", not sliced and case.method != "MSL"))
+        reached = {key for each in (*plain.gradients.values(), plain.extra) for key in each} & layout.blocks[name]
+        if case.options.get("parameters") == "kernels" and not reached & layout.kernels:
+            found.append((f"encoder {name!r} has no tensor that this method modulates", True))
+    if case.decides_at_features:
+        found += [(pattern, True) for pattern in _refusals_at_features(case, layout)]
+    return Refusals([re.escape(text) for text, _ in found], any(required for _, required in found))
+
+
+def _refusals_at_features(case: Case, layout: Layout) -> Iterator[str]:
+    names, shape = case.shape.modalities, case.shape
+    if case.attach in ("lists", "parameters"):
+        yield "found bare parameters or several parts for"
+    if shape.entangled == "chain" and (layout.blocks[names[0]] or len(names) > 2):
+        yield "reads what another encoder gives"
+    if (shape.shared == "whole" and layout.blocks[names[0]]) or (shape.side and any(layout.blocks.values())):
+        yield "acts on the losses otherwise than by what it gave last"
+
+
+@final
+class Run:
+    """One case on its way.
+
+    Args:
+        case: What to run.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.draw = case, random.Random(f"{case.seed} run")
+        self.model, self.copy = build(case.shape), build(case.shape)
+        self.layout = layout_of(self.copy, case)
+        self.rule = RULES[case.method](self.layout, case.options)
+        self.noise: list[Tensor] = []
+        self.parameters = dict(self.model.named_parameters())
+        trainable = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
+        self.hooked = {name for name in trainable if self.draw.random() < case.hooked}
+        for name in self.hooked:
+            self.parameters[name].register_hook(lambda gradient: HOOK * gradient)
+        self.optimizer = _optimizer(case, self.model)
+        self.plain_optimizer = _optimizer(case, self.copy)
+        self.factors: list[dict[str, float]] = []  # of the backward passes of one step
+
+    def __call__(self) -> str:
+        """Run the case; says "equal", or what it was refused with.
+
+        Raises:
+            DifferenceError: If gradients, the table, an update or a refusal are other than expected.
+        """
+        case = self.case
+        first = measure(self.copy, case.shape, batch(case.shape, self._seed(0, 0)), self._question())
+        allowed = refusals(case, first, self.layout)
+        try:
+            balancer, called = case.balancer(self.model)
+            if case.attach != "none":
+                balancer.attach(self.model, encoders=case.told(self.model), optimizer=self.optimizer)
+            for step in range(case.steps):
+                self._step(balancer, called, step, allowed)
+        except (ValueError, RuntimeError) as error:
+            for pattern in allowed.patterns:
+                if re.search(pattern, str(error)):
+                    return "refused"
+            raise DifferenceError("unexpected refusal", f"{type(error).__name__}: {error}") from error
+        return "equal"
+
+    def _seed(self, step: int, part: int) -> int:
+        return self.case.shape.seed + 10 * step + part
+
+    def _question(self) -> Question:
+        case = self.case
+        exact = case.options.get("form") in ("published", "responses")
+        return Question(case.given, case.scalars, case.factors, case.extra, exact)
+
+    def _step(self, balancer: Balancer, called: nn.Module, step: int, allowed: Refusals) -> None:
+        case = self.case
+        self.model.zero_grad()
+        self.factors = []
+        for part in range(case.micro_batches):
+            last = step + 1 == case.steps and part + 1 == case.micro_batches
+            self._backward(balancer, called, self._seed(step, part), allowed, twice=case.twice and last)
+        if self.optimizer is not None:
+            self._update(self.optimizer)
+        if step in case.epochs:
+            metrics = {
+                name: {"loss": self.draw.uniform(0.5, 2), "accuracy": self.draw.uniform(0.2, 0.9)}
+                for name in case.shape.modalities
+            }
+            if balancer.modalities:
+                balancer.end_epoch(metrics)
+                self.rule.end_epoch(metrics)
+
+    def _backward(self, balancer: Balancer, called: nn.Module, seed: int, allowed: Refusals, *, twice: bool) -> None:
+        case, data = self.case, batch(self.case.shape, seed)
+        plain = measure(self.copy, case.shape, data, self._question())
+        scores = None
+        if case.scores:
+            shapes = {name: self.draw.choice(((), (3,))) for name in case.shape.modalities}
+            random_numbers = torch.Generator().manual_seed(seed)
+            scores = {
+                name: torch.rand(shape, generator=random_numbers, dtype=torch.float64) + 0.1
+                for name, shape in shapes.items()
+            }
+        outputs = called(data.inputs)
+        every = losses_of(outputs, data.labels, case.scalars, case.factors, case.form)
+        losses = {name: every[name] for name in self.draw.sample(sorted(case.given), len(case.given))}
+        extra = extra_of(self.model, outputs, case.extra) if case.extra else None
+        before = self._gradients()
+        result = balancer(losses, scores=scores, extra=extra)
+        (case.scale * result).backward(retain_graph=twice)
+        if allowed.required:
+            raise DifferenceError("no refusal", f"expected one of {allowed.patterns}")
+        delivered = self.rule.deliver(plain, scores, counts_steps=case.attach != "none" and self.optimizer is not None)
+        self._compare(before, delivered, plain)
+        if delivered.value is not None:
+            _close("value", float(result.detach()), delivered.value + plain.extra_value)
+        self._compare_table(balancer, delivered, plain)
+        if twice:
+            before = self._gradients()
+            (case.scale * result).backward()
+            self._compare(before, delivered, plain)
+
+    @property
+    def _scales_updates(self) -> bool:
+        case = self.case
+        return case.optimizer == "adam" and case.attach != "none" and case.method in MODULATES
+
+    def _gradients(self) -> Gradients:
+        return {name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None}
+
+    def _compare(self, before: Gradients, delivered: rules.Delivered, plain: Plain) -> None:
+        """What one backward pass added to `.grad` with what it should have added."""
+        core = delivered.unmodulated if self._scales_updates else delivered.total
+        self.factors.append(delivered.factors)
+        now = self._gradients()
+        largest = max([*core.sizes.values(), *(float(each.abs().max()) for each in plain.extra.values())])
+        wrong = []
+        for name in {*now, *core.values, *plain.extra}:
+            wanted, size = torch.zeros_like(self.parameters[name]), core.sizes.get(name, 0.0)
+            for term in (core.values.get(name), plain.extra.get(name)):
+                wanted = wanted if term is None else wanted + term
+            size += float(plain.extra[name].abs().max()) if name in plain.extra else 0.0
+            factor = self.case.scale * (HOOK if name in self.hooked else 1.0)
+            held = before[name] if name in before else torch.zeros_like(wanted)
+            found = ((now[name] - held) / factor) if name in now else torch.zeros_like(wanted)
+            deviation = delivered.noise.get(name)
+            if deviation is not None and self._scales_updates:
+                deviation = core.values[name].std() if core.values[name].numel() > 1 else torch.zeros(())
+            if deviation is not None and float(deviation) > 1e-9 * largest:
+                self._note_noise(((found - wanted) / deviation).flatten(), name)
+                continue
+            off = float((found - wanted).abs().max())
+            size += float(held.abs().max()) / factor  # what was there before is subtracted again
+            if not off <= delivered.tolerance * (size + 1e-6 * largest):
+                wrong.append(f"{name} is off by {off:.2e} at a size of {size:.2e}")
+        if wrong:
+            raise DifferenceError("gradient", "; ".join(sorted(wrong)))
+
+    def _note_noise(self, noise: Tensor, name: str) -> None:
+        if not float(noise.abs().max()) < 7:
+            raise DifferenceError("noise", f"{name} got {noise.tolist()} standard deviations")
+        if any(len(past) == len(noise) and len(noise) > 1 and bool((past == noise).all()) for past in self.noise):
+            raise DifferenceError("noise", f"{name} got noise that was there before")
+        self.noise.append(noise)
+
+    def _compare_table(self, balancer: Balancer, delivered: rules.Delivered, plain: Plain) -> None:
+        """A cell is empty where a loss does not reach the block; the others give what encoders got."""
+        table = balancer.table.numbers()
+        if self.case.attach == "none":
+            if any(cell != cell for row in table.values() for cell in row.values()):
+                raise DifferenceError("table", f"nothing is attached, expected every cell to be shown, found {table}")
+            return
+        for modality in self.layout.modalities:
+            for loss, row in table.items():
+                reached = loss in plain.gradients and self.layout.reached(plain.gradients[loss], modality)
+                empty = row[modality] != row[modality]
+                if empty == reached and (reached or self.case.form == "separate"):
+                    wanted = "a number" if reached else "an empty cell"
+                    raise DifferenceError("table cells", f"expected {wanted} at {loss} → {modality}, found {table}")
+        if not delivered.linear:
+            return
+        largest = max(delivered.total.sizes.values())
+        for name in delivered.total.values.keys() - delivered.untouched:
+            reaching = [loss for loss in plain.gradients if name in plain.gradients[loss]]
+            columns = [modality for modality, block in self.layout.blocks.items() if name in block]
+            if not columns and (len(reaching) > 1 or self.case.title == "AGM published" or rules.SCALES_HEADS):
+                continue
+            for column in columns or ["heads"]:
+                cells = {loss: table[loss][column] for loss in reaching}
+                terms = [cell * plain.gradients[loss][name] for loss, cell in cells.items() if cell == cell]
+                told = sum(terms, torch.zeros_like(delivered.total.values[name]))
+                off = float((told - delivered.total.values[name]).abs().max())
+                if not off <= delivered.tolerance * (delivered.total.sizes[name] + 1e-6 * largest):
+                    raise DifferenceError("table factors", f"{column}: {name} is off by {off:.2e} with {cells}")
+
+    def _update(self, optimizer: torch.optim.Optimizer) -> None:
+        """What a step of the optimiser did with what it should have done; the copy follows."""
+        before = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        optimizer.step()
+        self.rule.optimizer_steps += 1
+        stopped = self.rule.stopped if isinstance(self.rule, rules.MSES) else set()
+        still = {name for modality in stopped for name in self.layout.blocks.get(modality, ())}
+        assert self.plain_optimizer is not None
+        for name, parameter in self.copy.named_parameters():
+            parameter.grad = self.parameters[name].grad
+        self.plain_optimizer.step()
+        tolerance = rules.HISTORY if self.case.method == "AGM" else rules.SINGLE
+        with torch.no_grad():
+            for name, parameter in self.copy.named_parameters():
+                factor = 1.0
+                if self._scales_updates:
+                    factor = sum(factors.get(name, 1.0) for factors in self.factors) / len(self.factors)
+                wanted = torch.lerp(before[name], parameter, 0.0 if name in still else factor)
+                off = float((wanted - self.parameters[name]).abs().max())
+                if not off <= tolerance * max(1.0, factor) * RATE + 1e-12 * float(wanted.abs().max()):
+                    raise DifferenceError("update", f"{name} is off by {off:.2e} with a factor of {factor}")
+                parameter.copy_(self.parameters[name])
+                parameter.grad = None
+
+
+def _optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer | None:
+    match case.optimizer:
+        case "sgd":
+            return torch.optim.SGD(model.parameters(), lr=RATE / case.scale)
+        case "adam":  # a large ε keeps rounding small where a gradient is next to nothing
+            return torch.optim.Adam(model.parameters(), lr=RATE, eps=EPSILON)
+    return None
+
+
+def _close(kind: str, found: float, wanted: float) -> None:
+    if not abs(found - wanted) <= 1e-9 * max(1.0, abs(wanted)):
+        raise DifferenceError(kind, f"expected {wanted!r}, found {found!r}")
+
+
+class Tally(NamedTuple):
+    """What came of many cases."""
+
+    outcomes: Counter[str]
+    noise: list[Tensor]
+
+    def noise_problems(self) -> list[str]:
+        """Whether all noise together is normal with a mean of zero and a variance of one; five standard errors."""
+        if not self.noise:
+            return []
+        whole = torch.cat(self.noise)
+        mean, variance = float(whole.mean()), float(whole.square().mean())
+        error = len(whole) ** -0.5
+        found = [f"expected a mean of 0, found {mean:.4f}"] * (abs(mean) > 5 * error)
+        return found + [f"expected a variance of 1, found {variance:.4f}"] * (abs(variance - 1) > 5 * 2**0.5 * error)
+
+
+def run_case(seed: str) -> tuple[str, list[Tensor]]:
+    """Run the case of a seed: what came of it, and the noise it met.
+
+    Raises:
+        DifferenceError: If something was other than expected; the message holds the case and how to run it again.
+    """
+    case = draw_case(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that optimisers are missing, and losses are scalars
+        run = Run(case)
+        try:
+            return run(), run.noise
+        except DifferenceError as error:
+            again = f"{error}\n{case}\nOnce more: EQUIPOISE_CASE={seed!r} python -m pytest tests/methods/test_differential.py"
+            raise DifferenceError(error.kind, again.removeprefix(f"{error.kind}: ")) from error
+
+
+def run_cases(seed: int, count: int) -> Tally:
+    """Run many cases; the first that differs ends it."""
+    tally = Tally(Counter(), [])
+    for number in range(count):
+        outcome, noise = run_case(f"{seed} {number}")
+        tally.outcomes[outcome] += 1
+        tally.noise.extend(noise)
+    return tally
+
+
+def main(words: list[str]) -> None:
+    """Count failures by kind."""
+    torch.set_num_threads(1)
+    if words[0] == "--case":
+        print(draw_case(words[1]), *run_case(words[1])[:1], sep="\n")
+        return
+    count, seed = int(words[0]), int(words[1]) if len(words) > 1 else 0
+    outcomes: Counter[str] = Counter()
+    met: Counter[tuple[str, str]] = Counter()
+    failed: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], str] = {}
+    noise: list[Tensor] = []
+    began = time.perf_counter()
+    for number in range(count):
+        case = draw_case(f"{seed} {number}")
+        places = [("method", case.title), *(("trait", trait) for trait in case.traits)]
+        met.update(places)
+        try:
+            outcome, found = run_case(f"{seed} {number}")
+            noise += found
+        except DifferenceError as error:
+            outcome = f"failed: {error.kind}"
+            failed.update(places)
+            first.setdefault((case.title, error.kind), f"{number}: {', '.join(case.traits)}: {str(error)[:300]}")
+        except Exception as error:
+            traceback.print_exc()
+            print("case", f"{seed} {number}", error, case)
+            outcome = f"broken: {type(error).__name__}"
+        outcomes[outcome] += 1
+    seconds = time.perf_counter() - began
+    print(f"seed {seed}, {count} cases, {seconds:.0f} s, {count / seconds:.0f} a second", dict(outcomes))
+    print("noise", Tally(outcomes, noise).noise_problems() or "as expected", sum(map(len, noise)))
+    for place, total in sorted(met.items()):
+        print(f"{place[0]:7} {place[1]:32} {failed[place]:5} of {total:5}")
+    for (title, kind), text in sorted(first.items()):
+        print(f"\n{title}, {kind}\n  {text}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
