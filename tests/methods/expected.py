@@ -107,7 +107,7 @@ def gradients_of(output: Tensor, tensors: Mapping, arriving: Tensor | None = Non
 def _responses(
     copy: nn.Module, shape: Shape, data: Batch, question: Question, parameters: Mapping[str, Tensor]
 ) -> tuple[dict[str, Gradients], dict[str, Tensor]]:
-    """Shapley values of the fused output over all 2^K subsets: inputs outside a subset are zeros, of none the output is.
+    """Shapley values of the fused output over all 2^K subsets; inputs outside a subset are zeros, and so is F(∅).
 
     They add up to the fused output; the gradient that arrives there goes on through each of them alone.
     """
@@ -158,10 +158,8 @@ class Layout:
             joined = [g for g in self.groups if any(self.blocks[name] & self.blocks[other] for other in g)]
             merged = [member for g in joined for member in g]
             self.groups = [g for g in self.groups if g not in joined] + [[*merged, name]]
-
-    def group_of(self, parameter: str) -> list[str]:
-        """The encoders that are decided on together with the one that holds a parameter; none for a head."""
-        return next((g for g in self.groups if any(parameter in self.blocks[name] for name in g)), [])
+        self.groups_of = {key: group for group in self.groups for name in group for key in self.blocks[name]}
+        """For each parameter of an encoder the group that it is decided on with."""
 
     def reached(self, gradients: Gradients, modality: str) -> bool:
         """Whether a loss with these gradients is connected with an encoder."""

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import equipoise
-from equipoise import Balancer, LateFusion, Trajectory
+from equipoise import Balancer, Trajectory
 from equipoise.models import ShapleyResponses
-from methods import rules
+from methods import mixture_rules, rules
 from methods.random_models import FORMS, Shape, encoders_of
 
 NAMES = ("audio", "video", "text", "depth", "x.1", "touch 2", "keys", "α", "radar-left", "zero")
@@ -23,8 +23,8 @@ RULES: dict[str, type[rules.Rule]] = {
     "EW": rules.EW,
     "Unimodal": rules.Unimodal,
     "MIMO": rules.MIMO,
-    "MGDA": rules.MGDA,
-    "MMPareto": rules.MMPareto,
+    "MGDA": mixture_rules.MGDA,
+    "MMPareto": mixture_rules.MMPareto,
     "OGM": rules.OGM,
     "OGMGE": rules.OGM,
     "AGM": rules.AGM,
@@ -56,7 +56,7 @@ class Case:
         factors: What losses are multiplied by.
         steps: How many steps are taken.
         micro_batches: How many backward passes a step has.
-        epochs: After which steps an epoch ends.
+        epochs: How many epochs end before each step.
         twice: Whether the last backward pass keeps its graph and is followed by another.
         hooked: The share of parameters with a hook that scales their gradient.
         scale: What the scalar is multiplied by.
@@ -76,7 +76,7 @@ class Case:
     factors: dict[str, float] = field(default_factory=dict)
     steps: int = 1
     micro_batches: int = 1
-    epochs: frozenset[int] = frozenset()
+    epochs: tuple[int, ...] = (0,)
     twice: bool = False
     hooked: float = 0.0
     scale: float = 1.0
@@ -176,6 +176,8 @@ def draw_case(seed: str) -> Case:
     shape = _shape(draw, method, form, modalities[: 4 if form == "published" else 3 if form == "responses" else 5])
     modalities = shape.modalities
     options = _options(draw, method, form, modalities)
+    if options.get("parameters") == "kernels" and draw.random() < 0.8:
+        shape = shape._replace(layers="conv")
     given = {"fused", *modalities}
     if method == "MSL" and draw.random() < 0.2:
         given = {"fused"}
@@ -188,25 +190,26 @@ def draw_case(seed: str) -> Case:
     steps, learns = draw.choice((1, 1, 1, 2, 3)), method in ("MSLR", "MSES") or "start" in options
     steps += learns and draw.random() < 0.5
     optimizer = draw.choice(("none", "none", "sgd", "adam"))
-    special = draw.random() < 0.15 and method in ("MGDA", "MMPareto", "EW", "MIMO")
+    exact = form in ("published", "responses")  # there factors act on the fused output, whoever reads it
+    special = draw.random() < 0.25 and method in ("MGDA", "MMPareto", "EW", "MIMO")
     return Case(
         seed,
         shape,
         method,
         options,
         attach=_attach(draw, method, form, shape, options),
-        optimizer="sgd" if optimizer == "adam" and form in ("published", "responses") else optimizer,
+        optimizer="sgd" if optimizer == "adam" and exact else optimizer,
         form=draw.choice(FORMS) if stacks else "separate",
         scalars=frozenset(scalars),
         given=frozenset(given),
-        factors={name: draw.choice((1.0, 1e-2, 1e2, 1e-5)) for name in sorted(given)} if special else {},
+        factors={name: draw.choice((1.0, 0.1, 1e-3, 1e-5)) for name in sorted(given)} if special else {},
         steps=steps,
         micro_batches=draw.choice((1, 1, 1, 2)),
-        epochs=frozenset(step for step in range(steps) if draw.random() < (0.8 if learns else 0.3)),
+        epochs=tuple(draw.choice((0, 1, 2, 3) if learns else (0, 0, 1)) for _ in range(steps)),
         twice=draw.random() < 0.1,
         hooked=draw.choice((0.4, 1.0)) if draw.random() < 0.12 else 0.0,
-        scale=draw.choice((1.0, 1.0, 2.0**draw.randrange(1, 17))),
-        extra=draw.choice(("decay", "some", "outputs")) if draw.random() < 0.2 else "",
+        scale=draw.choice((1.0, 1.0, 2.0 ** draw.randrange(1, 17))),
+        extra=draw.choice(("decay", "some", "decay" if exact else "outputs")) if draw.random() < 0.2 else "",
         scores=draw.random() < 0.2,
     )
 
@@ -227,6 +230,7 @@ def _shape(draw: random.Random, method: str, form: str, modalities: tuple[str, .
         "spare": draw.random() < 0.1,
         "seed": draw.randrange(10**6),
     }
+    mixes = method in ("MGDA", "MMPareto")
     fits = draw.random() < 0.9  # the others are mostly refused
     if form == "published":
         return Shape(kind="late", fusion=draw.choice(ADDITIVE), unimodal="split", **common)
@@ -239,8 +243,8 @@ def _shape(draw: random.Random, method: str, form: str, modalities: tuple[str, .
         kind="own",
         fusion=draw.choice(("linear", "mlp")),
         unimodal="head" if method in LEARNS_FROM_OWN_LOSS and fits else draw.choice(("head", "detached")),
-        entangled=draw.choice(("attend", "chain")) if several and draw.random() < 0.2 else "",
-        side=draw.choice(("attached", "detached")) if draw.random() < 0.12 else "",
+        entangled=draw.choice(("attend", "chain")) if several and draw.random() < (0.4 if mixes else 0.2) else "",
+        side=draw.choice(("attached", "detached")) if draw.random() < 0.15 else "",
         blind=several and draw.random() < 0.04,
         **common,
     )
@@ -272,11 +276,18 @@ def _options(draw: random.Random, method: str, form: str, modalities: tuple[str,
         case "MMPareto":
             return {"boost": draw.choice((1.0, 1.5)), "rescale": draw.choice(("tensor", "encoder")), "at": at}
         case "OGM" | "OGMGE":
-            noise = {"noise": draw.choice(("before", "after")), "seed": draw.randrange(100)} if method == "OGMGE" else {}
+            noise = (
+                {"noise": draw.choice(("before", "after")), "seed": draw.randrange(100)} if method == "OGMGE" else {}
+            )
             parameters = draw.choice(("all", "all", "all", "kernels"))
             return {"strength": draw.choice((0.1, 0.8, 2.0)), "parameters": parameters, **noise, **window}
         case "AGM":
-            return {"strength": draw.choice((0.3, 1.0, 2.5)), "cap": draw.choice((10.0, None, 0.1)), "form": form, **window}
+            return {
+                "strength": draw.choice((0.3, 1.0, 2.5)),
+                "cap": draw.choice((10.0, None, 0.1)),
+                "form": form,
+                **window,
+            }
         case "MSLR":
             rates = {name: draw.choice((0.7, 0.9, 1.1, 1.4)) for name in modalities}
             return {"rates": draw.choice((None, rates)), "memory": draw.choice((1, 2)), **window}

@@ -203,8 +203,7 @@ def separate_losses(
 ) -> dict[str, Tensor]:
     """Cross-entropies by name, each from its own output: a mean where the name is in ``scalars``, else per sample."""
     return {
-        name: factors.get(name, 1.0)
-        * F.cross_entropy(logits, labels, reduction="mean" if name in scalars else "none")
+        name: factors.get(name, 1.0) * F.cross_entropy(logits, labels, reduction="mean" if name in scalars else "none")
         for name, logits in outputs.items()
     }
 

@@ -1,17 +1,18 @@
-"""The published rules of all methods, as sums of plain gradients: what each parameter should be given."""
+"""The published rules of methods that weigh losses, as sums of plain gradients: what each parameter should get."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from methods.expected import FUSED, Layout, Plain, Total, shortest
+from methods.expected import FUSED, Layout, Plain, Total
 
 Scores = Mapping[str, Tensor] | None
 
@@ -41,7 +42,7 @@ class Delivered(NamedTuple):
     total: Total
     unmodulated: Total
     factors: dict[str, float]
-    noise: dict[str, Tensor] = {}
+    noise: Mapping[str, Tensor] = MappingProxyType({})
     tolerance: float = EXACT
     linear: bool = True
     value: float | None = None
@@ -108,16 +109,15 @@ class Rule(ABC):
             on_heads: A factor on the heads of each modality.
             more: Other fields of the answer.
         """
-        total, unmodulated, applied = Total(), Total(), {}
+        total, unmodulated, applied = Total(), Total(), dict.fromkeys(self.layout.groups_of, 1.0)
+        for name, group in self.layout.groups_of.items():
+            if factors is not None and (not kernels or name in self.layout.kernels):
+                applied[name] = sum(factors[each] for each in group) / len(group)
         for loss, gradients in plain.gradients.items():
             for name, gradient in gradients.items():
-                group = self.layout.group_of(name)
-                if group:
-                    touched = factors is not None and (not kernels or name in self.layout.kernels)
-                    factor = sum(factors[each] for each in group) / len(group) if factors and touched else 1.0
-                    applied[name] = factor
+                if name in applied:
                     unmodulated.add(name, gradient, encoders[loss])
-                    total.add(name, gradient, encoders[loss] * factor)
+                    total.add(name, gradient, encoders[loss] * applied[name])
                 elif not own_heads or loss == FUSED or name not in plain.gradients.get(FUSED, {}):
                     factor = (on_heads or {}).get(self.layout.heads.get(name, ""), 1.0)
                     unmodulated.add(name, gradient, heads[loss])
@@ -178,7 +178,11 @@ class MIMO(Weighted):
         optimum = {name: [0.0] for name in self.names} if self.options["optimum"] is None else self.options["optimum"]
         gaps = {name: losses[name] - optimum[name][min(taken, len(optimum[name]) - 1)] for name in self.names}
         smoothing, furthest = self.options["smoothing"], max(gaps.values())
-        while smoothing and self.options["overflow"] == "double" and furthest / smoothing > math.log(1.7976931348623157e308):
+        while (
+            smoothing
+            and self.options["overflow"] == "double"
+            and furthest / smoothing > math.log(1.7976931348623157e308)
+        ):
             smoothing *= 2
         if smoothing == 0:
             parts, smooth = {name: float(gap == furthest) for name, gap in gaps.items()}, furthest
@@ -227,7 +231,7 @@ class OGM(Rule):
         source = answer.unmodulated if self.options["noise"] == "before" else answer.total
         noise = {
             name: source.values[name].std() if source.values[name].numel() > 1 else torch.zeros(())
-            for name in answer.factors
+            for name in answer.factors.keys() & source.values.keys()
             if not kernels or name in self.layout.kernels
         }
         return answer._replace(noise=noise)
@@ -297,7 +301,7 @@ class MSES(Rule):
     def __init__(self, layout: Layout, options: Mapping[str, Any]) -> None:
         super().__init__(layout, options)
         self.before: dict[str, float] = {}
-        self.best = {name: (math.inf, 0) for name in self.names}
+        self.best = dict.fromkeys(self.names, (math.inf, 0))
         self.stopped: set[str] = set()
 
     def deliver(self, plain: Plain, scores: Scores, *, counts_steps: bool) -> Delivered:  # noqa: ARG002
@@ -314,82 +318,3 @@ class MSES(Rule):
                 self.best[name] = (smooth, self.epoch)
             if self.epoch - self.best[name][1] > self.options["patience"]:
                 self.stopped.add(name)
-
-
-class Mixture(Rule):
-    """Encoders learn from a mixture that their gradients decide; heads from every loss."""
-
-    def deliver(self, plain: Plain, scores: Scores, *, counts_steps: bool) -> Delivered:  # noqa: ARG002
-        total = Total()
-        for gradients in plain.gradients.values():
-            total.add_all({name: each for name, each in gradients.items() if not self.layout.group_of(name)})
-        for group in self.layout.groups:
-            held = {name for member in group for name in self.layout.blocks[member]}
-            parts = {
-                loss: {name: each for name, each in gradients.items() if name in held}
-                for loss, gradients in plain.gradients.items()
-            }
-            ends = {loss: {name: found[name] for name in group if name in found} for loss, found in plain.features.items()}
-            places = ends if self.options["at"] == "features" else parts
-            lengths = {loss: sum(float(each.square().sum()) for each in found.values()) for loss, found in places.items()}
-            reaching = [loss for loss, length in lengths.items() if length > 0]  # another loss takes no part
-            if not reaching:
-                continue
-            coefficients = self.mixed(_rows([places[loss] for loss in reaching]))
-            mixed = Total()
-            for loss, coefficient in zip(reaching, coefficients, strict=True):
-                mixed.add_all(parts[loss], float(coefficient))
-            self.rescale(mixed, parts)
-            total.values |= mixed.values
-            total.sizes |= mixed.sizes
-        stretched = "boost" in self.options and self.options["at"] == "parameters"
-        return Delivered(total, total, {}, tolerance=MIXED, linear=not stretched)
-
-    @abstractmethod
-    def mixed(self, rows: np.ndarray) -> np.ndarray:
-        """Coefficients of gradients, one to a row."""
-
-    def rescale(self, mixed: Total, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Change what came out."""
-
-
-def _rows(places: list[dict[str, Tensor]]) -> np.ndarray:
-    like = {name: each for found in places for name, each in found.items()}
-    rows = [torch.cat([found.get(name, torch.zeros_like(like[name])).flatten() for name in like]) for found in places]
-    return torch.stack(rows).numpy()
-
-
-@final
-class MGDA(Mixture):
-    def mixed(self, rows: np.ndarray) -> np.ndarray:
-        return shortest(rows)
-
-
-@final
-class MMPareto(Mixture):
-    def mixed(self, rows: np.ndarray) -> np.ndarray:
-        products = rows @ rows.T
-        agree = all(products[i, j] > 0 for i in range(len(rows)) for j in range(i))
-        weights = np.ones(len(rows)) if agree else len(rows) * shortest(rows)
-        if self.options["at"] == "features":
-            weights = weights * _stretch(np.linalg.norm(rows.sum(axis=0)), np.linalg.norm(weights @ rows))
-        return self.options["boost"] * weights
-
-    def rescale(self, mixed: Total, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-        if self.options["at"] == "features":
-            return
-        plain = Total()
-        for gradients in parts.values():
-            plain.add_all(dict(gradients), self.options["boost"])
-        wanted = {name: float(plain.values[name].norm()) for name in mixed.values}
-        found = {name: float(value.norm()) for name, value in mixed.values.items()}
-        if self.options["rescale"] == "encoder":
-            wanted, found = (dict.fromkeys(each, math.hypot(*each.values())) for each in (wanted, found))
-        for name in mixed.values:
-            stretch = _stretch(wanted[name], found[name])
-            mixed.values[name] = mixed.values[name] * stretch
-            mixed.sizes[name] *= stretch
-
-
-def _stretch(wanted: float, found: float) -> float:
-    return 1.0 if found == 0 else max(1.0, wanted / found)
