@@ -141,7 +141,8 @@ class Layout:
         modalities: Their names.
         blocks: The names of the trainable parameters of each encoder; empty when no model is attached.
         kernels: The names of the parameters with three dimensions or more.
-        heads: Which modality a head belongs to, where it is one's alone.
+        heads: The parts of an additive fused head that belong to a modality: for the name of a parameter and that of
+            the modality its columns; None for the whole parameter.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class Layout:
         modalities: Iterable[str],
         blocks: Mapping[str, frozenset[str]],
         kernels: frozenset[str],
-        heads: Mapping[str, str],
+        heads: Mapping[str, Mapping[str, slice | None]],
     ) -> None:
         self.modalities, self.blocks, self.kernels, self.heads = tuple(modalities), dict(blocks), kernels, dict(heads)
         self.groups: list[list[str]] = []
@@ -160,6 +161,22 @@ class Layout:
             self.groups = [g for g in self.groups if g not in joined] + [[*merged, name]]
         self.groups_of = {key: group for group in self.groups for name in group for key in self.blocks[name]}
         """For each parameter of an encoder the group that it is decided on with."""
+
+    def means(self, factors: Mapping[str, float]) -> dict[str, float]:
+        """Factors of encoders; those that share parameters have the mean of theirs."""
+        told = dict(factors)
+        for group in self.groups:
+            told |= dict.fromkeys(group, sum(factors[name] for name in group) / len(group))
+        return told
+
+    def on_head(self, name: str, factors: Mapping[str, float], size: int) -> float | Tensor:
+        """The factor on a parameter of the fused head: one, that of its modality, or one for each of its columns."""
+        factor = torch.ones(1, size, dtype=torch.float64)
+        for modality, columns in self.heads.get(name, {}).items():
+            if columns is None:
+                return factors[modality]
+            factor[:, columns] = factors[modality]
+        return factor if name in self.heads else 1.0
 
     def reached(self, gradients: Gradients, modality: str) -> bool:
         """Whether a loss with these gradients is connected with an encoder."""
@@ -174,7 +191,7 @@ class Total:
         self.values: Gradients = {}
         self.sizes: dict[str, float] = {}
 
-    def add(self, name: str, gradient: Tensor, factor: float = 1.0) -> None:
+    def add(self, name: str, gradient: Tensor, factor: float | Tensor = 1.0) -> None:
         """Add a gradient times a factor."""
         term = gradient * factor
         self.values[name] = self.values[name] + term if name in self.values else term

@@ -34,6 +34,7 @@ RULES: dict[str, type[rules.Rule]] = {
     "MLB": rules.MLB,
 }
 ADDITIVE = ("concat", "sum")
+VIEWS = ("split", "split", "head", "detached")
 LEARNS_FROM_OWN_LOSS = frozenset({"EW", "Unimodal", "MIMO", "MGDA", "MMPareto", "DGL", "MLB"})
 LEARNS_FROM_FUSED_LOSS = frozenset({"MSL", "MGDA", "MMPareto", "OGM", "OGMGE", "AGM", "MSLR", "MSES"})
 
@@ -129,18 +130,19 @@ class Case:
     def balancer(self, model: nn.Module) -> tuple[Balancer, nn.Module]:
         """A balancer, and the model to call: the given one, or one that wraps it."""
         options = dict(self.options)
-        if self.method == "AGM":
-            form = options.pop("form")
-            if form == "responses":
-                model = ShapleyResponses(model, list(self.shape.modalities))
-                options["responses"] = model
-            elif form == "fast" and "form" in inspect.signature(equipoise.AGM).parameters:
-                options["form"] = form
+        made: type[Balancer] = getattr(equipoise, self.method)
+        if self.options.get("form") == "responses":
+            model = ShapleyResponses(model, list(self.shape.modalities))
+            options["responses"] = model
+        if self.options.get("form") in ("published", "responses"):
+            del options["form"]  # it is what the method does by itself
         elif self.method == "MIMO" and options["optimum"] is not None:
             rows: dict[str, list[float]] = options["optimum"]
             length = len(next(iter(rows.values())))
             options["optimum"] = {name: row[0] for name, row in rows.items()} if length == 1 else _trajectory(rows)
-        return getattr(equipoise, self.method)(**options), model
+        return made(
+            **{name: value for name, value in options.items() if name in inspect.signature(made).parameters}
+        ), model
 
     def told(self, model: nn.Module) -> dict[str, Any] | None:
         """What `attach` is told of the encoders."""
@@ -198,7 +200,7 @@ def draw_case(seed: str) -> Case:
         method,
         options,
         attach=_attach(draw, method, form, shape, options),
-        optimizer="sgd" if optimizer == "adam" and exact else optimizer,
+        optimizer=optimizer,
         form=draw.choice(FORMS) if stacks else "separate",
         scalars=frozenset(scalars),
         given=frozenset(given),
@@ -210,7 +212,8 @@ def draw_case(seed: str) -> Case:
         hooked=draw.choice((0.4, 1.0)) if draw.random() < 0.12 else 0.0,
         scale=draw.choice((1.0, 1.0, 2.0 ** draw.randrange(1, 17))),
         extra=draw.choice(("decay", "some", "decay" if exact else "outputs")) if draw.random() < 0.2 else "",
-        scores=draw.random() < 0.2,
+        # The losses of heads are not those of responses: what modalities are compared by has to be told then.
+        scores=draw.random() < 0.2 or (form == "published" and shape.unimodal != "split"),
     )
 
 
@@ -233,7 +236,7 @@ def _shape(draw: random.Random, method: str, form: str, modalities: tuple[str, .
     mixes = method in ("MGDA", "MMPareto")
     fits = draw.random() < 0.9  # the others are mostly refused
     if form == "published":
-        return Shape(kind="late", fusion=draw.choice(ADDITIVE), unimodal="split", **common)
+        return Shape(kind="late", fusion=draw.choice(ADDITIVE), unimodal=draw.choice(VIEWS), **common)
     if draw.random() < 0.5:
         fusion = draw.choice(("concat", "sum", "gated", "custom", "film" if several else "concat"))
         views = ["head"] if method in LEARNS_FROM_OWN_LOSS and fits else ["head", "detached"]
@@ -255,6 +258,7 @@ def _options(draw: random.Random, method: str, form: str, modalities: tuple[str,
     if method in ("OGM", "OGMGE", "AGM", "MSLR", "MLB") and draw.random() < 0.3:
         window = {"start": draw.choice((0, 1)), "stop": draw.choice((None, 1, 2))}
     at = draw.choice(("parameters", "parameters", "features"))
+    heads = draw.choice(("scaled", "plain"))
     match method:
         case "EW":
             return {"weight": draw.choice((0.0, 0.3, 1.0, 3.0))}
@@ -290,9 +294,10 @@ def _options(draw: random.Random, method: str, form: str, modalities: tuple[str,
             }
         case "MSLR":
             rates = {name: draw.choice((0.7, 0.9, 1.1, 1.4)) for name in modalities}
-            return {"rates": draw.choice((None, rates)), "memory": draw.choice((1, 2)), **window}
+            return {"rates": draw.choice((None, rates)), "memory": draw.choice((1, 2)), "heads": heads, **window}
         case "MSES":
-            return {"patience": draw.choice((0, 1)), "smoothing": draw.choice(("two-tap", "recursive"))}
+            smoothing = draw.choice(("two-tap", "recursive"))
+            return {"patience": draw.choice((0, 1)), "smoothing": smoothing, "heads": heads}
         case "DGL":
             return {"weight": draw.choice((1.0, 4.0))}
         case "MLB":

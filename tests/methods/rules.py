@@ -21,9 +21,6 @@ MIXED = 1e-7  # inner products square the condition of the gradients they are ta
 SINGLE = 1e-6  # a factor that is kept in single precision
 HISTORY = 2e-5  # an exponential of differences of running means that are kept in single precision
 
-SCALES_HEADS = False
-"""Whether MSLR and MSES give the heads of a modality the factor of its encoder."""
-
 
 class Delivered(NamedTuple):
     """What a balancer should give for one batch, at a scale of one and without losses that belong to no modality.
@@ -36,12 +33,12 @@ class Delivered(NamedTuple):
         tolerance: By how much, relative to the terms of a sum, numbers may differ.
         linear: Whether the table alone says what encoders got.
         value: The scalar, where its formula is documented.
-        untouched: Parameters of encoders that a factor does not apply to.
+        untouched: Parameters that got something else than the table says of their block.
     """
 
     total: Total
     unmodulated: Total
-    factors: dict[str, float]
+    factors: dict[str, float | Tensor]
     noise: Mapping[str, Tensor] = MappingProxyType({})
     tolerance: float = EXACT
     linear: bool = True
@@ -94,7 +91,8 @@ class Rule(ABC):
         own_heads: bool = False,
         factors: Mapping[str, float] | None = None,
         kernels: bool = False,
-        on_heads: Mapping[str, float] | None = None,
+        scales_heads: bool = False,
+        beside: bool = False,
         **more: Any,
     ) -> Delivered:
         """Encoders move along a weighted sum times a factor, heads along another sum.
@@ -106,29 +104,40 @@ class Rule(ABC):
             own_heads: A head that the fused loss reaches learns from that loss alone.
             factors: One per encoder; encoders that share parameters get the mean of theirs.
             kernels: The factor applies to kernels of convolutions only.
-            on_heads: A factor on the heads of each modality.
+            scales_heads: The factor of a modality applies to its part of an additive fused head too.
+            beside: A parameter of an encoder that the fused loss does not reach is as good as a head.
             more: Other fields of the answer.
         """
-        total, unmodulated, applied = Total(), Total(), dict.fromkeys(self.layout.groups_of, 1.0)
+        total, unmodulated, applied = Total(), Total(), {}
+        means = self.layout.means(factors or dict.fromkeys(self.names, 1.0))
         for name, group in self.layout.groups_of.items():
-            if factors is not None and (not kernels or name in self.layout.kernels):
-                applied[name] = sum(factors[each] for each in group) / len(group)
+            applied[name] = means[group[0]] if not kernels or name in self.layout.kernels else 1.0
+        untouched = set(applied) - self.layout.kernels if kernels else set()
         for loss, gradients in plain.gradients.items():
             for name, gradient in gradients.items():
-                if name in applied:
-                    unmodulated.add(name, gradient, encoders[loss])
-                    total.add(name, gradient, encoders[loss] * applied[name])
-                elif not own_heads or loss == FUSED or name not in plain.gradients.get(FUSED, {}):
-                    factor = (on_heads or {}).get(self.layout.heads.get(name, ""), 1.0)
+                from_fused = name in plain.gradients.get(FUSED, {})
+                if name not in self.layout.groups_of:
+                    if own_heads and from_fused and loss != FUSED:
+                        continue
+                    weight = heads[loss]
+                    if scales_heads and name in self.layout.heads:
+                        applied[name] = self.layout.on_head(name, means, gradient.shape[-1])
+                        untouched.add(name)
+                elif beside and not from_fused:
+                    untouched.add(name)
                     unmodulated.add(name, gradient, heads[loss])
-                    total.add(name, gradient, heads[loss] * factor)
-        untouched = frozenset(applied) - self.layout.kernels if kernels else frozenset()
-        return Delivered(total, unmodulated, applied, untouched=untouched, **more)
+                    total.add(name, gradient, heads[loss])
+                    continue
+                else:
+                    weight = encoders[loss]
+                unmodulated.add(name, gradient, weight)
+                total.add(name, gradient, weight * applied.get(name, 1.0))
+        return Delivered(total, unmodulated, applied, untouched=frozenset(untouched), **more)
 
     def joint(self, plain: Plain, factors: Mapping[str, float] | None = None, **more: Any) -> Delivered:
-        """Encoders learn from the fused loss times a factor; a head from its own loss."""
-        encoders = {name: float(name == FUSED) for name in plain.losses}
-        return self.combined(plain, encoders, dict.fromkeys(plain.losses, 1.0), own_heads=True, factors=factors, **more)
+        """Encoders learn from the fused loss times a factor; a parameter that it does not reach from its own loss."""
+        encoders, heads = {name: float(name == FUSED) for name in plain.losses}, dict.fromkeys(plain.losses, 1.0)
+        return self.combined(plain, encoders, heads, own_heads=True, beside=True, factors=factors, **more)
 
     def likelihoods(self, plain: Plain, scores: Scores) -> dict[str, float]:
         """The mean probability of the right class per modality, or what the user measured."""
@@ -231,7 +240,7 @@ class OGM(Rule):
         source = answer.unmodulated if self.options["noise"] == "before" else answer.total
         noise = {
             name: source.values[name].std() if source.values[name].numel() > 1 else torch.zeros(())
-            for name in answer.factors.keys() & source.values.keys()
+            for name in plain.gradients[FUSED].keys() & self.layout.groups_of.keys()
             if not kernels or name in self.layout.kernels
         }
         return answer._replace(noise=noise)
@@ -263,12 +272,20 @@ class AGM(Rule):
         if not exact:
             return self.joint(plain, factors, tolerance=tolerance)
         total = Total()
+        if self.options["form"] == "published":  # a wrapped model has no heads beside
+            total.add_all(
+                {
+                    name: each
+                    for name, each in self.joint(plain).total.values.items()
+                    if name not in plain.gradients[FUSED]
+                }
+            )
         for name, gradients in plain.responses.items():
             total.add_all(gradients, factors[name])
         for name in total.sizes:  # a response is a difference of outputs that are several times as large
             total.sizes[name] *= 2 ** len(self.names)
-        shared = any(len(group) > 1 for group in self.layout.groups)
-        return Delivered(total, total, {}, tolerance=tolerance, linear=not shared)
+        # Responses to zero input depend on encoders with biases, so that a factor per encoder does not say it all.
+        return Delivered(total, total, {}, tolerance=tolerance, linear=False)
 
     def _ahead(self, values: Mapping[str, float], name: str) -> float:
         return math.exp(float(np.mean([values[other] for other in self.others(name)])) - values[name])
@@ -284,7 +301,7 @@ class MSLR(Rule):
 
     def deliver(self, plain: Plain, scores: Scores, *, counts_steps: bool) -> Delivered:  # noqa: ARG002
         factors = self.rate if self.active else dict.fromkeys(self.names, 1.0)
-        return self.joint(plain, factors, tolerance=SINGLE, on_heads=factors if SCALES_HEADS else None)
+        return self.joint(plain, factors, tolerance=SINGLE, scales_heads=self.options["heads"] == "scaled")
 
     def end_epoch(self, metrics: Mapping[str, Mapping[str, float]]) -> None:
         super().end_epoch(metrics)
@@ -306,7 +323,7 @@ class MSES(Rule):
 
     def deliver(self, plain: Plain, scores: Scores, *, counts_steps: bool) -> Delivered:  # noqa: ARG002
         factors = {name: float(name not in self.stopped) for name in self.names}
-        return self.joint(plain, factors, on_heads=factors if SCALES_HEADS else None)
+        return self.joint(plain, factors, scales_heads=self.options["heads"] == "scaled")
 
     def end_epoch(self, metrics: Mapping[str, Mapping[str, float]]) -> None:
         super().end_epoch(metrics)
