@@ -56,7 +56,7 @@ def layout_of(plain: nn.Module, case: Case) -> Layout:
         starts = dict(zip(encoders, [0, *ends], strict=False))
         heads["fusion.head.weight"] = {name: slice(starts[name], end) for name, end in zip(encoders, ends, strict=True)}
     elif isinstance(plain, LateFusion) and case.shape.fusion == "sum":
-        for name, head in plain.fusion.heads.items():
+        for name, head in zip(encoders, plain.fusion.get_submodule("heads").children(), strict=True):
             heads |= {names[id(parameter)]: {name: None} for parameter in head.parameters()}
     return Layout(case.shape.modalities, {} if case.attach == "none" else blocks, kernels, heads)
 
@@ -114,7 +114,7 @@ class Run:
         self.plain_optimizer = _optimizer(case, self.copy)
         self._next: Plain | None = None
         self.from_fused: Collection[str] = ()
-        self.factors: list[dict[str, float]] = []  # of the backward passes of one step
+        self.factors: list[dict[str, float | Tensor]] = []  # of the backward passes of one step
 
     def __call__(self) -> str:
         """Run the case; says "equal", or what it was refused with.

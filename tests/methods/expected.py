@@ -70,7 +70,7 @@ def measure(copy: nn.Module, shape: Shape, data: Batch, question: Question) -> P
     outputs = copy(data.inputs)
     for hook in hooks:
         hook.remove()
-    asked = {("parameter", name): tensor for name, tensor in parameters.items()}
+    asked: dict[tuple[str, str], Tensor] = {("parameter", name): tensor for name, tensor in parameters.items()}
     asked |= {("end", name): tensor for name, tensor in ends.items() if tensor.requires_grad}
     found = separate_losses(outputs, data.labels, question.scalars, question.factors)
     losses = {name: loss for name, loss in found.items() if name in question.given}

@@ -75,7 +75,7 @@ class MMPareto(Mixture):
         agree = all(products[i, j] > 0 for i in range(len(rows)) for j in range(i))
         weights = np.ones(len(rows)) if agree else len(rows) * shortest(rows)
         if self.options["at"] == "features":
-            weights = weights * _stretch(np.linalg.norm(rows.sum(axis=0)), np.linalg.norm(weights @ rows))
+            weights = weights * _stretch(float(np.linalg.norm(rows.sum(axis=0))), float(np.linalg.norm(weights @ rows)))
         return self.options["boost"] * weights
 
     def rescale(self, mixed: Total, parts: Mapping[str, Mapping[str, Tensor]]) -> None:

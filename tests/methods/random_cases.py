@@ -14,7 +14,7 @@ import equipoise
 from equipoise import Balancer, Trajectory
 from equipoise.models import ShapleyResponses
 from methods import mixture_rules, rules
-from methods.random_models import FORMS, Shape, encoders_of
+from methods.random_models import FORMS, Shape, View, encoders_of
 
 NAMES = ("audio", "video", "text", "depth", "x.1", "touch 2", "keys", "α", "radar-left", "zero")
 
@@ -34,7 +34,7 @@ RULES: dict[str, type[rules.Rule]] = {
     "MLB": rules.MLB,
 }
 ADDITIVE = ("concat", "sum")
-VIEWS = ("split", "split", "head", "detached")
+VIEWS: tuple[View, ...] = ("split", "split", "head", "detached")
 LEARNS_FROM_OWN_LOSS = frozenset({"EW", "Unimodal", "MIMO", "MGDA", "MMPareto", "DGL", "MLB"})
 LEARNS_FROM_FUSED_LOSS = frozenset({"MSL", "MGDA", "MMPareto", "OGM", "OGMGE", "AGM", "MSLR", "MSES"})
 
@@ -219,16 +219,16 @@ def draw_case(seed: str) -> Case:
 
 def _shape(draw: random.Random, method: str, form: str, modalities: tuple[str, ...]) -> Shape:
     count, several = len(modalities), len(modalities) > 1
-    shares = several and draw.random() < 0.12
+    shares, most = several and draw.random() < 0.12, draw.choice((0.5, 0.5, 1.0))
     layers = draw.choice(("linear", "tanh", "tanh", "relu", "conv", "norm"))
     if form in ("published", "responses") and layers == "norm":
         layers = "tanh"
-    common = {
+    common: dict[str, Any] = {
         "modalities": modalities,
         "layers": layers,
         "bias": draw.random() < 0.8,
         "shared": draw.choice(("stem", "whole")) if shares else "",
-        "frozen": tuple(n for n in range(count) if draw.random() < 0.6) if draw.random() < 0.1 else (),
+        "frozen": tuple(n for n in range(count) if draw.random() < most) if draw.random() < 0.1 else (),
         "frozen_stem": draw.random() < 0.05,
         "spare": draw.random() < 0.1,
         "seed": draw.randrange(10**6),
@@ -239,7 +239,7 @@ def _shape(draw: random.Random, method: str, form: str, modalities: tuple[str, .
         return Shape(kind="late", fusion=draw.choice(ADDITIVE), unimodal=draw.choice(VIEWS), **common)
     if draw.random() < 0.5:
         fusion = draw.choice(("concat", "sum", "gated", "custom", "film" if several else "concat"))
-        views = ["head"] if method in LEARNS_FROM_OWN_LOSS and fits else ["head", "detached"]
+        views: list[View] = ["head"] if method in LEARNS_FROM_OWN_LOSS and fits else ["head", "detached"]
         views += ["split"] * (fusion in ADDITIVE)
         return Shape(kind="late", fusion=fusion, unimodal=draw.choice(views), **common)
     return Shape(

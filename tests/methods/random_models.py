@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from equipoise import LateFusion
 
 INPUTS, HIDDEN, CLASSES = 3, 4, 3
+View: TypeAlias = Literal["head", "detached", "split"]
 
 
 class Shape(NamedTuple):
@@ -37,7 +38,7 @@ class Shape(NamedTuple):
     modalities: tuple[str, ...]
     kind: str = "own"
     fusion: str = "linear"
-    unimodal: str = "head"
+    unimodal: View = "head"
     layers: str = "tanh"
     bias: bool = True
     shared: str = ""
@@ -116,8 +117,9 @@ class Own(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.nets = nn.ModuleList(_encoders(shape))
-        sizes = [net.features for net in self.nets]
+        nets = _encoders(shape)
+        self.nets = nn.ModuleList(nets)
+        sizes = [net.features for net in nets]
         read = sizes[:-1] if shape.blind else sizes
         if shape.entangled == "attend":
             self.mix = nn.Linear(3, 3)
@@ -144,7 +146,9 @@ class Own(nn.Module):
         for name, net, head, feature in zip(shape.modalities, self.nets, self.heads, features, strict=True):
             outputs[name] = head(feature.detach() if shape.unimodal == "detached" else feature)
             if shape.side:
-                outputs[name] = outputs[name] + net.side(feature.detach() if shape.side == "detached" else feature)
+                outputs[name] = outputs[name] + net.get_submodule("side")(
+                    feature.detach() if shape.side == "detached" else feature
+                )
         return outputs
 
 
