@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -484,3 +484,17 @@ def test_the_card_says_what_the_row_says(run_folder: Path) -> None:
         zip(["fused", "strong", "weak"], run.model.committee.tolist(), strict=True)
     )
     assert sum(part["samples"] for part in content["data"]["parts"].values()) == 240
+
+
+def test_of_very_many_subsets_only_those_that_are_compared_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [0]
+
+    def counted(*what: Any) -> Iterator[tuple[str, ...]]:
+        for subset in combinations(*what):
+            listed[0] += 1
+            yield subset
+
+    monkeypatch.setattr(exporting, "combinations", counted)
+    found = exporting._subsets([f"sensor {k}" for k in range(12)])
+    assert listed[0] == len(found) == len(set(found)) == exporting.MOST_SUBSETS
+    assert {len(subset) for subset in found} == {12, 11, 1, 10}

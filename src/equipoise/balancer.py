@@ -116,8 +116,6 @@ class Balancer(Questions):
             kept = None if scores is None else dict(scores)
             held.record.append(({name: loss.detach() for name, loss in losses.items()}, kept))
         self.fill(weights.table(len(self.modalities)))
-        if self.advances and self.route == "loss" and torch.is_grad_enabled():
-            self.move_on(seen, torch.ones_like(seen.fused, dtype=torch.bool))
         value = weights.value
         if value is None:
             value = torch.dot(weights.losses, torch.cat([seen.fused[None], seen.unimodal]))
@@ -343,8 +341,8 @@ class Balancer(Questions):
             )
             raise RuntimeError(msg)
         alone = not self.needs_encoders and not any(loss is not None and loss.requires_grad for loss in scalars[1:])
-        if weights is not None and (alone or (self.route == "loss" and (attachment is None or self._checked))):
-            return weighted_sum(scalars, extra, weights, value, weights.on_heads)
+        if weights is not None and (self.route == "loss" or alone) and (attachment is None or self._checked):
+            return self._sum(scalars, extra, seen, weights, value)
         by_name = attachment.parameters() if attachment is not None else {}
         encoders = [by_name[name] for name in self.modalities if name in by_name]
         remembered = attachment.taps() if attachment is not None else {}
@@ -355,8 +353,8 @@ class Balancer(Questions):
             if weights is None or self.route != "loss":
                 raise
             self._checked = True  # a weighted sum is right whatever the graph; it only cannot be looked into
-            return weighted_sum(scalars, extra, weights, value, weights.on_heads)
-        problems = step.problems()
+            return self._sum(scalars, extra, seen, weights, value)
+        problems = [] if alone else step.problems()
         if problems:
             raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
         self._checked = True
@@ -364,12 +362,18 @@ class Balancer(Questions):
             self._reach = step.reach
         if weights is not None and (self.route == "loss" or not self.needs_encoders):
             if self.route == "loss" or not step.reach.shared_with_fused():
-                return weighted_sum(scalars, extra, weights, value, weights.on_heads)
+                return self._sum(scalars, extra, seen, weights, value)
             if not step.reach.beside:  # the uni-modal losses train nothing
-                return weighted_sum(
-                    [scalars[0], *(None for _ in self.modalities)], extra, weights, value, weights.losses
-                )
+                return self._sum([scalars[0]], extra, seen, weights, value)
         return step.scalar(value if extra is None else value + extra.detach())
+
+    def _sum(
+        self, scalars: list[Tensor | None], extra: Tensor | None, seen: Seen, weights: Weights, value: Tensor
+    ) -> Tensor:
+        """The weighted sum of losses, where that is all there is to it."""
+        if self.advances:
+            self.move_on(seen, torch.ones_like(seen.fused, dtype=torch.bool))
+        return weighted_sum(scalars, extra, weights, value)
 
     def _follow(self, attachment: Attachment) -> None:
         """Watch the optimisers where gradients alone do not decide what happens to an encoder."""

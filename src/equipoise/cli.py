@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 try:
     import typer
@@ -30,6 +32,11 @@ from equipoise.safe_step import words_for
 from equipoise.settings import Settings
 from equipoise.tracking import NAMES
 from equipoise_command import INTERRUPTED, say_stopped
+
+if TYPE_CHECKING:
+    from equipoise.report import Results
+
+MOST_PRINTED = 200  # lines of a table in the terminal
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -120,14 +127,31 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Print the table of finished runs again, and write the page anew."""
+    wanted = "json" if as_json else form
+    with _without_collecting():
+        _report(folder, wanted)
+
+
+@contextmanager
+def _without_collecting() -> Generator[None]:
+    """Leave cycles alone for a while: rows are many and hold none, and looking for some takes a quarter of the time."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+def _report(folder: Path, wanted: str) -> None:
     from equipoise import report as reports
 
-    wanted = "json" if as_json else form
     _, results = answers(
         lambda: look_up("format", wanted, {"terminal": None, **reports.FORMATS}), lambda: reports.read(folder)
     )
     if wanted == "terminal":
-        _print_tables(folder)
+        _print_tables(folder, results)
         return
     tables = dict(zip(results.by_data(), reports.tables(results), strict=True))
     print(reports.written(wanted, tables))
@@ -287,13 +311,15 @@ def _show(out: Path, rows: list[dict[str, Any]], *, as_json: bool) -> None:
     _print_tables(out)
 
 
-def _print_tables(folder: Path) -> None:
+def _print_tables(folder: Path, results: Results | None = None) -> None:
     from equipoise import report as reports
+    from equipoise.report.table import shortened
 
     made_by = inside(folder, comparison.COMMAND)
-    page = reports.page(folder, command=made_by.read_text("utf-8", "replace").strip() if made_by.is_file() else None)
-    for table in reports.tables(reports.read(folder)):
-        reports.terminal(table)
+    results = results or reports.read(folder)
+    page = reports.page(results, command=made_by.read_text("utf-8", "replace").strip() if made_by.is_file() else None)
+    for table in reports.tables(results):
+        reports.terminal(shortened(table, MOST_PRINTED))
     print(f"The page: {page}")
 
 

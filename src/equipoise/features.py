@@ -154,6 +154,8 @@ def _into_encoders(
         for (_, tensors), row, weights in zip(groups, rows, coefficients.unbind(), strict=True)
         for tensor, piece in zip(tensors, (weights @ row).split([t.numel() for t in tensors]), strict=True)
     ]
+    if not step.encoder_tensors:  # all are frozen
+        return {}
     features = [tensor for _, tensors in groups for tensor in tensors]
     gradients = torch.autograd.grad(features, step.encoder_tensors, mixed, retain_graph=keep_graph, allow_unused=True)
     return {id(t): g for t, g in zip(step.encoder_tensors, gradients, strict=True) if g is not None}

@@ -32,7 +32,7 @@ class Questions(PerModality):
     """Metrics per modality that `end_epoch` must be given."""
     needs_fused: ClassVar[bool] = True
     needs_unimodal: ClassVar[bool] = True
-    needs_encoders: ClassVar[bool] = True
+    needs_encoders: bool = True
     """Whether a method off the "loss" route has to know the encoders."""
     logarithmic_scores: ClassVar[bool] = False
     modulates: bool = False

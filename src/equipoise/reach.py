@@ -126,9 +126,11 @@ class Reach:
         found: set[int] = set()
         for number, connected in enumerate(self.per_loss[1:]):
             keys = connected.keys()
-            found |= (keys & fused) - owned
+            suspects = (keys & fused) - owned
             if number < len(encoders):
-                found |= (keys & owned) - {id(tensor) for tensor in encoders[number]}
+                suspects |= (keys & owned) - {id(tensor) for tensor in encoders[number]}
+            if suspects:  # a connection that is not its own says nothing about the others either
+                found |= suspects | (keys & owned)
         return found
 
     @property
@@ -180,7 +182,8 @@ class Dependence:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[weakref.ref[Tensor], bool]] = {}
+        self._known: dict[tuple[int, int], bool] = {}
+        self._living: dict[int, weakref.ref[Tensor]] = {}
 
     def prune(
         self, losses: Sequence[Tensor | None], connected: Sequence[dict[int, Tensor]], suspects: set[int]
@@ -192,16 +195,18 @@ class Dependence:
             connected: The tensors that each is connected to, by identity.
             suspects: The tensors to ask about, by identity.
         """
-        pairs = [(number, key) for number, found in enumerate(connected) for key in suspects if key in found]
-        if any(self._answer(number, key, connected[number][key]) is None for number, key in pairs):
+        pairs = [(number, key) for number, found in enumerate(connected) for key in suspects & found.keys()]
+        if not self._known.keys() >= set(pairs):
             self._probe(losses, connected, suspects)
         for number, key in pairs:
-            if self._answer(number, key, connected[number][key]) is False:
+            if not self._known[number, key]:
                 del connected[number][key]
 
-    def _answer(self, number: int, key: int, tensor: Tensor) -> bool | None:
-        known = self._known.get((number, key))
-        return known[1] if known is not None and known[0]() is tensor else None
+    def _forget(self, key: int) -> None:
+        """Drop what is known of a tensor that is gone: another may get its identity."""
+        self._living.pop(key, None)
+        for pair in [pair for pair in self._known if pair[1] == key]:
+            del self._known[pair]
 
     def _probe(
         self, losses: Sequence[Tensor | None], connected: Sequence[dict[int, Tensor]], suspects: set[int]
@@ -222,7 +227,9 @@ class Dependence:
         reached = {key for (_, key), answer in answers.items() if answer}
         for (number, key), answer in answers.items():
             # A tensor that nothing reached, such as that of an unused expert, stays with what it is connected to.
-            self._known[number, key] = (weakref.ref(connected[number][key]), answer or key not in reached)
+            self._known[number, key] = answer or key not in reached
+            if key not in self._living:
+                self._living[key] = weakref.ref(connected[number][key], lambda _, key=key: self._forget(key))
 
 
 def _any_nan(gradient: Tensor) -> Tensor:

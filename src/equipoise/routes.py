@@ -107,25 +107,23 @@ class _WeightedSum(torch.autograd.Function):
         return (None, None, None, *(g.to(part.dtype) for g, part in zip(gradients, parts, strict=True)))
 
 
-def weighted_sum(
-    scalars: Sequence[Tensor | None], extra: Tensor | None, weights: Weights, value: Tensor, chosen: Tensor
-) -> Tensor:
+def weighted_sum(scalars: Sequence[Tensor | None], extra: Tensor | None, weights: Weights, value: Tensor) -> Tensor:
     """Return a scalar of the objective's value whose gradient is the weighted sum of the losses' gradients.
 
     Args:
-        scalars: The fused loss and one per modality; None where not given.
+        scalars: The fused loss and one per modality; None where not given, or where it is to move nothing.
         extra: The sum of losses that belong to no modality.
         weights: The method's decision.
         value: Of the objective.
-        chosen: The weight of each loss, [K + 1].
     """
+    chosen = weights.on_heads
     parts = [scalar for scalar in scalars if scalar is not None]
     if weights.recompute is not None:
         result = _WeightedSum.apply(value, chosen, weights.recompute, *parts)
     else:
         stacked = torch.stack(parts)
         given = [place for place, scalar in enumerate(scalars) if scalar is not None]
-        picked = chosen if len(given) == len(scalars) else torch.stack([chosen[place] for place in given])
+        picked = chosen if len(given) == len(chosen) else torch.stack([chosen[place] for place in given])
         total = torch.dot(picked.to(stacked.dtype), stacked)
         result = total + (value - total).detach()
     return result if extra is None else result + extra
@@ -204,20 +202,19 @@ class Step:
         """Encoders learn from the fused loss, or from a weighted sum: one pass through them."""
         passes = [*self.extra_pass(), *self._passes(weights)]
         *others, last = delivery.run(passes, scale, keep_graph=keep_graph)
-        heads: Gradients = {}
-        for more in (*others, self._of_heads(last)):
-            delivery.add(heads, more)
-        found = self._of_encoders(last)
+        found, heads = self._of_encoders(last), self._of_heads(last)
         if self.method.refines:
             (found,) = self._averaged([found])
-        factors = self._group_means(weights)
-        self.advance([*found.values(), *heads.values()], factors)
-        if factors is None and not self.method.refines:
-            return delivery.add(found, heads)
+        factors = self._group_means(weights) if self.method.modulates else None
+        self.advance([gradient for each in (found, heads, *others) for gradient in each.values()], factors)
         untouched = self.method.on_updates()
         if factors is not None:
             self._scale_head_parts(heads, factors, untouched)
-        return delivery.add(self._modulated(found, factors, untouched), heads)
+        if factors is not None or self.method.refines:
+            found = self._modulated(found, factors, untouched)
+        for more in (*others, heads):
+            delivery.add(found, more)
+        return found
 
     def extra_pass(self) -> list[Pass]:
         """The losses that belong to no modality, which count at weight one everywhere."""

@@ -110,21 +110,34 @@ class Lines:
     torn: int | None
 
 
-def read_rows(path: Path) -> Lines:
+def read_rows(path: Path, keep: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> Lines:
     """The rows of a file of results; the one reader of it.
+
+    Args:
+        path: Of the file.
+        keep: Makes of each row what is kept of it, as soon as it is read.
 
     Raises:
         BadInput: If it cannot be read, or a line that has an end holds no row; one message with all such lines.
     """
-    return read_lines(path, lambda found: found.get("schema", SCHEMA) != SCHEMA or isinstance(found.get("config"), str))
+
+    def fits(found: dict[str, Any]) -> bool:
+        return found.get("schema", SCHEMA) != SCHEMA or isinstance(found.get("config"), str)
+
+    return read_lines(path, fits, keep)
 
 
-def read_lines(path: Path, fits: Callable[[dict[str, Any]], bool] = lambda _: True) -> Lines:
+def read_lines(
+    path: Path,
+    fits: Callable[[dict[str, Any]], bool] = lambda _: True,
+    keep: Callable[[dict[str, Any]], dict[str, Any]] = lambda found: found,
+) -> Lines:
     """The objects of a file that is only ever appended to. Blank lines and a byte order mark hold nothing.
 
     Args:
         path: Of the file.
         fits: Says whether an object is one of those that belong there.
+        keep: Makes of each object what is kept of it.
 
     Raises:
         BadInput: As `read_rows`.
@@ -137,7 +150,7 @@ def read_lines(path: Path, fits: Callable[[dict[str, Any]], bool] = lambda _: Tr
             continue
         found = _object(line.removeprefix(BOM_UTF8) if number == 1 else line)
         if found is not None and fits(found):
-            values.append((number, found))
+            values.append((number, keep(found)))
         else:
             damaged.append(number)
     return Lines(values, None) if not damaged else _refuse(path, damaged)

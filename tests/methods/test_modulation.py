@@ -300,10 +300,7 @@ class Added(nn.Module):
 
 def test_shapley_responses_of_too_many_modalities_are_refused() -> None:
     sensors = [f"sensor{k}" for k in range(200)]
-    expected = (
-        "ShapleyResponses expected at most 10 modalities, for which it runs the model 1023 times a step; found 200"
-    )
-    with pytest.raises(ValueError, match=expected):
+    with pytest.raises(ValueError, match=r"at most 10 modalities, .* the model 1023 times a step; found 200\."):
         ShapleyResponses(torch.nn.Identity(), sensors)
     assert ShapleyResponses(torch.nn.Identity(), sensors[:10]).modalities == tuple(sensors[:10])
 

@@ -15,6 +15,7 @@ from equipoise.report import (
     Cell,
     Column,
     Table,
+    aggregate,
     as_csv,
     as_json,
     as_latex,
@@ -24,6 +25,7 @@ from equipoise.report import (
     terminal,
     written,
 )
+from equipoise.report.aggregate import modalities
 from equipoise.report.markup import html_table
 from equipoise.report.tables import protocol_table
 from report.example import make_row, write_study
@@ -48,12 +50,12 @@ def as_written(table: Table) -> list[list[str]]:
 
 def test_estimated_shapley_values_are_shown_with_their_standard_error() -> None:
     rows = [make_row("mimo", seed) for seed in range(2)]
-    exact = protocol_table(rows)
+    exact = protocol_table(aggregate(rows), modalities(rows))
     assert not any("error" in column.key for column in exact.columns)
     assert exact.notes == ()
     for row, error in zip(rows, (0.02, 0.04), strict=True):
         row["test"]["shapley_error"] = dict.fromkeys(row["test"]["shapley"], error)
-    table = protocol_table(rows)
+    table = protocol_table(aggregate(rows), modalities(rows))
     column = next(each for each in table.columns if each.key == "shapley_error.gyroscope")
     assert column.heading == "gyroscope (± standard error of shapley, %)"
     assert table.at("mimo", column.key).main == "3.0"

@@ -70,6 +70,7 @@ class AGM(Balancer):
         0.5227
     """
 
+    route = "fused"
     unimodal = "split"
     search: ClassVar = {"strength": (0.3, 1.0, 2.5)}
     advances = True
@@ -129,8 +130,8 @@ class AGM(Balancer):
 
     def _take(self, form: Literal["published", "fast"]) -> None:
         self.form = form
-        self.route = "fused" if form == "fast" else "loss"
-        self.modulates = form == "fast"
+        # The published factors act inside the model, on the responses; the balancer then has nothing to scale.
+        self.modulates = self.needs_encoders = form == "fast"
 
     @property
     def remarks(self) -> dict[str, str]:

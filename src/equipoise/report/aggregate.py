@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, final
 
 from equipoise.report.results import Row, dig, number
@@ -25,7 +26,7 @@ _NOT_SETTINGS = {"seed", "seeds", "fold", "folds", "out", "threads"}
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Spread:
     """A mean over runs.
 
@@ -53,6 +54,8 @@ class Line:
     label: str
     rows: tuple[Row, ...]
 
+    # Cached: tables, notes and figures ask for the same numbers again and again.
+
     @property
     def method(self) -> str:
         """The method's name."""
@@ -62,24 +65,24 @@ class Line:
         """Mean and deviation of the number at a path of keys; None where no run has it."""
         return spread(number(row, *path) for row in self.rows)
 
-    @property
+    @cached_property
     def protocol(self) -> str | None:
         """How this method's uni-modal accuracy was measured: the one protocol that belongs to the method."""
         said = next((view for row in self.rows if (view := dig(row, "test", "view")) in OWN_PROTOCOLS), None)
         measured = (name for name in OWN_PROTOCOLS if any(dig(row, "test", name) for row in self.rows))
         return said or next(measured, None)
 
-    @property
+    @cached_property
     def fused(self) -> Spread | None:
         """Accuracy of the fused prediction, the headline."""
         return self.of("test", "fused")
 
-    @property
+    @cached_property
     def committee(self) -> Spread | None:
         """Accuracy of the committee of fused and uni-modal heads."""
         return self.of("test", "committee")
 
-    @property
+    @cached_property
     def alone(self) -> dict[str, Spread]:
         """Accuracy of each modality alone, by this line's protocol."""
         if self.protocol is None:
@@ -87,17 +90,17 @@ class Line:
         found = {name: self.of("test", self.protocol, name) for name in modalities(self.rows)}
         return {name: each for name, each in found.items() if each is not None}
 
-    @property
+    @cached_property
     def disparity(self) -> Spread | None:
         """How far the modalities' accuracies lie apart."""
         return self.of("test", "disparity")
 
-    @property
+    @cached_property
     def faults(self) -> Spread | None:
         """Fused accuracy, averaged over the sensor faults."""
         return self.of("test", "faults", "mean", "fused")
 
-    @property
+    @cached_property
     def step(self) -> Spread | None:
         """Seconds of one training step, as it was trained."""
         return self.of("seconds", "step")
@@ -158,28 +161,39 @@ def settings(row: Row) -> dict[str, Any]:
 
 def varying(rows: Iterable[Row]) -> list[str]:
     """Names of the settings that are not the same in all these runs."""
+    # Rows that were read together share their settings: what is one object is looked at once.
+    different = {(id(row.get("run")), id(row.get("params"))): row for row in rows}
     seen: dict[str, set[str]] = {}
-    rows = list(rows)
-    for name in dict.fromkeys(name for row in rows for name in settings(row)):
-        seen[name] = {as_text(settings(row).get(name)) for row in rows}
-    return [name for name, values in seen.items() if len(values) > 1 and name not in _NOT_SETTINGS]
+    found: Counter[str] = Counter()
+    for row in different.values():
+        for name, value in settings(row).items():
+            seen.setdefault(name, set()).add(as_text(value))
+            found[name] += 1
+    absent = as_text(None)
+    return [
+        name
+        for name, values in seen.items()
+        if name not in _NOT_SETTINGS and len(values | {absent} if found[name] < len(different) else values) > 1
+    ]
 
 
 def as_text(value: Any) -> str:
     """A setting as one would type it."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    if (type(value) is float and math.isfinite(value)) or type(value) is int:  # as JSON has them, without its machinery
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _cuts(rows: Sequence[Row]) -> list[str]:
     """How the data of each run was cut; a second fingerprint for the same fold is that of other data."""
-    seen: dict[Any, list[Any]] = {}
+    seen: dict[Any, dict[Any, int]] = {}
     names = []
     for row in rows:
         fold, split = row.get("fold"), row.get("split")
-        known = seen.setdefault(fold, [])
-        if split not in known:
-            known.append(split)
-        again = known.index(split)
+        known = seen.setdefault(fold, {})
+        again = known.setdefault(split, len(known))
         fixed = f"split {str(split).removeprefix('sha256:')[:12]}"
         names.append(fixed if fold is None else f"folds of version {again + 1}" if again else "folds")
     return names
@@ -190,7 +204,8 @@ def _told_apart(label: str, cut: str, rows: list[Row]) -> dict[str, list[Row]]:
     differing = varying(rows) if max(runs.values()) > 1 else []
     apart: dict[str, list[Row]] = {}
     for row in rows:
-        values = [f"{name}={as_text(settings(row).get(name))}" for name in differing]
+        own = settings(row) if differing else {}
+        values = [f"{name}={as_text(own.get(name))}" for name in differing]
         told = ", ".join([cut, *values] if cut else values)
         apart.setdefault(f"{label} ({told})" if told else label, []).append(row)
     return apart

@@ -21,9 +21,8 @@ def repeat(results: Results, command: str | None) -> str:
     return section("repeat", "How to repeat it", *shown, *again)
 
 
-def settings_of(lines: Sequence[Line]) -> str:
+def settings_of(rows: Sequence[Row], lines: Sequence[Line]) -> str:
     """The settings all runs share, then those of each line."""
-    rows = [row for line in lines for row in line.rows]
     common = _settings(rows, "run")
     shared = data_table("Settings of all runs", ["setting", "value"], _shown(common, only_one=True))
     own = []
@@ -45,9 +44,10 @@ def versions_of(rows: Sequence[Row]) -> str:
 
 def _settings(rows: Iterable[Row], part: str) -> dict[str, list[str]]:
     """Each setting with the values it had."""
-    rows = [row.get(part) or {} for row in rows]
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: _distinct(row.get(name) for row in rows) for name in names}
+    parts = [row.get(part) or {} for row in rows]
+    different = list({id(each): each for each in parts}.values())  # rows that were read together share what is equal
+    names = dict.fromkeys(name for each in different for name in each)
+    return {name: _distinct(each.get(name) for each in different) for name in names}
 
 
 def _distinct(values: Iterable[Any]) -> list[str]:

@@ -8,6 +8,7 @@ from equipoise.report.aggregate import Line, modalities
 from equipoise.report.charts import Bar, Dot, Series, axis, bar_chart, dot_plot, line_chart
 from equipoise.report.curves import Curve, accuracy_curves, balancing_curves, changes
 from equipoise.report.markup import data_table, figure
+from equipoise.report.notes import listed
 from equipoise.report.paired import Difference
 from equipoise.report.results import Results, dig, number
 from equipoise.report.table import MISSING
@@ -163,7 +164,7 @@ def difference_plots(identity: str, differences: dict[str, list[Difference]]) ->
         charts.append(dot_plot(f"{identity}-{at}", title, description, x, dots))
         rows += [(d.label, title, _interval(d), f"{d.pairs} {d.over}", d.verdict) for d in each]
     data = data_table("Paired differences in points", ["method", "measure", "difference", "over", "verdict"], rows)
-    baselines = ", ".join(dict.fromkeys(d.baseline for each in differences.values() for d in each))
+    baselines = listed(list(dict.fromkeys(d.baseline for each in differences.values() for d in each)))
     return figure(
         f"Difference to {baselines} on the same folds and seeds, with 95 % intervals. "
         "Coloured where the interval does not cover zero. Each chart has its own scale.",

@@ -9,6 +9,8 @@ from equipoise.report.aggregate import PROTOCOLS, Line, varying
 from equipoise.report.paired import Difference
 from equipoise.report.results import Row, dig, number
 
+MOST_NAMES = 100
+
 
 def notes_below(lines: Sequence[Line], differences: Sequence[Difference]) -> list[str]:
     """One sentence each on decision, protocol, selection, runs, split, marks, times and intervals."""
@@ -44,8 +46,8 @@ def _protocols(lines: Sequence[Line]) -> str:
     if len(users) == 1:
         protocol = next(iter(users))
         return f"Each modality alone is measured by {protocol} ({PROTOCOLS[protocol]})."
-    listed = "; ".join(f"{name} ({PROTOCOLS[name]}): {', '.join(labels)}" for name, labels in sorted(users.items()))
-    return f"Each modality alone is measured by {listed}. Protocols do not compare with one another." if users else ""
+    ways = "; ".join(f"{name} ({PROTOCOLS[name]}): {listed(labels)}" for name, labels in sorted(users.items()))
+    return f"Each modality alone is measured by {ways}. Protocols do not compare with one another." if users else ""
 
 
 def _selection(lines: Sequence[Line]) -> str:
@@ -67,7 +69,7 @@ def _runs(lines: Sequence[Line]) -> str:
         each = f"{_plural(len(folds), 'fold')} × {each}"
     most = max(len(line.rows) for line in lines)
     fewer = [f"{line.label} ({len(line.rows)})" for line in lines if len(line.rows) < most]
-    return f"{_plural(len(rows), 'run')} ({each})." + (f" Fewer runs: {', '.join(fewer)}." if fewer else "")
+    return f"{_plural(len(rows), 'run')} ({each})." + (f" Fewer runs: {listed(fewer)}." if fewer else "")
 
 
 def _splits(lines: Sequence[Line]) -> str:
@@ -126,13 +128,13 @@ def _intervals(differences: Sequence[Difference]) -> str:
             texts.append(f"with 95 % intervals (Student's t) over {count} folds, seeds of a fold averaged")
         else:
             texts.append(f"with 95 % intervals (Student's t) over {count} seeds of one split")
-    baselines = ", ".join(dict.fromkeys(each.baseline for each in differences))
+    baselines = listed(list(dict.fromkeys(each.baseline for each in differences)))
     return f"Paired differences to {baselines}: fused accuracy, {'; '.join(texts)}."
 
 
 def _mixtures(lines: Sequence[Line]) -> str:
     mixed = [f"{line.label} ({', '.join(names)})" for line in lines if (names := varying(line.rows))]
-    return f"Settings differ between the runs of: {'; '.join(mixed)}." if mixed else ""
+    return f"Settings differ between the runs of: {listed(mixed, '; ')}." if mixed else ""
 
 
 def _paths(lines: Sequence[Line]) -> str:
@@ -146,6 +148,12 @@ def _paths(lines: Sequence[Line]) -> str:
     return f"On a GPU in {' and '.join(precisions)}, steps played back from a recording" + (
         f"; {slow}." if slow else "."
     )
+
+
+def listed(names: Sequence[str], between: str = ", ") -> str:
+    """Names, as many of them as anybody reads."""
+    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    return between.join(names[:MOST_NAMES]) + more
 
 
 def _plural(count: int, word: str) -> str:

@@ -12,16 +12,18 @@ from string import Template
 
 from equipoise.inside import write_whole
 from equipoise.report import figures
-from equipoise.report.aggregate import Line, aggregate
+from equipoise.report.aggregate import Line, modalities
 from equipoise.report.answer import answer, caution, question
 from equipoise.report.details import repeat, settings_of, versions_of
 from equipoise.report.markup import folded, html_table, paragraph, section
-from equipoise.report.paired import BASELINE, compared_with, paired
-from equipoise.report.results import Results, Row, read
+from equipoise.report.paired import BASELINE, compared_with, paired_lines
+from equipoise.report.results import MOST_CURVES, Results, Row, read
+from equipoise.report.table import Table, shortened
 from equipoise.report.tables import fault_table, main_table, measure_table, missing_table, protocol_table
 
-# Hundreds of charts help nobody, and would not fit a page one can send.
+# Hundreds of charts help nobody, and would not fit a page one can send; nor would thousands of lines.
 MOST_DRAWN = 40
+MOST_LISTED = 500
 MEASURES = {
     "fused accuracy": ("test", "fused"),
     "fused accuracy under faults": ("test", "faults", "mean", "fused"),
@@ -30,18 +32,18 @@ MEASURES = {
 }
 
 
-def page(folder: str | Path, command: str | None = None, baseline: str = BASELINE) -> Path:
+def page(folder: str | Path | Results, command: str | None = None, baseline: str = BASELINE) -> Path:
     """Write ``report.html`` into a folder of results: one file, no network, light and dark.
 
     Args:
-        folder: The folder given to ``equipoise compare --out``.
+        folder: The folder given to ``equipoise compare --out``, or what `read` has read there.
         command: The command line that made the results, shown under "How to repeat it".
         baseline: What the others are compared with.
 
     Returns:
         Where the page is.
     """
-    results = read(folder)
+    results = folder if isinstance(folder, Results) else read(folder)
     by_data = results.by_data()
     style, script = (files("equipoise.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     text = Template(files("equipoise.report").joinpath("page.html").read_text("utf-8")).substitute(
@@ -62,17 +64,22 @@ def page(folder: str | Path, command: str | None = None, baseline: str = BASELIN
 
 def _study(identity: str, data: str, rows: Sequence[Row], results: Results, baseline: str) -> str:
     """Everything about one data set, the answer first."""
-    lines = aggregate(rows)
-    differences = {title: paired(rows, baseline, path) for title, path in MEASURES.items()}
+    lines, names = results.lines[data], modalities(rows)
+    differences = {title: paired_lines(lines, baseline, path) for title, path in MEASURES.items()}
     baseline = compared_with(differences["fused accuracy"], baseline)
     drawn = [line for at, line in enumerate(lines) if at < MOST_DRAWN or line.label == baseline]
+    listed = [line for at, line in enumerate(lines) if at < MOST_LISTED or line.label == baseline]
+    curves = _with_curves(drawn)
+    left_out = _left_out(lines, listed, curves)
+    plotted = {line.label for line in listed}
+    shown = {title: [each for each in some if each.label in plotted] for title, some in differences.items()}
     styles = _line_styles(drawn, baseline)
     said = [answer(lines, differences["fused accuracy"], baseline, "fused accuracy")]
     if differences["fused accuracy under faults"]:
         under_faults = "fused accuracy under sensor faults"
         said.append(answer(lines, differences["fused accuracy under faults"], baseline, under_faults))
     careful = caution(differences["fused accuracy"])
-    missing = html_table(missing_table(rows), sortable=True)
+    missing = _html(missing_table(lines, names), baseline)
     return "".join(
         [
             f'<section class="answer" aria-labelledby="{identity}">',
@@ -82,22 +89,23 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
             paragraph(f"Charts show the {MOST_DRAWN} methods best by fused; the tables show all.", "quiet")
             if len(drawn) < len(lines)
             else "",
+            paragraph(left_out, "quiet") if left_out else "",
             "</section>",
-            section(f"{identity}-table", "The table", html_table(main_table(rows, data, baseline), sortable=True)),
+            section(f"{identity}-table", "The table", _html(main_table(rows, data, baseline, lines=lines), baseline)),
             section(
                 f"{identity}-differences",
                 "Differences to joint training",
-                figures.difference_plots(f"{identity}-difference", differences),
+                figures.difference_plots(f"{identity}-difference", shown),
             ),
             section(
                 f"{identity}-epochs",
                 "Accuracy over epochs",
-                figures.accuracy_over_epochs(f"{identity}-epoch", results, drawn),
+                figures.accuracy_over_epochs(f"{identity}-epoch", results, curves),
             ),
             section(
                 f"{identity}-balance",
                 "What the balancers did",
-                figures.balancing_over_epochs(f"{identity}-balancing", results, drawn),
+                figures.balancing_over_epochs(f"{identity}-balancing", results, curves),
             ),
             section(
                 f"{identity}-faults",
@@ -116,13 +124,39 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
             section(
                 f"{identity}-more",
                 "In detail",
-                folded("Each modality alone, by every protocol", html_table(protocol_table(rows), sortable=True)),
-                folded("F1, calibration, loss, worst fault, memory", html_table(measure_table(rows), sortable=True)),
-                folded("Every hyper-parameter", settings_of(lines)),
+                folded("Each modality alone, by every protocol", _html(protocol_table(lines, names), baseline)),
+                folded("F1, calibration, loss, worst fault, memory", _html(measure_table(lines), baseline)),
+                folded("Every hyper-parameter", settings_of(rows, listed)),
                 folded("Versions and devices", versions_of(rows)),
             ),
         ]
     )  # fmt: skip
+
+
+def _html(table: Table, baseline: str) -> str:
+    return html_table(shortened(table, MOST_LISTED, baseline), sortable=True)
+
+
+def _with_curves(drawn: Sequence[Line]) -> list[Line]:
+    """The lines with as many runs as curves are read of; all of them, where there are no more."""
+    runs = sum(len(line.rows) for line in drawn)
+    each = MOST_CURVES // len(drawn) if runs > MOST_CURVES else runs
+    return [Line(line.label, line.rows[:each]) for line in drawn]
+
+
+def _left_out(lines: Sequence[Line], listed: Sequence[Line], curves: Sequence[Line]) -> str:
+    """What of the results this page does not show, and where it is; nothing for an ordinary study."""
+    parts = []
+    if len(listed) < len(lines):
+        parts.append(
+            f"Tables, differences and settings show {len(listed):,} of {len(lines):,} lines, best by fused. All are "
+            "printed by `equipoise report FOLDER --format csv`; every run is in results.jsonl."
+        )
+    most = max(len(line.rows) for line in curves)
+    runs = {line.label: len(line.rows) for line in lines}
+    if any(len(line.rows) < runs[line.label] for line in curves):
+        parts.append(f"Curves over epochs are those of the first {most:,} runs of a line.")
+    return " ".join(parts)
 
 
 def _line_styles(lines: Sequence[Line], baseline: str) -> dict[str, str]:

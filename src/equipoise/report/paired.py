@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
+import numpy as np
+
 from equipoise.report.aggregate import Line, aggregate, as_text, settings, spread
 from equipoise.report.results import Row, number
 from equipoise.report.student import two_sided_quantile
 
 BASELINE = "msl"
 CONFIDENCE = 0.95
+ABSENT, UNKNOWN = -1, -2  # of a setting: the baseline has none, or never had this value
 
 Verdict = Literal["better", "worse", "no clear difference", "too few runs"]
+Runs = dict[tuple[object, object, object], float]
+"""A number of each run, under its fold, seed and split."""
 
 
 @final
@@ -63,14 +68,29 @@ def paired(
         baseline: Label (or else method) that the others are compared with.
         measure: Path of keys to the number that is compared.
     """
-    lines = aggregate(rows)
-    bases = [line for line in lines if line.rows[0]["label"] == baseline]
-    bases = bases or [line for line in lines if line.method == baseline][:1]
+    return paired_lines(aggregate(rows), baseline, measure)
+
+
+def paired_lines(
+    lines: Sequence[Line], baseline: str = BASELINE, measure: Sequence[str] = ("test", "fused")
+) -> list[Difference]:
+    """Paired differences of every line to the baseline, as `paired` has them.
+
+    Args:
+        lines: All lines of one data set.
+        baseline: Label (or else method) that the others are compared with.
+        measure: Path of keys to the number that is compared.
+    """
+    named = [line for line in lines if line.rows[0]["label"] == baseline]
+    named = named or [line for line in lines if line.method == baseline][:1]
+    if not named:
+        return []
+    bases, own = _Bases(named, measure), {id(line) for line in named}
     found = []
     for line in lines:
-        if bases and all(line is not base for base in bases):
-            base = max(bases, key=lambda base: _nearness(base, line, measure))
-            difference = _difference(line, base, measure)
+        if id(line) not in own:
+            runs = _by_run(line, measure)
+            difference = _difference(line, runs, *bases.nearest(line, runs))
             found += [difference] if difference else []
     return found
 
@@ -81,8 +101,7 @@ def compared_with(differences: Sequence[Difference], baseline: str) -> str:
     return found.pop() if len(found) == 1 else baseline
 
 
-def _difference(line: Line, base: Line, measure: Sequence[str]) -> Difference | None:
-    ours, theirs = _by_run(line, measure), _by_run(base, measure)
+def _difference(line: Line, ours: Runs, base: Line, theirs: Runs) -> Difference | None:
     differences = {run: ours[run] - theirs[run] for run in ours if run in theirs}
     folds: dict[object, list[float]] = {}
     for (fold, _, _), value in differences.items():
@@ -100,17 +119,44 @@ def _difference(line: Line, base: Line, measure: Sequence[str]) -> Difference | 
     return Difference(line.label, base.label, middle.mean, middle.mean - half, middle.mean + half, middle.count, over)
 
 
-def _by_run(line: Line, measure: Sequence[str]) -> dict[tuple[object, object, object], float]:
+def _by_run(line: Line, measure: Sequence[str]) -> Runs:
     """The number of each run, under what makes two runs a pair."""
     numbers = ((row, number(row, *measure)) for row in line.rows)
     return {(row.get("fold"), row.get("seed"), row.get("split")): value for row, value in numbers if value is not None}
 
 
-def _nearness(base: Line, line: Line, measure: Sequence[str]) -> tuple[bool, int]:
-    """Whether two lines have pairs, and how many settings they share.
+@final
+class _Bases:
+    """A baseline, which may have been run in several ways; another line is compared with the nearest of them.
 
-    A baseline that was run in several ways is compared in the nearest one.
+    The nearest one has pairs with the line, if any has, and shares most settings with it; of several the first.
     """
-    pairs = _by_run(base, measure).keys() & _by_run(line, measure).keys()
-    ours, theirs = settings(line.rows[0]), settings(base.rows[0])
-    return bool(pairs), sum(name in theirs and as_text(theirs[name]) == as_text(value) for name, value in ours.items())
+
+    def __init__(self, lines: Sequence[Line], measure: Sequence[str]) -> None:
+        self.lines = lines
+        self.runs = [_by_run(line, measure) for line in lines]
+        self.every_run = set().union(*self.runs)
+        ways = [{name: as_text(value) for name, value in settings(line.rows[0]).items()} for line in lines]
+        values = {name: [way.get(name) for way in ways] for name in dict.fromkeys(name for way in ways for name in way)}
+        # Only where they differ can one of them be nearer than another. There, equal settings have equal numbers.
+        self.numbers = {
+            name: {text: at for at, text in enumerate(dict.fromkeys(texts)) if text is not None}
+            for name, texts in values.items()
+            if len(set(texts)) > 1
+        }
+        table = [[numbers.get(text, ABSENT) for text in values[name]] for name, numbers in self.numbers.items()]
+        self.table = np.array(table, dtype=np.int32).reshape(len(self.numbers), len(lines))
+
+    def nearest(self, line: Line, runs: Runs) -> tuple[Line, Runs]:
+        """The line to compare with, and its numbers."""
+        own = settings(line.rows[0])
+        wanted = [
+            numbers.get(as_text(own[name]), UNKNOWN) if name in own else UNKNOWN
+            for name, numbers in self.numbers.items()
+        ]
+        shared = (self.table == np.array(wanted, dtype=np.int32)[:, None]).sum(axis=0)
+        at = int(shared.argmax())
+        if runs.keys().isdisjoint(self.runs[at]) and not runs.keys().isdisjoint(self.every_run):
+            order = np.argsort(-shared, kind="stable").tolist()
+            at = next(place for place in order if not runs.keys().isdisjoint(self.runs[place]))
+        return self.lines[at], self.runs[at]

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from equipoise.errors import BadInput
 from equipoise.store import SCHEMA, read_lines, read_rows
 
+if TYPE_CHECKING:
+    from equipoise.report.aggregate import Line
+
 RESULTS = "results.jsonl"
+MOST_CURVES = 1000  # runs whose epochs are drawn, of one data set
+_NUMBERS = frozenset({float, int, bool, type(None)})
+_ALIKE = ("run", "params", "versions", "path", "selected")  # what many rows have in common, word for word
 
 Row = dict[str, Any]
 Epoch = dict[str, Any]
@@ -28,19 +36,29 @@ class Results:
     Args:
         folder: Where they were read.
         rows: One dictionary per run, as in ``results.jsonl``.
-        curves: Per run, under its ``config``, one dictionary per epoch. A run without curves is absent.
+        curves: Per run, under its ``config``, one dictionary per epoch. A run without curves is absent. Of more runs
+            than are ever drawn each is read when it is asked for.
         warning: One line on what was left out; None when everything was read.
     """
 
     folder: Path
     rows: list[Row]
-    curves: dict[str, list[Epoch]]
+    curves: Mapping[str, list[Epoch]]
     warning: str | None = None
 
     def by_data(self) -> dict[str, list[Row]]:
         """The rows of each data set, under its name. Accuracies of different data sets are never averaged."""
-        names = sorted({str(row.get("data") or "data") for row in self.rows})
-        return {name: [row for row in self.rows if str(row.get("data") or "data") == name] for name in names}
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(str(row.get("data") or "data"), []).append(row)
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def lines(self) -> dict[str, list[Line]]:
+        """The lines of each data set, under its name: all runs of one label, the best first; see `aggregate`."""
+        from equipoise.report.aggregate import aggregate
+
+        return {name: aggregate(rows) for name, rows in self.by_data().items()}
 
 
 def read(folder: str | Path) -> Results:
@@ -65,12 +83,12 @@ def read(folder: str | Path) -> Results:
         msg = f"expected {RESULTS} in {str(folder)!r}, found none. To make one, {again}"
         raise BadInput(msg)
 
-    found = read_rows(path)
+    seen: dict[str, Any] = {}
+    found = read_rows(path, lambda row: _sharing(_printable(row), seen))
     oddities = [f"line {found.torn} is torn"] if found.torn else []
     rows = {}
     other_schema, unfinished, repeated = [], [], []
-    for at, read in found.values:
-        row = _printable(read)
+    for at, row in found.values:
         config = str(row.get("config"))
         if row.get("schema", SCHEMA) != SCHEMA:
             other_schema.append(at)
@@ -94,13 +112,10 @@ def read(folder: str | Path) -> Results:
         msg = f"expected finished runs in {str(path)!r}, found none: {reason}. To make some, {again}"
         raise BadInput(msg)
 
-    curves = {}
-    for config in rows:
-        epochs, torn = _curve(folder, config)
-        if epochs:
-            curves[config] = epochs
-        if torn:
-            oddities.append(torn)
+    curves = lazy = _Curves(folder, list(rows))
+    if len(rows) <= MOST_CURVES:
+        curves = {config: epochs for config in rows if (epochs := lazy.get(config))}
+        oddities += lazy.oddities
     warning = f"Left out of {path}: " + "; ".join(oddities) if oddities else None
     return Results(folder, list(rows.values()), curves, warning)
 
@@ -108,19 +123,32 @@ def read(folder: str | Path) -> Results:
 def dig(value: Any, *path: str) -> Any:
     """What lies at a path of keys; None where a key is absent."""
     for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return None
+        value = value.get(key)
     return value
 
 
 def number(value: Any, *path: str) -> float | None:
     """The finite number at a path of keys; None for anything else, since a report shows what it has."""
-    found = dig(value, *path)
-    if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found):
+    for key in path:  # as `dig` does, without a call: a large study asks some million times
+        if not isinstance(value, dict):
+            return None
+        value = value.get(key)
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, (int, float))):
         return None
-    return float(found)
+    return float(value) if math.isfinite(value) else None
 
 
 # -- one file --
+
+
+def _sharing(row: Row, seen: dict[str, Any]) -> Row:
+    """The row, whose settings are those of an earlier one where they are equal: rows are many, and memory is not."""
+    for part in _ALIKE:
+        if isinstance(row.get(part), dict):
+            row[part] = seen.setdefault(f"{part} {json.dumps(row[part])}", row[part])
+    return row
 
 
 def _named(row: Row, path: Path, at: int) -> Row:
@@ -133,6 +161,33 @@ def _named(row: Row, path: Path, at: int) -> Row:
         )
         raise BadInput(msg)
     return {**row, "label": label, "method": str(row.get("method") or label)}
+
+
+@final
+class _Curves(Mapping[str, list[Epoch]]):
+    """The curves of runs, read when they are asked for; `oddities` says what was wrong with those that were."""
+
+    def __init__(self, folder: Path, configs: Sequence[str]) -> None:
+        self.folder, self.configs = folder, configs
+        self.oddities: list[str] = []
+        self._read = lru_cache(maxsize=MOST_CURVES)(self._epochs)  # a figure asks for one number after the other
+
+    def __getitem__(self, config: str) -> list[Epoch]:
+        epochs = self._read(config)
+        if not epochs:
+            raise KeyError(config)
+        return epochs
+
+    def _epochs(self, config: str) -> list[Epoch]:
+        epochs, torn = _curve(self.folder, config)
+        self.oddities += [torn] if torn else []
+        return epochs
+
+    def __iter__(self) -> Iterator[str]:
+        return (config for config in self.configs if config in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def _curve(folder: Path, config: str) -> tuple[list[Epoch], str | None]:
@@ -154,12 +209,21 @@ def _curve(folder: Path, config: str) -> tuple[list[Epoch], str | None]:
 def _printable(value: Any) -> Any:
     """The same value without control characters, which could command the terminal that shows them."""
     if isinstance(value, str):
-        return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in value)
+        return _printable_text(value)
     if isinstance(value, dict):
-        return {_printable(key): _printable(item) for key, item in value.items()}
+        return {
+            _printable_text(key): item if type(item) in _NUMBERS else _printable(item) for key, item in value.items()
+        }
     if isinstance(value, list):
         return [_printable(item) for item in value]
     return value
+
+
+@lru_cache(maxsize=2**16)  # rows have the same keys, and mostly the same words: one copy of each is kept
+def _printable_text(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def _numbers(lines: Iterable[int]) -> str:

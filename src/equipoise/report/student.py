@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 
+@cache  # every line of a table asks for the same few
 def two_sided_quantile(confidence: float, freedom: int) -> float:
     """The t with P(|T| ≤ t) = ``confidence`` for a T of Student's distribution, found by bisection.
 

@@ -66,7 +66,7 @@ class Column:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cell:
     """What stands in one place of a table.
 
@@ -127,6 +127,29 @@ class Table:
         return self.cells[self.labels.index(label)][keys.index(key)]
 
 
+def shortened(table: Table, most: int, keep: str = "") -> Table:
+    """The first lines of a table, which are the best, with a note that says so where any is left out.
+
+    Args:
+        table: The whole table.
+        most: How many lines stay.
+        keep: Label of a line that stays wherever it stands.
+    """
+    count = len(table.labels)
+    if count <= most:
+        return table
+    kept = [at for at, label in enumerate(table.labels) if at < most or label == keep]
+    note = (
+        f"Shown: {len(kept):,} of {count:,} lines, the best by fused. All of them: equipoise report FOLDER --format csv"
+    )
+    return replace(
+        table,
+        labels=tuple(table.labels[at] for at in kept),
+        cells=tuple(table.cells[at] for at in kept),
+        notes=(note, *table.notes),
+    )
+
+
 def build(title: str, columns: Sequence[Column], lines: Sequence[Line], notes: Sequence[str] = ()) -> Table:
     """Fill a table, leave out the columns that no line has a number for, and mark the best of each."""
     filled = []
@@ -151,5 +174,6 @@ def _mark_best(column: Column, lines: Sequence[Line], cells: list[Cell]) -> list
     for group in groups.values():
         best = pick(float(cells[at].main) for at in group)
         for at in group:
-            marked[at] = replace(cells[at], best=len(group) > 1 and float(cells[at].main) == best)
+            if len(group) > 1 and float(cells[at].main) == best:
+                marked[at] = replace(cells[at], best=True)
     return marked

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from equipoise.report.aggregate import PROTOCOLS, Line, Spread, aggregate, modalities
 from equipoise.report.notes import notes_below
-from equipoise.report.paired import BASELINE, compared_with, paired
+from equipoise.report.paired import BASELINE, compared_with, paired_lines
 from equipoise.report.results import Results, Row, dig, number
 from equipoise.report.table import Column, Table, build
 
@@ -17,12 +17,18 @@ ERROR = "shapley_error"
 def tables(results: Results, baseline: str = BASELINE) -> list[Table]:
     """The main table of each data set."""
     return [
-        main_table(rows, data, baseline, (results.warning,) if results.warning else ())
+        main_table(rows, data, baseline, (results.warning,) if results.warning else (), results.lines[data])
         for data, rows in results.by_data().items()
     ]
 
 
-def main_table(rows: Sequence[Row], data: str, baseline: str = BASELINE, extra_notes: Sequence[str] = ()) -> Table:
+def main_table(
+    rows: Sequence[Row],
+    data: str,
+    baseline: str = BASELINE,
+    extra_notes: Sequence[str] = (),
+    lines: Sequence[Line] | None = None,
+) -> Table:
     """Accuracy, balance, robustness and cost of every label, as the paper prints it.
 
     Args:
@@ -30,9 +36,10 @@ def main_table(rows: Sequence[Row], data: str, baseline: str = BASELINE, extra_n
         data: Its name.
         baseline: What paired differences are taken to.
         extra_notes: Notes to print below the table's own.
+        lines: The rows, aggregated; None where nobody has done so yet.
     """
-    lines = aggregate(rows)
-    differences = {each.label: each for each in paired(rows, baseline)}
+    lines = aggregate(rows) if lines is None else lines
+    differences = {each.label: each for each in paired_lines(lines, baseline)}
     versus = f"vs {compared_with(list(differences.values()), baseline)}"
     protocols = sorted({line.protocol for line in lines if line.protocol})
     # A protocol that all lines share is named in the heading; several get a column of their own.
@@ -61,20 +68,19 @@ def main_table(rows: Sequence[Row], data: str, baseline: str = BASELINE, extra_n
     return _underline_fastest(table, lines)
 
 
-def missing_table(rows: Sequence[Row]) -> Table:
+def missing_table(lines: Sequence[Line], names: Sequence[str]) -> Table:
     """What is left when a sensor is missing, by each way to go on without it."""
-    lines = aggregate(rows)
+    rows = _rows(lines)
     columns = [
         Column(f"{name}.{answer}", f"no {name}", _without(name, answer), f"{answer}, %", better="higher")
-        for name in modalities(rows)
+        for name in names
         for answer in dict.fromkeys(key for row in rows for key in dig(row, "test", "faults", name, "missing") or {})
     ]
     return build("Accuracy without one sensor", columns, lines)
 
 
-def protocol_table(rows: Sequence[Row]) -> Table:
+def protocol_table(lines: Sequence[Line], names: Sequence[str]) -> Table:
     """Uni-modal accuracy by every protocol that was measured; Shapley values that were estimated, with their error."""
-    names = modalities(rows)
     columns = [
         Column(f"{protocol}.{name}", name, _at("test", protocol, name), f"{protocol}, %", better="higher")
         for protocol in PROTOCOLS
@@ -83,17 +89,15 @@ def protocol_table(rows: Sequence[Row]) -> Table:
     columns += [
         Column(f"{ERROR}.{name}", name, _at("test", ERROR, name), "± standard error of shapley, %") for name in names
     ]
-    estimated = any(dig(row, "test", ERROR) for row in rows)
+    estimated = any(dig(row, "test", ERROR) for row in _rows(lines))
     notes = [
         "Shapley values of more than eight modalities are estimated from random orders; ± standard error is that of "
         "one run's estimate, mean over runs."
     ]
-    return build(
-        "Accuracy of each modality alone, by every protocol", columns, aggregate(rows), notes if estimated else ()
-    )
+    return build("Accuracy of each modality alone, by every protocol", columns, lines, notes if estimated else ())
 
 
-def measure_table(rows: Sequence[Row]) -> Table:
+def measure_table(lines: Sequence[Line]) -> Table:
     """The other measures of both decisions, and what a run costs."""
     columns = [
         *(column for decision in ("fused", "committee") for column in _qualities(decision)),
@@ -105,17 +109,15 @@ def measure_table(rows: Sequence[Row]) -> Table:
         Column("memory", "peak memory", _at("memory"), "MB", scale=1.0, decimals=0),
         Column("runs", "runs", lambda line: str(len(line.rows)), "", kind="words"),
     ]  # fmt: skip
-    return build("More measures", columns, aggregate(rows))
+    return build("More measures", columns, lines)
 
 
 def fault_table(lines: Sequence[Line], decision: str) -> Table:
     """Accuracy of one decision under every fault at every level."""
-    rows = [row for line in lines for row in line.rows]
+    rows = _rows(lines)
+    names = modalities(rows)
     paths = dict.fromkeys(
-        path
-        for row in rows
-        for name in modalities(rows)
-        for path in _faults(dig(row, "test", "faults", name), (name,), decision)
+        path for row in rows for name in names for path in _faults(dig(row, "test", "faults", name), (name,), decision)
     )
     columns = [
         Column(".".join(path), " ".join(path), _at("test", "faults", *path, decision), better="higher")
@@ -125,6 +127,10 @@ def fault_table(lines: Sequence[Line], decision: str) -> Table:
 
 
 # -- what columns show --
+
+
+def _rows(lines: Sequence[Line]) -> list[Row]:
+    return [row for line in lines for row in line.rows]
 
 
 def _qualities(decision: str) -> list[Column]:
@@ -163,7 +169,8 @@ def _faults(faults: object, path: tuple[str, ...], decision: str) -> list[tuple[
     if not isinstance(faults, dict):
         return []
     here = [path] if number(faults, decision) is not None else []
-    return here + [each for key, inner in faults.items() for each in _faults(inner, (*path, key), decision)]
+    inside = [(key, inner) for key, inner in faults.items() if isinstance(inner, dict)]
+    return here + [each for key, inner in inside for each in _faults(inner, (*path, key), decision)]
 
 
 def _underline_fastest(table: Table, lines: Sequence[Line]) -> Table:

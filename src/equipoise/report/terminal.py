@@ -43,23 +43,23 @@ def terminal(table: Table, console: Console | None = None) -> None:
 
 def _blocks(table: Table, width: int) -> list[list[int]]:
     """Columns by number, in as few blocks as the width allows, and then in blocks as narrow as these can be."""
-    fewest = _packed(table, width)
-    while len(narrower := _packed(table, width - 1)) == len(fewest) > 1 and width > 1:
+    label = min(_LABEL_WIDTH, max(len(label) for label in ("method", *table.labels))) + _GAP
+    needed = [max(map(len, _texts(table, at, column))) + _GAP for at, column in enumerate(table.columns)]
+    fewest = _packed(label, needed, width)
+    while len(narrower := _packed(label, needed, width - 1)) == len(fewest) > 1 and width > 1:
         fewest, width = narrower, width - 1
     return fewest
 
 
-def _packed(table: Table, width: int) -> list[list[int]]:
-    label = min(_LABEL_WIDTH, max(len(label) for label in ("method", *table.labels))) + _GAP
+def _packed(label: int, needed: Sequence[int], width: int) -> list[list[int]]:
     blocks: list[list[int]] = [[]]
     used = label
-    for at, column in enumerate(table.columns):
-        needed = max(len(text) for text in _texts(table, at, column)) + _GAP
-        if blocks[-1] and used + needed > width:
+    for at, own in enumerate(needed):
+        if blocks[-1] and used + own > width:
             blocks.append([])
             used = label
         blocks[-1].append(at)
-        used += needed
+        used += own
     return blocks
 
 
