@@ -80,7 +80,7 @@ def trained(
         last = (number + 1) % accumulate == 0
         with nullcontext() if last else unsynchronised(wrapped):
             (balancer(losses_of(wrapped, shard(data, rank))) / accumulate).backward()
-        tables.append(balancer.table.values)
+        tables.append(balancer.table.values.nan_to_num(-1.0))  # -1 where a loss does not reach a block
         if last:
             optimizer.step()
             optimizer.zero_grad()

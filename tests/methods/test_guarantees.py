@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise import EW, MGDA, MIMO, MLB, MSES, MSL, MSLR, OGM, Balancer, LateFusion, Window, mimo_objective
+from equipoise import EW, MGDA, MIMO, MLB, MSES, MSL, MSLR, OGM, Balancer, LateFusion, Window, mimo_objective, ranks
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
 from equipoise.theory import least_norm
 from everything import GRADIENT_PATH, METHODS, MODULATING, assert_same, taught
@@ -617,3 +617,20 @@ def test_a_parameter_of_an_encoder_that_only_its_own_loss_reaches_learns_from_it
         found.append(gradients_of(model))
     assert bool(found[0]["u.weight"].any())
     assert_same(found[1], found[0])
+
+
+# -- ranks --
+
+
+def test_ranks_average_dtypes_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of a set differs between processes, which would then add up messages of different dtypes."""
+    for order in itertools.permutations([torch.float32, torch.bfloat16, torch.float64, torch.float16]):
+        sent: list[torch.dtype] = []
+        monkeypatch.setattr(ranks, "size", lambda *_: 2)
+        monkeypatch.setattr(ranks.dist, "all_reduce", lambda flat, sent=sent, **_: sent.append(flat.dtype))
+        tensors = [torch.full((2, place + 1), 4.0, dtype=dtype) for place, dtype in enumerate(2 * order)]
+        found = ranks.mean_of_each(tensors, "world")
+        assert tuple(sent) == order
+        for given, mean in zip(tensors, found, strict=True):
+            assert torch.equal(mean, given / 2)
+            assert mean.dtype == given.dtype
