@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 try:
     import typer
@@ -17,26 +15,21 @@ except ModuleNotFoundError:
     raise ModuleNotFoundError(msg) from None
 
 from equipoise import __version__, comparison, distributed
-from equipoise.catalogue import all_methods, entries, look_up
+from equipoise.catalogue import all_methods, entries
 from equipoise.clusters import place_of
 from equipoise.commands import ablate, bench, check, export, landscape, monitor, prepare, reproduce, toy, tune
 from equipoise.commands.config import Config, after_config
 from equipoise.commands.options import Data, Folds, Json, On, OneMethod, PresetName, Split, Workers, complaint, data_and
+from equipoise.commands.report import print_report, print_tables
 from equipoise.commands.typed import trackers_of, typed
 from equipoise.data.originals import ORIGINALS
 from equipoise.data.source import all_data
-from equipoise.errors import BadInput, FailedRuns, answers, only_text, shown
-from equipoise.inside import inside
+from equipoise.errors import BadInput, FailedRuns, only_text, shown
 from equipoise.presets import all_presets
 from equipoise.safe_step import words_for
 from equipoise.settings import Settings
 from equipoise.tracking import NAMES
 from equipoise_command import INTERRUPTED, say_stopped
-
-if TYPE_CHECKING:
-    from equipoise.report import Results
-
-MOST_PRINTED = 200  # lines of a table in the terminal
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -127,34 +120,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Print the table of finished runs again, and write the page anew."""
-    wanted = "json" if as_json else form
-    with _without_collecting():
-        _report(folder, wanted)
-
-
-@contextmanager
-def _without_collecting() -> Generator[None]:
-    """Leave cycles alone for a while: rows are many and hold none, and looking for some takes a quarter of the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
-def _report(folder: Path, wanted: str) -> None:
-    from equipoise import report as reports
-
-    _, results = answers(
-        lambda: look_up("format", wanted, {"terminal": None, **reports.FORMATS}), lambda: reports.read(folder)
-    )
-    if wanted == "terminal":
-        _print_tables(folder, results)
-        return
-    tables = dict(zip(results.by_data(), reports.tables(results), strict=True))
-    print(reports.written(wanted, tables))
+    print_report(folder, "json" if as_json else form)
 
 
 @app.command(epilog="Example: equipoise diagnose --data watch --seeds 3 epochs=20")
@@ -308,19 +274,7 @@ def _show(out: Path, rows: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows))
         return
-    _print_tables(out)
-
-
-def _print_tables(folder: Path, results: Results | None = None) -> None:
-    from equipoise import report as reports
-    from equipoise.report.table import shortened
-
-    made_by = inside(folder, comparison.COMMAND)
-    results = results or reports.read(folder)
-    page = reports.page(results, command=made_by.read_text("utf-8", "replace").strip() if made_by.is_file() else None)
-    for table in reports.tables(results):
-        reports.terminal(shortened(table, MOST_PRINTED))
-    print(f"The page: {page}")
+    print_tables(out)
 
 
 if __name__ == "__main__":

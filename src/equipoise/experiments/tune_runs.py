@@ -15,6 +15,7 @@ from equipoise.comparison import record_command
 from equipoise.errors import BadInput, FailedRuns
 from equipoise.experiments.tune import Search
 from equipoise.experiments.tune_outcome import Outcome, Tried
+from equipoise.experiments.tune_study import STARTS, open_study
 from equipoise.inside import inside
 from equipoise.job import Job
 from equipoise.processes import threads
@@ -25,16 +26,14 @@ from equipoise.tuning import headline
 
 try:
     import optuna
-    from optuna.samplers import RandomSampler, TPESampler
+    from optuna.samplers import TPESampler
     from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 except ModuleNotFoundError:
     msg = "equipoise tune needs optuna, which is not installed; type: pip install 'equipoise[tune]'"
     raise ModuleNotFoundError(msg) from None
 
-FILE, NAME = "tune.db", "tune"
+FILE = "tune.db"
 SIDE_BY_SIDE = 16  # trials at most, unless somebody asks for more: each is chosen without knowing the others
-STARTS = 5  # trials that come to their end before any is pruned
-GRACE = 3  # the part of its epochs that every trial may train: curves cross early
 DIVERGED = FloatingPointError.__name__
 
 
@@ -72,7 +71,7 @@ def run(
     (job,), splits = plan([search.base], source, [seed], [None], measure="validation", on=on)
     record_command(out, command)
     with store.locked():
-        study = _open(inside(out, FILE), search, job)
+        study = open_study(inside(out, FILE), search, job)
         desk = _Desk(study, search, job, store, trials, tries=TRIES if on is None else 1)  # clusters try by themselves
         finished = sum(each.state.is_finished() for each in study.get_trials(deepcopy=False))
         left = max(trials - finished, len(desk.interrupted))
@@ -238,57 +237,6 @@ class _Desk:
             trial.set_user_attr("reason", reason)
             self.judged[job.config] = self.study.tell(trial, state=state)
         progress.event("failed", job, {"reason": reason})
-
-
-def _open(file: Path, search: Search, job: Job) -> optuna.Study:
-    """The search of a folder, or a new one; another one is refused."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    asked = json.loads(json.dumps({**job.facts(), "space": {key: str(each) for key, each in search.space.items()}}))
-    if not file.exists():
-        _create(file, asked)
-    epochs = job.entry.settings.epochs
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTS, n_warmup_steps=max(2, epochs // GRACE))
-    try:
-        # Values are chosen elsewhere: a sampler that draws nothing at the start of a trial is enough.
-        study = optuna.load_study(study_name=NAME, storage=_url(file), sampler=RandomSampler(), pruner=pruner)
-        trials = study.get_trials(deepcopy=False)
-    except Exception as found:
-        if type(found).__name__ not in {"DatabaseError", "StorageInternalError", "KeyError"}:
-            raise
-        raise BadInput(f"{file}: expected the trials of a search, found: {found}; choose another --out") from None
-    before = study.user_attrs.get("asked", {})
-    if before != asked:
-        old, new = _flat(before), _flat(asked)
-        other = [f"{key} {value}" for key, value in old.items() if value != new.get(key)]
-        other += [f"{key} not among it" for key in new if key not in old]
-        raise BadInput(f"{file.parent} holds another search ({', '.join(other)}); choose another folder with --out")
-    if foreign := [each.number for each in trials if not {"values", "config"} <= set(each.user_attrs)]:
-        numbers = ", ".join(map(str, foreign))
-        raise BadInput(f"{file}: expected values of each trial, found none in trial {numbers}; choose another --out")
-    return study
-
-
-def _create(file: Path, asked: dict[str, Any]) -> None:
-    """Write down an empty search under another name, then rename it: a kill leaves a whole one or none."""
-    unfinished = file.with_suffix(".tmp")
-    for rest in (unfinished, unfinished.with_name(f"{unfinished.name}-journal")):
-        rest.unlink(missing_ok=True)
-    storage = optuna.storages.RDBStorage(_url(unfinished))
-    study = optuna.create_study(study_name=NAME, storage=storage, direction="maximize")
-    study.set_user_attr("asked", asked)
-    storage.remove_session()
-    storage.engine.dispose()
-    unfinished.replace(file)
-
-
-def _url(file: Path) -> str:
-    return f"sqlite:///{file.resolve()}"
-
-
-def _flat(facts: dict[str, Any]) -> dict[str, Any]:
-    """Settings and limits each for itself, so that only those that differ are named."""
-    inner = {f"{key} {name}": each for key in ("run", "space") for name, each in facts.get(key, {}).items()}
-    return {**{key: value for key, value in facts.items() if key not in ("run", "space")}, **inner}
 
 
 def _report(trial: Trial, value: float, epoch: int) -> None:

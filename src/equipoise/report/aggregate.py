@@ -63,7 +63,7 @@ class Line:
 
     def of(self, *path: str) -> Spread | None:
         """Mean and deviation of the number at a path of keys; None where no run has it."""
-        return spread(number(row, *path) for row in self.rows)
+        return spread([number(row, *path) for row in self.rows])
 
     @cached_property
     def protocol(self) -> str | None:

@@ -122,19 +122,21 @@ def read(folder: str | Path) -> Results:
 
 def dig(value: Any, *path: str) -> Any:
     """What lies at a path of keys; None where a key is absent."""
-    for key in path:
-        if not isinstance(value, dict):
-            return None
-        value = value.get(key)
+    try:
+        for key in path:
+            value = value[key]
+    except (KeyError, TypeError):  # TypeError: no dictionary, and a text or a list has no keys
+        return None
     return value
 
 
 def number(value: Any, *path: str) -> float | None:
     """The finite number at a path of keys; None for anything else, since a report shows what it has."""
-    for key in path:  # as `dig` does, without a call: a large study asks some million times
-        if not isinstance(value, dict):
-            return None
-        value = value.get(key)
+    try:
+        for key in path:  # as `dig` does, without a call: a large study asks some million times
+            value = value[key]
+    except (KeyError, TypeError):
+        return None
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, (int, float))):
         return None
     return float(value) if math.isfinite(value) else None

@@ -116,9 +116,10 @@ def fault_table(lines: Sequence[Line], decision: str) -> Table:
     """Accuracy of one decision under every fault at every level."""
     rows = _rows(lines)
     names = modalities(rows)
-    paths = dict.fromkeys(
-        path for row in rows for name in names for path in _faults(dig(row, "test", "faults", name), (name,), decision)
-    )
+    paths: dict[tuple[str, ...], None] = {}
+    for row in rows:
+        for name in names:
+            _add_faults(paths, dig(row, "test", "faults", name), (name,), decision)
     columns = [
         Column(".".join(path), " ".join(path), _at("test", "faults", *path, decision), better="higher")
         for path in paths
@@ -164,13 +165,14 @@ def _beats_best_modality(line: Line) -> Spread | None:
     return Spread(sum(known) / len(known), None, len(known)) if known else None
 
 
-def _faults(faults: object, path: tuple[str, ...], decision: str) -> list[tuple[str, ...]]:
-    """Every path below which the decision has a number."""
-    if not isinstance(faults, dict):
-        return []
-    here = [path] if number(faults, decision) is not None else []
-    inside = [(key, inner) for key, inner in faults.items() if isinstance(inner, dict)]
-    return here + [each for key, inner in inside for each in _faults(inner, (*path, key), decision)]
+def _add_faults(paths: dict[tuple[str, ...], None], faults: object, path: tuple[str, ...], decision: str) -> None:
+    """Add every path below which the decision has a number."""
+    if isinstance(faults, dict):
+        if number(faults, decision) is not None:
+            paths[path] = None
+        for key, inner in faults.items():
+            if isinstance(inner, dict):
+                _add_faults(paths, inner, (*path, key), decision)
 
 
 def _underline_fastest(table: Table, lines: Sequence[Line]) -> Table:
