@@ -44,7 +44,7 @@ aggregator = GramianWeightedAggregator(ToTorchJD(MGDA()))
 for _ in range(4):
     for rows in torch.randperm(len(data.train)).split(30):
         optimizer.zero_grad()
-        backward(list(losses_of(model, rows).values()))
+        backward([loss.mean() for loss in losses_of(model, rows).values()])
         jac_to_grad(list(model.parameters()), aggregator)
         optimizer.step()
 print(f"MGDA on all parameters  {percent_right(model):.1f} %")
