@@ -41,7 +41,7 @@ def test_the_closed_form_is_the_published_update(count: int, fusion: str) -> Non
     wrapped = ShapleyResponses(theirs, names(count)).double()
     optimizers = [torch.optim.SGD(model.parameters(), 0.5) for model in (ours, theirs)]
     balancers = AGM(2.5, cap=None).attach(ours), AGM(2.5, cap=None, responses=wrapped)
-    assert balancers[0].remarks == {"agm form": "published"}
+    assert balancers[0].remarks == {"form": "published"}
     for step in range(5):
         inputs, label = batch(names(count), seed=step)
         inputs = {name: (1 + 2 * place) * value for place, (name, value) in enumerate(inputs.items())}
@@ -122,7 +122,7 @@ def test_where_responses_are_not_known_it_says_so(options: dict[str, Any], encod
     with pytest.warns(ApproximationWarning, match=why):
         balancer = AGM().attach(model, optimizer=optimizer)
     assert balancer.form == "fast"
-    assert balancer.remarks["agm form"].startswith("fast: approximate")
+    assert balancer.remarks["form"].startswith("fast: an approximation without")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AGM(form="fast").attach(model, optimizer=optimizer)

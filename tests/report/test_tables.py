@@ -246,6 +246,14 @@ def test_runs_on_a_gpu_say_how_their_steps_were_done(tmp_path: Path) -> None:
     assert "On a GPU in bf16, steps played back from a recording; 1 run as written, since its step waits" in notes
 
 
+def test_the_notes_name_the_form_of_a_method_that_has_several(tmp_path: Path) -> None:
+    rows = [{**make_row("agm", seed), "path": {"form": "fast: an approximation"}} for seed in range(2)]
+    rows += [make_row("msl", 0)]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (table,) = tables(read(tmp_path))
+    assert [note for note in table.notes if "Form" in note] == ["Form of agm: fast: an approximation."]
+
+
 @pytest.mark.parametrize(
     ("timings", "told"),
     [

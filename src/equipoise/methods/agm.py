@@ -136,8 +136,8 @@ class AGM(Balancer):
     @property
     def remarks(self) -> dict[str, str]:
         """The form that was taken."""
-        left_out = ": approximate, without factors on the fused head and responses to zero input"
-        return {"agm form": self.form + (left_out if self.form == "fast" else "")}
+        left_out = ": an approximation without factors on the fused head and responses to zero input"
+        return {"form": self.form + (left_out if self.form == "fast" else "")}
 
     def score(self, losses: Tensor) -> Tensor:
         """The mean loss, with no sample counted beyond a probability of 1e-8."""

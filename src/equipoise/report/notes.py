@@ -26,6 +26,7 @@ def notes_below(lines: Sequence[Line], differences: Sequence[Difference]) -> lis
             _steps(lines),
             _intervals(differences),
             _mixtures(lines),
+            _forms(lines),
             _paths(lines),
         )
         if each
@@ -135,6 +136,15 @@ def _intervals(differences: Sequence[Difference]) -> str:
 def _mixtures(lines: Sequence[Line]) -> str:
     mixed = [f"{line.label} ({', '.join(names)})" for line in lines if (names := varying(line.rows))]
     return f"Settings differ between the runs of: {listed(mixed, '; ')}." if mixed else ""
+
+
+def _forms(lines: Sequence[Line]) -> str:
+    """Say which form of a method ran, where it has several."""
+    forms: dict[str, list[str]] = {}
+    for line in lines:
+        for form in sorted({str(form) for row in line.rows if (form := dig(row, "path", "form"))}):
+            forms.setdefault(form, []).append(line.label)
+    return " ".join(f"Form of {listed(labels)}: {form}." for form, labels in forms.items())
 
 
 def _paths(lines: Sequence[Line]) -> str:
