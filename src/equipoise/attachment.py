@@ -74,10 +74,16 @@ class Attachment:
         model: The model, bare or wrapped; None when ``encoders`` holds modules or tensors.
         encoders: Per modality a module, a dotted name, or a list of modules, names and parameters.
         optimizer: The optimiser of these parameters, or a list of several, bare or wrapped.
+        heads: Whether the parts of the fused head go with the encoders.
     """
 
     def __init__(
-        self, model: nn.Module | None, encoders: Mapping[str, Encoder] | None, optimizer: Any | None = None
+        self,
+        model: nn.Module | None,
+        encoders: Mapping[str, Encoder] | None,
+        optimizer: Any | None = None,
+        *,
+        heads: bool = False,
     ) -> None:
         self.layers = layers(model)
         self.model = self.layers[-1] if self.layers else None
@@ -92,17 +98,23 @@ class Attachment:
                 "name the module that holds the weights, e.g. encoders={'audio': model.audio_net}"
             )
             raise ValueError(msg)
+        parts = self.parts(heads=heads)
+        computed = sorted({name for name, own in parts.items() if not all(part.tensor.is_leaf for part in own)})
+        if computed:
+            msg = (
+                f"attach: the fused head's part of {', '.join(map(repr, computed))} is computed from other parameters "
+                "(a parametrization), and cannot be scaled; type heads='plain'"
+            )
+            raise ValueError(msg)
         if self.optimizers:
-            self._check_optimizers()
+            self._check_optimizers(parts)
 
-    def _check_optimizers(self) -> None:
+    def _check_optimizers(self, parts: Mapping[str, Sequence[Part]]) -> None:
         held = {id(tensor) for optimizer in self.optimizers for tensor in tensors_held(optimizer)}
-        loose = {name: [id(t) in held for t in tensors].count(False) for name, tensors in self.parameters().items()}
+        loose = {name: [id(part.tensor) in held for part in own].count(False) for name, own in parts.items()}
         if any(loose.values()):
             listed = ", ".join(
-                f"{count} of {len(self.parameters()[name])} of encoder {name!r}"
-                for name, count in loose.items()
-                if count
+                f"{count} of {len(parts[name])} of encoder {name!r}" for name, count in loose.items() if count
             )
             msg = (
                 f"attach: expected optimisers that hold every trainable tensor of the encoders; {listed} are held by "
@@ -137,8 +149,11 @@ class Attachment:
     def parts(self, *, heads: bool) -> dict[str, list[Part]]:
         """Trainable tensors per modality as they are now, with its part of the fused head where ``heads`` says so."""
         own = {name: [Part(tensor) for tensor in tensors] for name, tensors in self.parameters().items()}
-        added = self.head_parts() if heads else {}
-        return {name: [*parts, *added.get(name, [])] for name, parts in own.items()}
+        named = {id(part.tensor) for parts in own.values() for part in parts}
+        for name, parts in self.head_parts().items() if heads else ():
+            loose = [part for part in parts if id(part.tensor) not in named and part.tensor.requires_grad]
+            own.setdefault(name, []).extend(loose)
+        return own
 
     def head_parts(self) -> dict[str, list[Part]]:
         """Each modality's own part of the fused head, where the model tells: `LateFusion` with an additive fusion."""

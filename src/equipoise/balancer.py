@@ -17,15 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import observe, ranks
-from equipoise.attachment import (
-    Attachment,
-    Encoder,
-    keep_compiled_buffers,
-)
+from equipoise.attachment import Attachment, Encoder, keep_compiled_buffers
 from equipoise.models.names import name_problems, raise_all
 from equipoise.observe import FiniteWatch, Seen
 from equipoise.questions import Questions
-from equipoise.reach import STATIC_GRAPH, Dependence, HiddenGraphError, Reach
+from equipoise.reach import STATIC_GRAPH, Dependence, HiddenGraphError
 from equipoise.routes import Held, Step, Weights, weighted_sum
 from equipoise.table import FUSED, HEADS, Table
 from equipoise.update_scale import Part, UpdateScale, moves_with_the_gradient, taken, tensors_held
@@ -59,8 +55,8 @@ class Balancer(Questions):
         self.group: ranks.Group = "world"
         self._attachment: Attachment | None = None
         self._updates: list[UpdateScale] = []
-        self._dependence = Dependence()
-        self._reach: Reach | None = None
+        self._dependence = Dependence(self.group)
+        self._reached: list[list[bool]] = []
         self._hooks: list[Any] = []
         self._held: Held | None = None
         self._checked = self._warned = False
@@ -116,6 +112,8 @@ class Balancer(Questions):
             kept = None if scores is None else dict(scores)
             held.record.append(({name: loss.detach() for name, loss in losses.items()}, kept))
         self.fill(weights.table(len(self.modalities)))
+        if torch.is_grad_enabled() and scalars[0] is not None and scalars[0].requires_grad:
+            self.act(scalars[0], weights)
         value = weights.value
         if value is None:
             value = torch.dot(weights.losses, torch.cat([seen.fused[None], seen.unimodal]))
@@ -143,7 +141,7 @@ class Balancer(Questions):
                 gradients alone.
             group: The process group to average over; None where ranks train models of their own.
         """
-        attachment = Attachment(model, encoders, optimizer)
+        attachment = Attachment(model, encoders, optimizer, heads=self.scales_heads)
         names = tuple(attachment.encoders)
         if self.modalities and set(names) != set(self.modalities):
             msg = f"attach: this balancer serves {list(self.modalities)}, found encoders for {list(names)}"
@@ -152,11 +150,12 @@ class Balancer(Questions):
         if self.route != "loss" and any(getattr(layer, "static_graph", False) for layer in attachment.layers):
             raise RuntimeError(STATIC_GRAPH)
         for inner in [self._attachment.model if self._attachment is not None else None, attachment.model]:
-            if callable(release := getattr(inner, "respond", None)):
-                release(False)  # what AGM asked of it ends here
+            release = getattr(inner, "respond", None)
+            if hasattr(inner, "response_problems") and callable(release):  # a LateFusion: what AGM asked of it ends
+                release(None)
         self.attached(attachment.model)
         self._attachment, self.group, self._checked = attachment, group, False
-        self._dependence, self._reach = Dependence(), None
+        self._dependence, self._reached = Dependence(group), []
         if not self.modalities:
             self.settle(names, self.epoch.device)
         self._follow(attachment)
@@ -189,7 +188,11 @@ class Balancer(Questions):
         if self._table.numel() == 0:
             msg = "table: no step has been taken yet; call the balancer on losses first: balancer(losses)"
             raise RuntimeError(msg)
-        values = self._table.masked_fill(~self._reached().to(self._table.device), torch.nan)
+        count = len(self.modalities)
+        rows = self._reached
+        if len(rows) != count + 1 or len(rows[0]) != count + 1:
+            rows = [[loss in (0, block) for block in range(1, count + 1)] + [True] for loss in range(count + 1)]
+        values = self._table.masked_fill(~torch.tensor(rows, device=self._table.device), torch.nan)
         return Table((FUSED, *self.modalities), (*self.modalities, HEADS), values)
 
     def extra_repr(self) -> str:
@@ -217,7 +220,8 @@ class Balancer(Questions):
             self.settle(modalities, first.device)
             if self._watch is None or not self._watch.serves(self.modalities, first.device):
                 self._watch = FiniteWatch((FUSED, *self.modalities), first.device)
-        if self.logarithmic_scores and scores is None and not self._warned:
+        decided = self._held is not None and self._held.weights is not None
+        if self.logarithmic_scores and scores is None and not self._warned and not decided:
             self._warned = observe.warn_of_scalars(type(self).__name__, losses)
         seen = observe.look(
             losses, self.modalities, self.score, scores, self.group, logarithmic=self.logarithmic_scores
@@ -316,14 +320,6 @@ class Balancer(Questions):
         parts = self._attachment.parts(heads=self.scales_heads) if self._attachment is not None else {}
         return {name: [part for part in own if self.touches(part.tensor)] for name, own in parts.items()}
 
-    def _reached(self) -> Tensor:
-        """Which loss reaches which block, as far as is known, [K + 1, K + 1]."""
-        count = len(self.modalities)
-        if self._reach is not None and len(self._reach.encoders) == count:
-            return torch.tensor(self._reach.rows())
-        own = [[block == loss or loss == 0 for block in range(1, count + 1)] for loss in range(count + 1)]
-        return torch.tensor([[*row, True] for row in own])
-
     @property
     def _always(self) -> bool:
         return self.start == 0 and self.stop is None
@@ -359,7 +355,7 @@ class Balancer(Questions):
             raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
         self._checked = True
         if attachment is not None:
-            self._reach = step.reach
+            self._reached = step.reach.rows()
         if weights is not None and (self.route == "loss" or not self.needs_encoders):
             if self.route == "loss" or not step.reach.shared_with_fused():
                 return self._sum(scalars, extra, seen, weights, value)
@@ -371,9 +367,11 @@ class Balancer(Questions):
         self, scalars: list[Tensor | None], extra: Tensor | None, seen: Seen, weights: Weights, value: Tensor
     ) -> Tensor:
         """The weighted sum of losses, where that is all there is to it."""
-        if self.advances:
-            self.move_on(seen, torch.ones_like(seen.fused, dtype=torch.bool))
-        return weighted_sum(scalars, extra, weights, value)
+        total = weighted_sum(scalars, extra, weights, value)
+        if self.advances and total.requires_grad:
+            pending = [seen]  # for one backward pass, however many there are
+            total.register_hook(lambda scale: self.move_on(pending.pop(), scale.isfinite()) if pending else None)
+        return total
 
     def _follow(self, attachment: Attachment) -> None:
         """Watch the optimisers where gradients alone do not decide what happens to an encoder."""
@@ -396,5 +394,5 @@ class Balancer(Questions):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave the user's model and optimiser behind."""
-        left = {"_attachment": None, "_hooks": [], "_updates": [], "_held": None, "_reach": None}
-        return {**self.__dict__, **left, "_dependence": Dependence()}
+        left = {"_attachment": None, "_hooks": [], "_updates": [], "_held": None, "_reached": []}
+        return {**self.__dict__, **left, "_dependence": Dependence("world")}

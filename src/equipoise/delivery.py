@@ -131,6 +131,9 @@ def combined(parts: Sequence[Sequence[Tensor]], coefficients: Tensor) -> list[Te
 
 def gram_matrix(parts: Sequence[Sequence[Tensor]]) -> Tensor:
     """Inner products ⟨parts[i], parts[j]⟩ over all tensors together, in float64 where the device has it."""
+    if any(tensor.is_sparse for part in parts for tensor in part):
+        msg = "inner products of sparse gradients are not supported; type sparse=False for the embeddings of an encoder"
+        raise RuntimeError(msg)
     parts = [[_at_least_single(tensor) for tensor in part] for part in parts]
     rows = [[_inner(a, b) if j <= i else None for j, b in enumerate(parts)] for i, a in enumerate(parts)]
     cells = [rows[max(i, j)][min(i, j)] for i in range(len(parts)) for j in range(len(parts))]
@@ -165,4 +168,9 @@ def wide(tensors: Sequence[Tensor]) -> torch.dtype:
 
 def all_finite(gradients: Iterable[Tensor]) -> Tensor:
     """Whether every gradient is finite, as a tensor: asking costs no wait."""
-    return torch.stack(list(torch._foreach_norm(list(gradients)))).isfinite().all()
+    return torch.stack(list(torch._foreach_norm([values_of(each) for each in gradients]))).isfinite().all()
+
+
+def values_of(gradient: Tensor) -> Tensor:
+    """The numbers of a gradient that may be sparse."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient

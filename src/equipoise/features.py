@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equipoise import delivery, ranks
 from equipoise.delivery import Gradients
-from equipoise.reach import Reach, leaves_under
+from equipoise.reach import Reach, hooks_disabled, leaves_under
 
 if TYPE_CHECKING:
     from equipoise.routes import Step
@@ -125,7 +125,8 @@ def mixture(step: Step, cut: Cut, scale: Tensor, *, keep_graph: bool) -> Gradien
     separate = step.reach.separate()
     objectives = step.objectives([*step.reach.heads, *cut.tensors], separate=separate)
     passes = [*step.extra_pass(), *objectives]
-    results = delivery.run(passes, scale, keep_graph=True)
+    with hooks_disabled(cut.tensors):  # they are run by the pass that goes on from there
+        results = delivery.run(passes, scale, keep_graph=True)
     extra, results = results[: -len(objectives)], results[-len(objectives) :]
     step.advance([gradient for result in results for gradient in result.values()])
     found = _into_encoders(step, cut, results, separate=separate, keep_graph=keep_graph)

@@ -82,6 +82,9 @@ class Questions(PerModality):
         """A modality's score from the losses of its samples, for methods that compare modalities."""
         return losses.mean()
 
+    def act(self, fused: Tensor, weights: Weights) -> None:
+        """Called with the fused loss before each backward pass, once the weights are known, fresh or held."""
+
     def attached(self, model: nn.Module | None) -> None:
         """Called when a model was attached, unwrapped; the place to choose a form that fits it."""
 

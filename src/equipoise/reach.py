@@ -5,11 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
+
+from equipoise import ranks
 
 
 @final
@@ -17,13 +19,14 @@ class HiddenGraphError(RuntimeError):
     """Gradients taken through part of this graph would be wrong, or it cannot be seen through."""
 
 
+Place: TypeAlias = "tuple[Node, int]"
+"""An output of a node of the graph, by its number."""
+
+
 def leaves_under(
-    loss: Tensor,
-    *,
-    ends: Collection[tuple[Node, int]] = (),
-    met: set[tuple[Node, int]] | None = None,
+    loss: Tensor, *, ends: Collection[Place] = (), met: set[Place] | None = None, places: set[Place] | None = None
 ) -> dict[int, Tensor]:
-    """Every tensor that a loss would send a gradient to, by identity.
+    """Find every tensor that a loss is connected to, by identity.
 
     Walked at each call: it costs about a hundredth of the backward pass, and a model may change what it uses.
 
@@ -31,18 +34,26 @@ def leaves_under(
         loss: Where to start.
         ends: Edges of the graph beyond which not to look.
         met: Takes those of them that were met.
+        places: Takes every edge that was met.
     """
-    found: dict[int, Tensor] = {}
     if loss.grad_fn is None:
         return {id(loss): loss} if loss.requires_grad else {}
-    seen: set[tuple[Node, int]] = set()
-    waiting: list[tuple[Node, int]] = [(loss.grad_fn, loss.output_nr)]
+    return _leaves([(loss.grad_fn, loss.output_nr)], ends, met, places)
+
+
+def _leaves(
+    waiting: list[Place], ends: Collection[Place] = (), met: set[Place] | None = None, places: set[Place] | None = None
+) -> dict[int, Tensor]:
+    found: dict[int, Tensor] = {}
+    seen: set[Place] = set()
     while waiting:
         node, index = waiting.pop()
         if (node, index) in ends:
             if met is not None:
                 met.add((node, index))
             continue
+        if places is not None:
+            places.add((node, index))
         name = node.name()
         through_sink = name == "_DDPSinkBackward"
         place = (node, index if through_sink else 0)
@@ -99,13 +110,18 @@ class Reach:
         encoders: Sequence[Sequence[Tensor]],
         dependence: Dependence,
     ) -> None:
-        self.per_loss = [leaves_under(loss) if loss is not None else {} for loss in losses]
+        places: list[set[Place]] = [set() for _ in losses]
+        self.per_loss = [
+            leaves_under(loss, places=own) if loss is not None else {} for loss, own in zip(losses, places, strict=True)
+        ]
         self.owners: dict[int, list[int]] = {}
         for block, tensors in enumerate(encoders):
             for tensor in tensors:
                 self.owners.setdefault(id(tensor), []).append(block)
         self.frozen = {block for block, tensors in enumerate(encoders) if not tensors}
-        suspects = self._suspects(encoders)
+        below = _under_cuts(places)
+        # Inputs that want gradients are new in every step, and nobody balances them.
+        suspects = {key for key, leaf in below.items() if key in self.owners or isinstance(leaf, nn.Parameter)}
         if suspects:
             dependence.prune(losses, self.per_loss, suspects)
         self.under_extra = leaves_under(extra) if extra is not None else {}
@@ -119,19 +135,6 @@ class Reach:
         """Leaves that a uni-modal loss reaches and the fused loss does not."""
         self.fused_heads = [leaf for key, leaf in fused.items() if key not in self.owners]
         self.own_heads = [leaf for key, leaf in own.items() if key not in self.owners]
-
-    def _suspects(self, encoders: Sequence[Sequence[Tensor]]) -> set[int]:
-        """Leaves connected to more losses than separate encoders with heads of their own would be."""
-        fused, owned = self.per_loss[0].keys(), self.owners.keys()
-        found: set[int] = set()
-        for number, connected in enumerate(self.per_loss[1:]):
-            keys = connected.keys()
-            suspects = (keys & fused) - owned
-            if number < len(encoders):
-                suspects |= (keys & owned) - {id(tensor) for tensor in encoders[number]}
-            if suspects:  # a connection that is not its own says nothing about the others either
-                found |= suspects | (keys & owned)
-        return found
 
     @property
     def heads(self) -> list[Tensor]:
@@ -172,16 +175,54 @@ class Reach:
         return [[b for b, mark in enumerate(label) if mark == first] for first in sorted(set(label))]
 
 
+_PIECES = ("Select", "Slice", "Narrow", "Index", "IndexSelect", "Gather", "Unbind", "Split", "SplitWithSizes", "Chunk")
+_CUTS = {f"{kind}Backward0" for kind in _PIECES}
+
+
+def _under_cuts(places: Sequence[set[Place]]) -> dict[int, Tensor]:
+    """Find the leaves below tensors of which losses have each their own piece.
+
+    Such a tensor connects every leaf below it to every loss that has a piece of it: a vectorised cross-entropy, a
+    compiled step, DataParallel. Elsewhere being connected and depending are the same.
+
+    Args:
+        places: The outputs of nodes that each loss is computed from, the fused loss first.
+    """
+    nodes = [{node for node, _ in own} for own in places]
+    found: dict[int, Tensor] = {}
+    met: set[Node] = set()
+    for number in range(1, len(places)):
+        for one, other in {(number, 0), (0, number), (number, number - 1), (number - 1, number)}:
+            for node, _ in places[one] - places[other]:
+                if node in met or node.name() == "_DDPSinkBackward":  # of which each output has an input of its own
+                    continue
+                if node in nodes[other]:  # another output of the same node
+                    cut = [node]
+                elif node.name() in _CUTS:  # a piece of a tensor that the other loss is computed from as well
+                    cut = [following for following, _ in node.next_functions if following in nodes[other]]
+                else:
+                    continue
+                for whole in cut:
+                    met.add(node)
+                    found.update(_leaves([(whole, 0)]))
+    return found
+
+
 @final
 class Dependence:
     """Remembers which losses a tensor's value enters, where the graph connects it to more losses than that.
 
-    Losses that were cut from one tensor (a vectorised cross-entropy, a compiled step, DataParallel) are all connected
-    to every parameter, and the gradients that they do not send are zeros. A zero may also be chance, so NaN is sent
-    down the graph instead, once for each such tensor: it arrives wherever a gradient could.
+    The gradients that a piece of a tensor does not send are zeros. A zero may also be chance, so NaN is sent down the
+    graph instead: it arrives wherever a gradient could. Some operations stop it, such as a mask that hides a missing
+    sensor in a whole batch; so a "no" is asked for again, seldom, and a "yes" is for good.
+
+    Args:
+        group: The ranks that have to agree.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: ranks.Group) -> None:
+        self.group = group
+        self._calls = 0
         self._known: dict[tuple[int, int], bool] = {}
         self._living: dict[int, weakref.ref[Tensor]] = {}
 
@@ -195,12 +236,41 @@ class Dependence:
             connected: The tensors that each is connected to, by identity.
             suspects: The tensors to ask about, by identity.
         """
-        pairs = [(number, key) for number, found in enumerate(connected) for key in suspects & found.keys()]
-        if not self._known.keys() >= set(pairs):
-            self._probe(losses, connected, suspects)
+        self._calls += 1
+        pairs = [(number, key) for number, found in enumerate(connected) for key in found if key in suspects]
+        asks_again = self._calls in (2, 3) or (self._calls >= 8 and self._calls & (self._calls - 1) == 0)
+        if any(pair not in self._known for pair in pairs) or (asks_again and _may_wait(losses)):
+            self._probe(losses, connected, [pair for pair in pairs if not self._known.get(pair, False)])
+        reached = {key for number, key in pairs if self._known[number, key]}
         for number, key in pairs:
-            if not self._known[number, key]:
+            # A tensor that nothing reached yet, such as that of an unused expert, stays with what it is connected to.
+            if key in reached and not self._known[number, key]:
                 del connected[number][key]
+
+    def _probe(
+        self,
+        losses: Sequence[Tensor | None],
+        connected: Sequence[dict[int, Tensor]],
+        pairs: Sequence[tuple[int, int]],
+    ) -> None:
+        if not pairs:
+            return
+        arrived: dict[tuple[int, int], Tensor] = {}
+        for number, (loss, found) in enumerate(zip(losses, connected, strict=True)):
+            asked = [found[key] for place, key in pairs if place == number]
+            if loss is None or not asked:
+                continue
+            with torch.autograd.set_detect_anomaly(False), hooks_disabled(asked):
+                nan = torch.full_like(loss, torch.nan)
+                gradients = torch.autograd.grad(loss, asked, nan, retain_graph=True, allow_unused=True)
+            for tensor, gradient in zip(asked, gradients, strict=True):
+                nothing = gradient is None
+                arrived[number, id(tensor)] = loss.new_zeros(()) if nothing else _any_nan(gradient).to(loss.dtype)
+        together = ranks.total(torch.stack(list(arrived.values())).float(), self.group)
+        for (number, key), answer in zip(arrived, together.tolist(), strict=True):
+            self._known[number, key] = answer > 0
+            if key not in self._living:
+                self._living[key] = weakref.ref(connected[number][key], lambda _, key=key: self._forget(key))
 
     def _forget(self, key: int) -> None:
         """Drop what is known of a tensor that is gone: another may get its identity."""
@@ -208,28 +278,12 @@ class Dependence:
         for pair in [pair for pair in self._known if pair[1] == key]:
             del self._known[pair]
 
-    def _probe(
-        self, losses: Sequence[Tensor | None], connected: Sequence[dict[int, Tensor]], suspects: set[int]
-    ) -> None:
-        arrived: dict[tuple[int, int], Tensor] = {}
-        for number, (loss, found) in enumerate(zip(losses, connected, strict=True)):
-            asked = [tensor for key, tensor in found.items() if key in suspects]
-            if loss is None or not asked:
-                continue
-            with torch.autograd.set_detect_anomaly(False), hooks_disabled(asked):
-                nan = torch.full_like(loss, torch.nan)
-                gradients = torch.autograd.grad(loss, asked, nan, retain_graph=True, allow_unused=True)
-            for tensor, gradient in zip(asked, gradients, strict=True):
-                arrived[number, id(tensor)] = (
-                    loss.new_zeros((), dtype=torch.bool) if gradient is None else _any_nan(gradient)
-                )
-        answers = dict(zip(arrived, torch.stack(list(arrived.values())).tolist(), strict=True))
-        reached = {key for (_, key), answer in answers.items() if answer}
-        for (number, key), answer in answers.items():
-            # A tensor that nothing reached, such as that of an unused expert, stays with what it is connected to.
-            self._known[number, key] = answer or key not in reached
-            if key not in self._living:
-                self._living[key] = weakref.ref(connected[number][key], lambda _, key=key: self._forget(key))
+
+def _may_wait(losses: Sequence[Tensor | None]) -> bool:
+    """Return False while a step is recorded, or watched for waits, on a GPU."""
+    if not any(loss is not None and loss.is_cuda for loss in losses):
+        return True
+    return not torch.cuda.is_current_stream_capturing() and torch.cuda.get_sync_debug_mode() == 0
 
 
 def _any_nan(gradient: Tensor) -> Tensor:

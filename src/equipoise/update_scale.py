@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import ASGD, SGD, Optimizer
 
+from equipoise.delivery import values_of
+
 
 class Part(NamedTuple):
     """A parameter, or some columns of it, that belong to one modality.
@@ -84,7 +86,7 @@ class UpdateScale:
             finite: Whether the gradients were finite, on the device.
         """
         # Gradients that were dropped, because a step was skipped, take their factors with them.
-        gradients = [part.tensor.grad for part in self._touched() if part.tensor.grad is not None]
+        gradients = [values_of(part.tensor.grad) for part in self._touched() if part.tensor.grad is not None]
         if not gradients:
             self._noted.clear()
         fresh = torch.stack(list(torch._foreach_norm(gradients, 1))).sum() == 0 if gradients and self._noted else None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise import AGM, MSL, LateFusion
+from equipoise import AGM, EW, MSL, LateFusion, Window
 from equipoise.methods.agm import ApproximationWarning
 from equipoise.models import ShapleyResponses
 from equipoise.testing import batch, gradients_of, names
@@ -145,7 +145,7 @@ def test_another_balancer_gets_plain_gradients_and_the_first_notices() -> None:
         found = gradients_of(user)
         for name, gradient in gradients_of(plain).items():
             torch.testing.assert_close(found[name], gradient)
-    with pytest.raises(RuntimeError, match=r"another balancer was attached to this model since"):
+    with pytest.raises(RuntimeError, match=r"not computed from responses.*another balancer was attached"):
         first(losses(model(inputs), label))
 
 
@@ -161,6 +161,88 @@ def test_without_the_balancer_a_step_is_that_of_joint_training() -> None:
     F.cross_entropy(twin(inputs)["fused"], label).backward()
     for name, gradient in gradients_of(twin).items():
         torch.testing.assert_close(found[name], gradient)
+
+
+def published(model: LateFusion, inputs: dict[str, Tensor], label: Tensor) -> dict[str, Tensor]:
+    """The gradients of one published step from the start."""
+    twin = copy.deepcopy(model)
+    AGM(2.5).attach(twin)(losses(twin(inputs), label)).backward()
+    return gradients_of(twin)
+
+
+def assert_published(model: LateFusion, expected: dict[str, Tensor]) -> None:
+    for name, gradient in gradients_of(model).items():
+        torch.testing.assert_close(gradient, expected[name], msg=name)
+
+
+def test_a_window_holds_the_published_factors_for_every_forward_pass() -> None:
+    model, (inputs, label) = late_fusion(2), batch(names(2))
+    expected = published(model, inputs, label)
+    balancer = AGM(2.5).attach(model)
+    with torch.no_grad():
+        measured = [losses(model(inputs), label)]
+    with Window(balancer).open(measured):
+        balancer(losses(model(inputs), label)).backward()
+    assert_published(model, expected)
+
+
+def test_the_factors_belong_to_the_graph_of_their_own_loss() -> None:
+    model, (inputs, label) = late_fusion(2), batch(names(2))
+    other, other_label = batch(names(2), seed=1)
+    expected = published(model, inputs, label)
+    balancer = AGM(2.5).attach(model)
+    first = losses(model(inputs), label)
+    later = losses(model(other), other_label)
+    loss = balancer(first)
+    with torch.no_grad():
+        balancer(later)  # measures, and changes nothing
+    loss.backward()
+    assert_published(model, expected)
+
+
+def test_a_copy_of_the_balancer_serves_the_model_and_a_copy_of_the_model_is_refused() -> None:
+    model, (inputs, label) = late_fusion(2), batch(names(2))
+    expected = published(model, inputs, label)
+    balancer = AGM(2.5).attach(model)
+    copy.deepcopy(balancer)(losses(model(inputs), label)).backward()
+    assert_published(model, expected)
+    both = copy.deepcopy(nn.ModuleDict({"model": model, "balancer": balancer}))
+    with pytest.raises(RuntimeError, match="not computed from responses"):
+        both["balancer"](losses(both["model"](inputs), label))
+
+
+def test_a_model_gives_shares_again_once_the_balancer_is_gone() -> None:
+    model, (inputs, label) = late_fusion(2), batch(names(2))
+    twin = copy.deepcopy(model)
+    balancer = AGM().attach(model)
+    assert model.responds
+    del balancer
+    for each in (model, twin):
+        EW()(losses(each(inputs), label)).backward()
+    assert_published(model, gradients_of(twin))
+
+
+def test_steps_that_are_not_taken_do_not_count() -> None:
+    model, (inputs, label) = late_fusion(2), batch(names(2))
+    balancer = AGM().attach(model)
+    balancer(losses(model(inputs), label))  # without a backward pass
+    (balancer(losses(model(inputs), label)) * torch.inf).backward()
+    assert int(balancer.steps) == 0
+    loss = balancer(losses(model(inputs), label))
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert int(balancer.steps) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's tracer
+def test_a_compiled_model_gets_the_published_update() -> None:
+    model, (inputs, label) = late_fusion(2), batch(names(2))
+    expected = published(model, inputs, label)
+    whole: Any = torch.compile(model, backend="aot_eager")
+    AGM(2.5).attach(whole)(losses(whole(inputs), label)).backward()
+    assert_published(model, expected)
 
 
 def test_evaluation_gives_shares() -> None:

@@ -129,6 +129,77 @@ def test_a_weight_of_zero_hides_no_dependence() -> None:
     assert set(balancer.table.numbers()["fused"]) == {"audio", "video", "heads"}
 
 
+def masked(model: SmallModel, data: tuple[dict[str, Tensor], Tensor], present: bool) -> dict[str, Tensor]:
+    """Losses cut from one tensor, where a mask hides the first sensor of all samples."""
+    inputs, label = data
+    features = {name: encoder(inputs[name]) for name, encoder in model.encoders.items()}
+    mask = torch.full((len(label), 1), present)
+    features["audio"] = torch.where(mask, features["audio"], torch.zeros((), dtype=torch.float64))
+    fused = torch.stack([model.fused[name](feature) for name, feature in features.items()]).sum(0)
+    logits = [fused, *(model.heads[name](feature.detach()) for name, feature in features.items())]
+    rows = F.cross_entropy(torch.cat(logits), label.repeat(3), reduction="none").view(3, -1)
+    weight = torch.where(mask[:, 0], 1.0, 0.0)
+    return {"fused": rows[0], "audio": torch.where(weight > 0, rows[1], 0.0), "video": rows[2]}
+
+
+@pytest.mark.parametrize("method", ["msl", "ogm", "mslr"])
+def test_a_sensor_missing_from_the_first_batch_is_not_forgotten(method: str) -> None:
+    found = []
+    for first_present in (True, False):
+        balancer, model = ready(method)
+        for present in (first_present, True, True):
+            model.zero_grad()
+            balancer(masked(model, batch(names(2)), present)).backward()
+        found.append(gradients_of(model))
+    assert bool(found[0]["heads.audio.weight"].any())
+    assert_same(found[1], found[0], atol=1e-12)
+
+
+def test_what_the_first_batch_drops_does_not_change_who_learns_from_what() -> None:
+    """Modality dropout zeroes a sensor of a whole small batch; being connected is enough where nothing was cut."""
+    found = []
+    for seed in range(8):
+        torch.manual_seed(0)
+        model = LateFusion({name: nn.Linear(3, 4) for name in names(2)}, 3, dropout=0.5).double()
+        balancer = MSL()
+        torch.manual_seed(seed)
+        balancer(losses_of(model, batch(names(2), size=2))).backward()
+        model.zero_grad()
+        torch.manual_seed(0)
+        balancer(losses_of(model, batch(names(2)))).backward()
+        found.append(gradients_of(model))
+    for other in found[1:]:
+        assert_same(other, found[0])
+
+
+def test_inputs_that_want_gradients_are_asked_about_by_nobody() -> None:
+    balancer, model = ready("ogm")
+    inputs, label = batch(names(2))
+    for _ in range(3):
+        fresh = {name: value.clone().requires_grad_() for name, value in inputs.items()}
+        balancer(cut(model, (fresh, label))).backward()
+    own = {id(parameter) for parameter in model.parameters()}
+    assert {key for _, key in balancer._dependence._known} <= own
+    assert balancer._dependence._known
+
+
+@pytest.mark.parametrize("at", ["parameters", "features"])
+def test_a_hook_on_what_an_encoder_gives_acts_once(at: Any) -> None:
+    lengths = []
+    for hooked in (False, True):
+        model = SmallModel(names(2))
+        balancer = attached(MGDA(at=at), model)
+        if hooked:
+            model.encoders["audio"].register_forward_hook(_scaled_by_a_tenth)
+        balancer(losses_of(model, batch(names(2)))).backward()
+        lengths.append(gradients_of(model)["encoders.audio.0.weight"].norm())
+    assert float(lengths[1] / lengths[0]) == pytest.approx(0.1)
+
+
+def _scaled_by_a_tenth(module: nn.Module, inputs: Any, output: Tensor) -> None:  # noqa: ARG001
+    output.register_hook(lambda gradient: 0.1 * gradient)
+
+
 # -- graphs that are kept --
 
 
@@ -617,6 +688,48 @@ def test_a_parameter_of_an_encoder_that_only_its_own_loss_reaches_learns_from_it
         found.append(gradients_of(model))
     assert bool(found[0]["u.weight"].any())
     assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("method", [MSLR, MSES])
+def test_the_optimiser_of_a_head_that_is_scaled_has_to_be_attached(method: Callable[..., Balancer]) -> None:
+    model = LateFusion({name: nn.Linear(3, 4) for name in names(2)}, 3, unimodal="detached")
+    encoders, rest = list(model.encoders.parameters()), [*model.fusion.parameters(), *model.heads.parameters()]
+    first, second = torch.optim.Adam(encoders, 0.1), torch.optim.Adam(rest, 0.1)
+    with pytest.raises(ValueError, match="1 of 3 of encoder 'audio'"):
+        method().attach(model, optimizer=first)
+    method().attach(model, optimizer=[first, second])
+    method(heads="plain").attach(model, optimizer=first)
+
+
+def test_a_head_that_is_computed_from_other_parameters_cannot_be_scaled() -> None:
+    model = LateFusion({name: nn.Linear(3, 4) for name in names(2)}, 3, unimodal="detached")
+    nn.utils.parametrizations.weight_norm(cast("nn.Linear", model.fusion.get_submodule("head")))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ValueError, match=r"computed from other parameters.*heads='plain'"):
+        MSLR().attach(model, optimizer=optimizer)
+    MSLR(heads="plain").attach(model, optimizer=optimizer)
+
+
+def test_a_fused_head_that_is_named_with_its_encoders_is_scaled_once() -> None:
+    moves = []
+    for make in (MSL, lambda: MSLR({"audio": 0.5, "video": 0.5})):
+        torch.manual_seed(0)
+        model = LateFusion({name: nn.Linear(3, 4) for name in names(2)}, 3, unimodal="detached").double()
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        blocks = {name: [encoder, model.fusion] for name, encoder in model.encoders.items()}
+        balancer = make().attach(model, encoders=blocks, optimizer=optimizer)
+        weight = model.fusion.get_parameter("head.weight")
+        before = weight.detach().clone()
+        balancer(losses_of(model, batch(names(2)))).backward()
+        optimizer.step()
+        moves.append(weight.detach() - before)
+    torch.testing.assert_close(moves[1], 0.5 * moves[0])
+
+
+def test_a_model_with_a_method_called_respond_is_left_alone() -> None:
+    model = SmallModel(names(2))
+    model.__dict__["respond"] = _fail
+    attached(MIMO(), model)
 
 
 # -- ranks --

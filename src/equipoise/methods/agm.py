@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from equipoise.checks import demand
 from equipoise.errors import BadInput
 from equipoise.methods.scores import mean_of_others
 from equipoise.models.late_fusion import LateFusion
-from equipoise.models.shapley import ShapleyResponses
+from equipoise.models.shapley import ShapleyResponses, factors_under
 from equipoise.observe import Seen
 from equipoise.routes import Weights
 
@@ -95,17 +95,15 @@ class AGM(Balancer):
         )
         self.strength, self.cap = strength, math.inf if cap is None else cap
         self._asked = form
-        self._responses = () if responses is None else (responses,)  # in a tuple, so that nothing is registered
-        self._model: tuple[LateFusion, ...] = ()
+        self._wrapped = responses is not None
         self._take("fast" if responses is None else "published")
         self.remember("mean_score")
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def attached(self, model: nn.Module | None) -> None:
         """Choose the form that was asked for, or that the model allows."""
-        if self._responses:
+        if self._wrapped:
             return
-        self._model = ()
         if self._asked == "fast":
             return
         problems = (
@@ -124,8 +122,7 @@ class AGM(Balancer):
                 warnings.warn(f"AGM takes its approximate form: {why}; {instead}", ApproximationWarning, stacklevel=4)
             self._take("fast")
         elif isinstance(model, LateFusion):
-            model.respond(True)
-            self._model = (model,)
+            model.respond(self)
             self._take("published")
 
     def _take(self, form: Literal["published", "fast"]) -> None:
@@ -150,19 +147,24 @@ class AGM(Balancer):
         ahead_usually = (mean_of_others(usual) - usual).exp()
         exponent = self.strength * (ahead_usually - ahead_now).clamp(max=self.cap)
         factors = self.gated(exponent.clamp(max=_LARGEST).exp())
-        by_name = dict(zip(self.modalities, factors.unbind(), strict=True))
-        for model in self._responses:
-            model.factors.copy_(torch.stack([by_name[name] for name in model.modalities]))
-        for model in self._model:
-            self._write(model, torch.stack([by_name[name] for name in model.encoders]))
         return Weights.joint(seen, factors)
 
-    def _write(self, model: LateFusion, factors: Tensor) -> None:
-        if not model.responds:
-            msg = "AGM: another balancer was attached to this model since; type balancer.attach(model) again"
+    def act(self, fused: Tensor, weights: Weights) -> None:
+        """Write the factors to where the gradients of the responses will pass."""
+        if self.form == "fast":
+            return
+        places = factors_under(fused)
+        if not places:
+            msg = (
+                "AGM: the fused loss was not computed from responses: expected the attached LateFusion in training "
+                "mode, or ShapleyResponses; if one of them was copied, or another balancer was attached to the model, "
+                "type balancer.attach(model) again"
+            )
             raise RuntimeError(msg)
-        if model.response_factors is not None:  # there are none after an evaluation
-            model.response_factors.copy_(factors)
+        assert weights.encoders is not None
+        by_name = dict(zip(self.modalities, weights.encoders.unbind(), strict=True))
+        for modality, factor in places:
+            factor.copy_(by_name[modality])
 
     def advance(self, seen: Seen, finite: Tensor) -> None:
         """ŝ becomes the mean over all steps that were taken, this one included."""
@@ -170,7 +172,3 @@ class AGM(Balancer):
         share = finite / counted.clamp(min=1)
         self.mean_score.lerp_(seen.scores.to(self.mean_score.dtype), share.to(self.mean_score.dtype))
         self.steps.copy_(counted)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies leave the model behind."""
-        return {**super().__getstate__(), "_model": ()}

@@ -82,6 +82,9 @@ class OGMGE(Balancer):
 
     def refine(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:  # noqa: ARG002
         """Add noise to every tensor that is modulated."""
+        if any(gradient.is_sparse for gradient in mixed):
+            msg = "OGMGE: noise for sparse gradients is not supported; type sparse=False for embeddings"
+            raise RuntimeError(msg)
         generator = self._generator(mixed[0].device)
         sources = parts[0] if self.noise == "before" else mixed
         chosen = [place for place, gradient in enumerate(mixed) if self.touches(gradient)]

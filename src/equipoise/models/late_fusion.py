@@ -1,5 +1,6 @@
 """The model: one encoder per modality, a fusion, and a head per modality beside it."""
 
+import weakref
 from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import Any, Literal, final, get_args
@@ -45,7 +46,6 @@ class LateFusion(nn.Module):
     """
 
     committee: Tensor
-    response_factors: Tensor | None
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class LateFusion(nn.Module):
             )
         own = self.sizes if unimodal in ("head", "detached") else {}
         self.heads = NamedModules({name: make_head(size) for name, size in own.items()})
-        self._responds, self.response_factors = False, None
+        self._responder: weakref.ref[object] | None = None
         self._takes_lengths = {name for name, encoder in encoders.items() if takes_lengths(encoder)}
         self.register_buffer("committee", torch.full((len(self.sizes) + 1,), 1 / (len(self.sizes) + 1)))
 
@@ -116,7 +116,7 @@ class LateFusion(nn.Module):
         features = self.features(inputs, lengths)
         whole = self._with_zeros_for_missing(features)
         terms: dict[str, Tensor] = {}
-        if self._responds and self.training and torch.is_grad_enabled():
+        if self.training and self.responds:
             fused, terms = self._respond(whole, inputs, lengths)
         else:
             seen = whole
@@ -145,29 +145,28 @@ class LateFusion(nn.Module):
             problems.append(f"it has layers that do otherwise in training than in evaluation ({', '.join(kinds)})")
         return problems
 
-    def respond(self, on: bool) -> None:
-        """In training, give Shapley responses in place of shares, and scale the gradient that each receives.
+    def respond(self, balancer: object | None) -> None:
+        """In training, give Shapley responses in place of shares, for as long as this balancer lives.
 
         The response of modality m is φ_m = s_m − s_m(0) + mean_j s_j(0): s_m is its share, s_m(0) its share where its
         input is zero. It equals the 2^K forward passes of `ShapleyResponses` for an additive model that does the same
-        in training as in evaluation. The fused output is the sum of the responses, as before; shares carry no gradient.
-        After a forward pass `response_factors` holds ones, one per modality in the order of the encoders; what is
-        written there before the backward pass scales the gradients.
+        in training as in evaluation. The fused output is the sum of the responses, as before, and the balancer may
+        scale the gradient that each receives from it (`factors_under`).
 
         Args:
-            on: False for shares again.
+            balancer: For whom; None for shares again.
 
         Raises:
             ValueError: If the responses are not known in closed form.
         """
-        problems = self.response_problems() if on else []
+        problems = self.response_problems() if balancer is not None else []
         raise_all([f"Shapley responses in closed form: {'; '.join(problems)}."] if problems else [])
-        self._responds, self.response_factors = on, None
+        self._responder = None if balancer is None else weakref.ref(balancer)
 
     @property
     def responds(self) -> bool:
         """True if shares are Shapley responses in training."""
-        return self._responds
+        return self._responder is not None and self._responder() is not None
 
     def fused_head_parts(self) -> dict[str, list[HeadPart]]:
         """List, per modality, the parameters of the fused head that only its term of an additive fused output has."""
@@ -179,7 +178,7 @@ class LateFusion(nn.Module):
         inputs: Mapping[str, Tensor | None],
         lengths: Mapping[str, Tensor] | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Give the fused output as a sum of responses with scaled gradients, and the responses without gradient."""
+        """Give the fused output as a sum of responses whose gradients can be scaled, and the responses."""
         sensors, steps = self._sort_inputs(inputs, lengths or {})
         raise_all(
             f"Shapley responses expected an input for every modality; found none for {name!r}."
@@ -195,14 +194,12 @@ class LateFusion(nn.Module):
         shares, at_zero = self.fusion.share(features), self.fusion.share(zeros)
         mean = torch.stack(torch.broadcast_tensors(*at_zero.values())).mean(dim=0)
         responses = {name: shares[name] - at_zero[name] + mean for name in shares}
-        factors = torch.ones(len(responses), device=mean.device, dtype=torch.promote_types(mean.dtype, torch.float32))
-        self.response_factors = factors
-        scaled = [scale_gradient(responses[name], factors[place]) for place, name in enumerate(self.encoders)]
-        return torch.stack(scaled).sum(dim=0), {name: response.detach() for name, response in responses.items()}
+        scaled = [scale_gradient(response, name) for name, response in responses.items()]
+        return torch.stack(scaled).sum(dim=0), responses
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies give shares again: nobody would set their factors."""
-        return {**self.__dict__, "_responds": False, "response_factors": None}
+        """Copies give shares again: they are nobody's."""
+        return {**self.__dict__, "_responder": None}
 
     def features(
         self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None = None

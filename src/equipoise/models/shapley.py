@@ -9,6 +9,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from equipoise.models.evaluation import evaluating
 from equipoise.models.names import name_problems, raise_all
@@ -20,11 +21,13 @@ MOST = 10
 
 @final
 class _ScaleGradient(torch.autograd.Function):
-    """The identity, whose gradient is multiplied by what ``factor`` holds when the backward pass arrives."""
+    """The identity, whose gradient is multiplied by what its factor holds when the backward pass arrives."""
 
     @staticmethod
-    def forward(ctx: Any, response: Tensor, factor: Tensor) -> Tensor:
-        ctx.factor = factor  # kept as it is, not saved: the balancer writes into it between forward and backward
+    def forward(ctx: Any, response: Tensor, modality: str) -> Tensor:
+        # Kept as it is, not saved: a balancer writes into it between forward and backward.
+        wide = torch.promote_types(response.dtype, torch.float32)
+        ctx.factor, ctx.modality = torch.ones((), device=response.device, dtype=wide), modality
         return response.view_as(response)
 
     @staticmethod
@@ -35,9 +38,25 @@ class _ScaleGradient(torch.autograd.Function):
         return gradient * ctx.factor.to(gradient.dtype), None
 
 
-def scale_gradient(response: Tensor, factor: Tensor) -> Tensor:
-    """Return the response unchanged; its gradient is multiplied by what ``factor`` holds in the backward pass."""
-    return _ScaleGradient.apply(response, factor)
+@_disable_dynamo  # what is written between forward and backward would be lost in a compiled graph
+def scale_gradient(response: Tensor, modality: str) -> Tensor:
+    """Return the response unchanged; `factors_under` finds what its gradient will be multiplied by, ones at first."""
+    return _ScaleGradient.apply(response, modality)
+
+
+def factors_under(output: Tensor) -> list[tuple[str, Tensor]]:
+    """Find the factors of the responses that an output, or a loss of it, was computed from, with their modalities."""
+    factors, seen, waiting = [], set(), [output.grad_fn]
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "_ScaleGradientBackward":
+            factors.append((node.modality, node.factor))
+        else:
+            waiting.extend(following for following, _ in node.next_functions)
+    return factors
 
 
 def varies_in_training(module: nn.Module) -> bool:
@@ -83,14 +102,11 @@ class ShapleyResponses(nn.Module):
         >>> balancer = AGM(responses=model)
     """
 
-    factors: Tensor
-
     def __init__(self, model: nn.Module, modalities: Sequence[str]) -> None:
         super().__init__()
         raise_all([*name_problems(modalities), *_too_many(modalities)])
         self.model = model
         self.modalities = tuple(modalities)
-        self.register_buffer("factors", torch.ones(len(self.modalities)), persistent=False)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The fused output, then each modality's response, which carries no gradient of its own."""
@@ -103,10 +119,7 @@ class ShapleyResponses(nn.Module):
                 for chosen in map(frozenset, combinations(self.modalities, size)):
                     outputs[chosen] = self._output(_zero_outside(inputs, everyone - chosen))
         responses = {name: self._response(name, outputs.__getitem__) for name in self.modalities}
-        scaled = [
-            scale_gradient(response, factor)
-            for response, factor in zip(responses.values(), self.factors.unbind(), strict=True)
-        ]
+        scaled = [scale_gradient(response, name) for name, response in responses.items()]
         fused = torch.stack(scaled).sum(dim=0)
         return {FUSED: fused, **{name: response.detach() for name, response in responses.items()}}
 
