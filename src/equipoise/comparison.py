@@ -22,7 +22,7 @@ from equipoise.study import plan, run_study
 from equipoise.tracking import Trackers
 
 COMMAND = "command.txt"
-"""How the results of a folder were made, for the page, also when it is written again: every command with its date."""
+"""Read the commands that made the results of a folder, with their dates, for the page."""
 
 
 @threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads

@@ -1,4 +1,4 @@
-"""Whether a run compiles its encoders: where it is long enough to earn the wait back, and measures faster.
+"""The decision to compile encoders: where a run is long enough to earn the wait back, and measures faster.
 
 The settings, the device and the epochs of the run itself decide; the row of the run says how.
 """
@@ -16,7 +16,7 @@ from equipoise.models import LateFusion
 from equipoise.settings import Settings
 
 RATIO = 0.8
-"""What a compiled epoch is expected to take of the time of one as written, until it is measured."""
+"""The expected time of a compiled epoch, as a share of one as written, until it is measured."""
 COST = 60.0
 """Seconds that compiling is expected to take."""
 KEEPS = 0.97

@@ -19,7 +19,7 @@ from equipoise.store import Store, cannot_write, is_of_the_disk
 LIBRARIES = ["accelerate", "safetensors.torch", "torch._dynamo"]
 """What every run would spend two seconds on; the optimisers load the last one."""
 Message = tuple[str, dict[str, Any]]
-"""What a process says of its run: "epoch", "done", "failed" or "unwritable", and what there is to say.
+"""The message of a process about its run: "epoch", "done", "failed" or "unwritable", and what there is to say.
 
 A run that "failed" because its process was killed is not to blame: it has "killed" set."""
 

@@ -97,7 +97,7 @@ class Job:
 
 
 def reason_of(found: Exception, folder: Path, where: str = "") -> str:
-    """What a run failed of, and in which file its traceback is.
+    """Say why a run failed, and in which file its traceback is.
 
     Args:
         found: What went wrong.

@@ -19,7 +19,7 @@ from equipoise.settings import Settings
 from equipoise.tracking import PROJECT, Trackers
 
 SharedState = dict[str, dict[str, Any]]
-"""What Accelerate's objects share, by class."""
+"""The state that Accelerate's objects share, by class."""
 
 
 def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:

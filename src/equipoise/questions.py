@@ -36,9 +36,9 @@ class Questions(PerModality):
     """Whether a method off the "loss" route has to know the encoders."""
     logarithmic_scores: ClassVar[bool] = False
     modulates: bool = False
-    """Whether `weigh` answers with a factor per encoder that acts on gradients or updates."""
+    """True if `weigh` answers with a factor per encoder that acts on gradients or updates."""
     scales_heads: bool = False
-    """Whether the factor of an encoder also acts on its modality's part of an additive fused head."""
+    """True if the factor of an encoder also acts on its modality's part of an additive fused head."""
     refines: ClassVar[bool] = False
     restores: ClassVar[bool] = False
     """Whether the method puts encoders back itself after a step of the optimiser."""
@@ -90,7 +90,7 @@ class Questions(PerModality):
 
     @property
     def remarks(self) -> dict[str, str]:
-        """What a row of results says of how the method ran, beyond its parameters."""
+        """Remarks for a row of results on how the method ran, beyond its parameters."""
         return {}
 
     def touches(self, tensor: Tensor) -> bool:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""How a task of an array answers: one plain JSON file in the folder of its run, read with bounds and checked.
+"""The answer of a task of an array: one plain JSON file in the folder of its run, read with bounds and checked.
 
 The folder may have been filled by somebody else, so nothing that lies in it is unpickled.
 """

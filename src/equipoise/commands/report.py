@@ -1,4 +1,4 @@
-"""What `equipoise report` prints, and `compare` at its end."""
+"""Printing for `equipoise report`, and for `compare` at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was typed: the command as a whole, and lists with commas."""
+"""The command as it was typed, and lists with commas."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class _Machine:
         return found
 
     def top(self, *kinds: type) -> Any:
-        """What content is added to; only a plain container takes any."""
+        """Return the container that content is added to; only a plain one takes any."""
         if len(self.stack) <= (self.marks[-1] if self.marks else 0) or type(self.stack[-1]) not in kinds:
             refuse(f"to add to anything but a {kinds[0].__name__}")
         return self.stack[-1]

@@ -65,12 +65,12 @@ class Unbuilt:
 
 
 def _no_bytes() -> bytes:
-    """How protocol 2 writes bytes where there are none; called with a number, `bytes` itself would take any memory."""
+    """Return no bytes, as protocol 2 writes them; called with a number, `bytes` itself would take any memory."""
     return b""
 
 
 def _encode(text: Any, encoding: Any) -> bytes:
-    """How protocol 2 writes bytes."""
+    """Return the bytes that protocol 2 writes as text."""
     if type(text) is not str or encoding not in ("latin1", "latin-1"):
         refuse("to encode: expected text, and latin1")
     return text.encode("latin1")
@@ -135,7 +135,7 @@ def _array(state: Any) -> np.ndarray:
 
 
 def _from_buffer(content: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> np.ndarray:
-    """How protocol 5 writes arrays. Axes in another order come with the order "K"."""
+    """Make an array as protocol 5 writes it. Axes in another order come with the order "K"."""
     if order not in ("C", "F", "K") or not isinstance(content, (bytes, bytearray)):
         refuse("an array from a buffer: expected bytes, and the order C, F or K")
     found = _filled(content, dtype, shape, "F" if order == "F" else "C")
@@ -193,7 +193,7 @@ _TARGETS = {
 
 
 def target_of(module: Any, name: Any) -> Target:
-    """What a name stands for; names that stand for anything else are refused."""
+    """Look up what a name stands for; names that stand for anything else are refused."""
     if type(module) is not str or type(name) is not str:
         refuse("to load what has no name")
     # numpy moved its core; a file written before or after must read the same.

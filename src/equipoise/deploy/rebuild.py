@@ -37,7 +37,7 @@ TYPES = {
 
 
 class Stored(NamedTuple):
-    """How a file of weights describes a tensor.
+    """The description of a tensor in a file of weights.
 
     Args:
         shape: Its shape.

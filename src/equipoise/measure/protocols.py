@@ -149,7 +149,7 @@ def sampled_shapley(
 
 
 def _gains(order: Sequence[str], votes: Iterable[Tensor], label: Tensor) -> Accuracies:
-    """How much the accuracy of the votes rises with each modality of an order."""
+    """Compute by how much the accuracy of the votes rises with each modality of an order."""
     values = [_without_looking(label), *(accuracy(each, label) for each in votes)]
     return {name: after - before for name, (before, after) in zip(order, pairwise(values), strict=True)}
 

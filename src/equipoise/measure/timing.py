@@ -1,4 +1,4 @@
-"""What a training step costs: seconds as it was trained, seconds of each of its parts, and memory."""
+"""The cost of a training step: seconds as it was trained, seconds of each of its parts, and memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from equipoise.train import step_losses
 
 WARM_UP = 3
 APART = "after training, on a copy: without autocast, neither compiled nor recorded, waiting after each part"
-"""How `step_seconds` measures, for a row of results."""
+"""The way `step_seconds` measures, for a row of results."""
 MEBIBYTE = 2**20
 
 
@@ -62,7 +62,7 @@ def step_seconds(
 
 
 def trained_step(epochs: Sequence[float], steps: int) -> tuple[float | None, str]:
-    """What a step took while the model was trained, and how that was measured.
+    """Compute the seconds of a step while the model was trained, and say how that was measured.
 
     Nothing waits for the device within an epoch, and what compiles, records or warms up does so in the first one.
 

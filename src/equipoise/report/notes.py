@@ -98,7 +98,7 @@ def _marks(lines: Sequence[Line]) -> str:
 
 
 def _steps(lines: Sequence[Line]) -> str:
-    """How the time of a step was measured, and beside how many other runs."""
+    """Say how the time of a step was measured, and beside how many other runs."""
     timed = [row for line in lines for row in line.rows if number(row, "seconds", "step") is not None]
     known = [row for row in timed if dig(row, "timing", "step")]
     if not timed:

@@ -145,7 +145,7 @@ def _with_curves(drawn: Sequence[Line]) -> list[Line]:
 
 
 def _left_out(lines: Sequence[Line], listed: Sequence[Line], curves: Sequence[Line]) -> str:
-    """What of the results this page does not show, and where it is; nothing for an ordinary study."""
+    """List the results that this page does not show, and where they are; nothing for an ordinary study."""
     parts = []
     if len(listed) < len(lines):
         parts.append(
