@@ -72,7 +72,7 @@ def threads(count: int) -> Generator[None, None, None]:
 
 
 def free_memory() -> int:
-    """Return the bytes that this process may still take: what is free on the machine, and not more than a container grants."""
+    """Return the bytes that this process may still take: free on the machine, and granted by the container."""
     try:
         described = MEMORY.read_text(encoding="utf-8")
         free = 1024 * int(described.partition("MemAvailable:")[2].split()[0])
@@ -103,7 +103,7 @@ def _left_in_groups() -> float:
 
 
 def _memory_left(group: Path) -> float:
-    """Return the bytes that a control group may still take. Pages of files that nobody uses are given up first, and count as free."""
+    """Return the bytes that a control group may still take. Unused pages of files count as free."""
     for limit, used, unused in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
