@@ -114,6 +114,12 @@ def test_what_is_no_epoch_is_refused(line: str, tmp_path: Path) -> None:
         answer.epochs_after(tmp_path, EPOCHS, 0)
 
 
+def test_an_epoch_of_sensors_that_train_alone_has_no_fused_accuracy(tmp_path: Path) -> None:
+    (tmp_path / EPOCHS).write_text('{"epoch": 1, "validation": {"audio": 0.5}}\n')
+    (record,), _ = answer.epochs_after(tmp_path, EPOCHS, 0)
+    assert record["validation"] == {"audio": 0.5}
+
+
 def test_half_a_line_is_left_for_later(tmp_path: Path) -> None:
     (tmp_path / EPOCHS).write_text('{"epoch": 1, "validation": {"fused": 0.5}}\n{"epo')
     (record,), end = answer.epochs_after(tmp_path, EPOCHS, 0)
