@@ -28,7 +28,21 @@ INTEGRATIONS = ROOT / "src" / "equipoise" / "integrations"  # each loads a libra
 HELPERS = {"__init__", "logs", "pictures"}  # which the others share
 # What a user calls on a balancer, and what the author of a method answers; the rest serves the engine.
 ON_A_BALANCER = {"active", "attach", "end_epoch", "forward", "remember", "table"}
-ANSWERED = {"advance", "generators", "learn", "mix", "phase", "refine", "score", "stepped", "touches", "weigh"}
+ANSWERED = {
+    "act",
+    "advance",
+    "attached",
+    "generators",
+    "learn",
+    "mix",
+    "phase",
+    "refine",
+    "remarks",
+    "score",
+    "stepped",
+    "touches",
+    "weigh",
+}
 NOT_PUBLIC = "equipoise.experiments"  # what makes the paper's figures; pages use it to check themselves
 IMPORTS = re.compile(r"^\s*from (equipoise[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
 
