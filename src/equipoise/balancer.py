@@ -113,7 +113,7 @@ class Balancer(Questions):
             held.record.append(({name: loss.detach() for name, loss in losses.items()}, kept))
         self.fill(weights.table(len(self.modalities)))
         if torch.is_grad_enabled() and scalars[0] is not None and scalars[0].requires_grad:
-            self.act(scalars[0], weights)
+            self.act(losses, weights, scored=scores is not None or (held is not None and held.scored))
         value = weights.value
         if value is None:
             value = torch.dot(weights.losses, torch.cat([seen.fused[None], seen.unimodal]))

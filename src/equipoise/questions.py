@@ -82,8 +82,14 @@ class Questions(PerModality):
         """A modality's score from the losses of its samples, for methods that compare modalities."""
         return losses.mean()
 
-    def act(self, fused: Tensor, weights: Weights) -> None:
-        """Called with the fused loss before each backward pass, once the weights are known, fresh or held."""
+    def act(self, losses: Mapping[str, Tensor], weights: Weights, *, scored: bool) -> None:
+        """Act on the graph of a step, once its weights are known, fresh or held.
+
+        Args:
+            losses: As they were passed, with their graph.
+            weights: The method's decision.
+            scored: True if scores were passed beside the losses.
+        """
 
     def attached(self, model: nn.Module | None) -> None:
         """Called when a model was attached, unwrapped; the place to choose a form that fits it."""

@@ -78,12 +78,14 @@ class Held:
         seen: The losses of the whole window.
         weights: What the method made of them; None to let every micro-batch decide for itself.
         advanced: Whether the method's state has moved on for this window.
+        scored: Whether scores were given for it.
         record: The losses and the scores of the micro-batches that came by.
     """
 
     seen: Seen | None = None
     weights: Weights | None = None
     advanced: bool = False
+    scored: bool = False
     record: list[tuple[dict[str, Tensor], dict[str, Tensor] | None]] = field(default_factory=list)
 
 

@@ -106,4 +106,4 @@ class Window:
             for name in (scores[0] if scores else ())
         }
         seen = self.balancer.observe(together, means or None)
-        return Held(seen, self.balancer.decide(seen))
+        return Held(seen, self.balancer.decide(seen), scored=bool(scores))

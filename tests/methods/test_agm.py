@@ -130,6 +130,18 @@ def test_where_responses_are_not_known_it_says_so(options: dict[str, Any], encod
         AGM(responses=ShapleyResponses(model, names(2)), form="fast")
 
 
+@pytest.mark.parametrize("view", ["head", "detached"])
+def test_losses_of_other_heads_are_no_losses_of_responses(view: str) -> None:
+    model, (inputs, label) = late_fusion(2, unimodal=view), batch(names(2))
+    balancer = AGM().attach(model)
+    with pytest.raises(RuntimeError, match=r"loss of '(audio|video)' was not computed from its response"):
+        balancer(losses(model(inputs), label))
+    scores = {"audio": torch.tensor(0.5), "video": torch.tensor(1.0)}
+    balancer(losses(model(inputs), label), scores=scores).backward()
+    outputs, shares = model.with_shares(inputs)
+    balancer(losses({"fused": outputs["fused"], **shares}, label)).backward()
+
+
 def test_another_balancer_gets_plain_gradients_and_the_first_notices() -> None:
     model, (inputs, label) = late_fusion(2), batch(names(2))
     plain = copy.deepcopy(model)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from equipoise.balancer import Balancer
 from equipoise.checks import demand
 from equipoise.errors import BadInput
 from equipoise.methods.scores import mean_of_others
 from equipoise.models.late_fusion import LateFusion
-from equipoise.models.shapley import ShapleyResponses, factors_under
+from equipoise.models.shapley import ShapleyResponses, computed_from, scaled_under
 from equipoise.observe import Seen
 from equipoise.routes import Weights
 
@@ -149,11 +151,11 @@ class AGM(Balancer):
         factors = self.gated(exponent.clamp(max=_LARGEST).exp())
         return Weights.joint(seen, factors)
 
-    def act(self, fused: Tensor, weights: Weights) -> None:
+    def act(self, losses: Mapping[str, Tensor], weights: Weights, *, scored: bool) -> None:
         """Write the factors to where the gradients of the responses will pass."""
         if self.form == "fast":
             return
-        places = factors_under(fused)
+        places = scaled_under(losses["fused"])
         if not places:
             msg = (
                 "AGM: the fused loss was not computed from responses: expected the attached LateFusion in training "
@@ -163,8 +165,20 @@ class AGM(Balancer):
             raise RuntimeError(msg)
         assert weights.encoders is not None
         by_name = dict(zip(self.modalities, weights.encoders.unbind(), strict=True))
-        for modality, factor in places:
-            factor.copy_(by_name[modality])
+        for place in places:
+            own = losses.get(place.modality)
+            if place.response is not None and not (scored or self._wrapped) and own is not None:
+                self._check_response(own, place.response, place.modality)
+            place.factor.copy_(by_name[place.modality])
+
+    def _check_response(self, loss: Tensor, response: Node, modality: str) -> None:
+        if not computed_from(loss, response):
+            msg = (
+                f"AGM: the loss of {modality!r} was not computed from its response, which the published update reads: "
+                "expected the outputs of LateFusion(…, unimodal='split'), or the shares of model.with_shares(inputs); "
+                "found another head's. Type unimodal='split', pass scores={…}, or type AGM(form='fast')"
+            )
+            raise RuntimeError(msg)
 
     def advance(self, seen: Seen, finite: Tensor) -> None:
         """ŝ becomes the mean over all steps that were taken, this one included."""

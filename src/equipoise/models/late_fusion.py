@@ -151,7 +151,7 @@ class LateFusion(nn.Module):
         The response of modality m is φ_m = s_m − s_m(0) + mean_j s_j(0): s_m is its share, s_m(0) its share where its
         input is zero. It equals the 2^K forward passes of `ShapleyResponses` for an additive model that does the same
         in training as in evaluation. The fused output is the sum of the responses, as before, and the balancer may
-        scale the gradient that each receives from it (`factors_under`).
+        scale the gradient that each receives from it (`scaled_under`).
 
         Args:
             balancer: For whom; None for shares again.
