@@ -66,8 +66,8 @@ class AGM(Balancer):
         >>> model = LateFusion(encoders, classes=2, unimodal="split")
         >>> balancer = AGM().attach(model)
         >>> outputs = model({"audio": torch.ones(1, 3), "video": torch.ones(1, 5)})
-        >>> losses = {"audio": torch.tensor([0.5]), "video": torch.tensor([1.0])}
-        >>> loss = balancer({"fused": outputs["fused"].sum(), **losses})
+        >>> losses = {name: logits.square().mean(1) for name, logits in outputs.items()}
+        >>> loss = balancer(losses, scores={"audio": torch.tensor(0.5), "video": torch.tensor(1.0)})
         >>> round(float(balancer.table.at("fused", "audio")), 4)  # exp(1 − e^0.5), since τ starts at one
         0.5227
     """
