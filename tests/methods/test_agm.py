@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -130,11 +130,32 @@ def test_where_responses_are_not_known_it_says_so(options: dict[str, Any], encod
         AGM(responses=ShapleyResponses(model, names(2)), form="fast")
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
 @pytest.mark.parametrize("view", ["head", "detached"])
-def test_losses_of_other_heads_are_no_losses_of_responses(view: str) -> None:
-    model, (inputs, label) = late_fusion(2, unimodal=view), batch(names(2))
-    balancer = AGM().attach(model)
-    with pytest.raises(RuntimeError, match=r"loss of '(audio|video)' was not computed from its response"):
+def test_losses_of_other_heads_make_it_take_the_fast_form(
+    view: str, kind: Callable[..., torch.optim.Optimizer]
+) -> None:
+    moved = []
+    for form in ("fast", None):
+        model, (inputs, label) = late_fusion(2, unimodal=view), batch(names(2))
+        optimizer = kind(model.parameters(), 0.1)
+        balancer = AGM(2.0, form=form).attach(model, optimizer=optimizer)
+        given = losses(model(inputs), label)
+        if form is None:
+            with pytest.warns(ApproximationWarning, match=r"losses of .* were not computed from responses"):
+                balancer(given).backward()
+        else:
+            balancer(given).backward()
+        optimizer.step()
+        assert balancer.form == "fast"
+        assert not model.responds
+        assert balancer.table.numbers()["fused"]["audio"] != pytest.approx(1.0, abs=1e-3)
+        moved.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+    for name, parameter in moved[0].items():
+        torch.testing.assert_close(moved[1][name], parameter, msg=name)
+    model = late_fusion(2, unimodal=view)
+    balancer = AGM(form="published").attach(model)
+    with pytest.raises(RuntimeError, match=r"not computed from responses.*AGM\(form='fast'\)"):
         balancer(losses(model(inputs), label))
     scores = {"audio": torch.tensor(0.5), "video": torch.tensor(1.0)}
     balancer(losses(model(inputs), label), scores=scores).backward()

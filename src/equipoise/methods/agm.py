@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 
 from equipoise.balancer import Balancer
 from equipoise.checks import demand
 from equipoise.errors import BadInput
 from equipoise.methods.scores import mean_of_others
 from equipoise.models.late_fusion import LateFusion
-from equipoise.models.shapley import ShapleyResponses, computed_from, scaled_under
+from equipoise.models.shapley import Scaled, ShapleyResponses, computed_from, scaled_under
 from equipoise.observe import Seen
 from equipoise.routes import Weights
 
@@ -56,9 +55,9 @@ class AGM(Balancer):
         start: First epoch that modulates.
         stop: First epoch that no longer does. The authors' default is 20.
         responses: The wrapped model, for models that are no such `LateFusion`.
-        form: "published", "fast", or None for the published form where the attached model allows it and the fast one,
-            with a warning, where it does not. The published form acts on gradients under every optimiser, as the
-            authors' code does; the fast one scales the updates of Adam and its kin.
+        form: "published", "fast", or None for the published form where the attached model and the losses allow it and
+            the fast one, with a warning, where they do not. The published form acts on gradients under every
+            optimiser, as the authors' code does; the fast one scales the updates of Adam and its kin.
 
     Example:
         >>> from equipoise import LateFusion
@@ -163,22 +162,31 @@ class AGM(Balancer):
                 "type balancer.attach(model) again"
             )
             raise RuntimeError(msg)
+        if not (scored or self._wrapped):
+            foreign = [place.modality for place in places if not _reads(losses.get(place.modality), place)]
+            if foreign:
+                self._fall_back(foreign)
+                return
         assert weights.encoders is not None
         by_name = dict(zip(self.modalities, weights.encoders.unbind(), strict=True))
         for place in places:
-            own = losses.get(place.modality)
-            if place.response is not None and not (scored or self._wrapped) and own is not None:
-                self._check_response(own, place.response, place.modality)
             place.factor.copy_(by_name[place.modality])
 
-    def _check_response(self, loss: Tensor, response: Node, modality: str) -> None:
-        if not computed_from(loss, response):
-            msg = (
-                f"AGM: the loss of {modality!r} was not computed from its response, which the published update reads: "
-                "expected the outputs of LateFusion(…, unimodal='split'), or the shares of model.with_shares(inputs); "
-                "found another head's. Type unimodal='split', pass scores={…}, or type AGM(form='fast')"
-            )
-            raise RuntimeError(msg)
+    def _fall_back(self, modalities: Sequence[str]) -> None:
+        """Take the approximate form where losses are those of other heads; refuse if the published one was asked."""
+        why = (
+            f"the losses of {', '.join(map(repr, modalities))} were not computed from responses, which the published "
+            "update reads: expected the outputs of LateFusion(…, unimodal='split'), the shares of "
+            "model.with_shares(inputs), or scores={…}"
+        )
+        if self._asked == "published":
+            raise RuntimeError(f"AGM: {why}; for the losses of other heads, type AGM(form='fast')")
+        warnings.warn(f"AGM takes its approximate form: {why}", ApproximationWarning, stacklevel=5)
+        self._take("fast")
+        if self._attachment is not None:
+            if isinstance(self._attachment.model, LateFusion):
+                self._attachment.model.respond(None)
+            self._follow(self._attachment)  # the optimisers, which the published form left alone
 
     def advance(self, seen: Seen, finite: Tensor) -> None:
         """ŝ becomes the mean over all steps that were taken, this one included."""
@@ -186,3 +194,8 @@ class AGM(Balancer):
         share = finite / counted.clamp(min=1)
         self.mean_score.lerp_(seen.scores.to(self.mean_score.dtype), share.to(self.mean_score.dtype))
         self.steps.copy_(counted)
+
+
+def _reads(loss: Tensor | None, place: Scaled) -> bool:
+    """Return True if a loss was computed from the response of its modality, or none was given."""
+    return loss is None or place.response is None or computed_from(loss, place.response)
