@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from equipoise import ranks
+from equipoise.delivery import values_of
 
 
 @final
@@ -264,8 +265,8 @@ class Dependence:
                 nan = torch.full_like(loss, torch.nan)
                 gradients = torch.autograd.grad(loss, asked, nan, retain_graph=True, allow_unused=True)
             for tensor, gradient in zip(asked, gradients, strict=True):
-                nothing = gradient is None
-                arrived[number, id(tensor)] = loss.new_zeros(()) if nothing else _any_nan(gradient).to(loss.dtype)
+                met = loss.new_zeros(()) if gradient is None else values_of(gradient).isnan().any()
+                arrived[number, id(tensor)] = met.to(loss.dtype)
         together = ranks.total(torch.stack(list(arrived.values())).float(), self.group)
         for (number, key), answer in zip(arrived, together.tolist(), strict=True):
             self._known[number, key] = answer > 0
@@ -284,11 +285,6 @@ def _may_wait(losses: Sequence[Tensor | None]) -> bool:
     if not any(loss is not None and loss.is_cuda for loss in losses):
         return True
     return not torch.cuda.is_current_stream_capturing() and torch.cuda.get_sync_debug_mode() == 0
-
-
-def _any_nan(gradient: Tensor) -> Tensor:
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
-    return values.isnan().any()
 
 
 @contextmanager
