@@ -1,4 +1,4 @@
-"""Whole training steps through `equipoise.train` itself, on a GPU: recorded or not, compiled or not, method by method.
+"""Whole training steps through `equipoise.training.train`, on a GPU: recorded or not, compiled or not, method by method.
 
     python benchmarks/fast.py --only methods,compiled,small,modalities
     python benchmarks/fast.py --only whole --folder runs/feeding  # 100 epochs of the CREMA-D preset
@@ -25,12 +25,12 @@ from feeding import Synthetic
 
 from equipoise import AGM, EW, MGDA, MIMO, MSES, MSL, MSLR, OGMGE, Balancer, MMPareto
 from equipoise.data import Part, Splits
-from equipoise.data.prepared import Prepared
+from equipoise.data.prepare.prepare import prepare
+from equipoise.data.prepare.prepared import Prepared
 from equipoise.data.views import Frames, Scaled
-from equipoise.prepare import prepare
-from equipoise.presets import all_presets
-from equipoise.settings import Settings
-from equipoise.train import train
+from equipoise.training.presets import all_presets
+from equipoise.training.settings import Settings
+from equipoise.training.train import train
 
 METHODS: dict[str, Callable[[], Balancer]] = {
     "msl": MSL,

@@ -22,16 +22,16 @@ import torch
 
 from equipoise import MIMO, MSL, Balancer
 from equipoise.data.feed import share_of_rank
-from equipoise.data.original import Clip, Clips, Field, Original, Protocol
-from equipoise.data.prepared import Prepared
+from equipoise.data.prepare.original import Clip, Clips, Field, Original, Protocol
+from equipoise.data.prepare.prepare import prepare
+from equipoise.data.prepare.prepared import Prepared
 from equipoise.data.splits import Splits
 from equipoise.data.views import Frames
-from equipoise.prepare import prepare
-from equipoise.presets import all_presets
-from equipoise.run import Run
-from equipoise.settings import Settings
-from equipoise.tracking import Trackers
-from equipoise.train import train
+from equipoise.training.presets import all_presets
+from equipoise.training.run import Run
+from equipoise.training.settings import Settings
+from equipoise.training.tracking import Trackers
+from equipoise.training.train import train
 
 TRAIN, OTHERS = 6698, 128
 

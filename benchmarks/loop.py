@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional as F
 
 from equipoise import MIMO, MSL
-from equipoise.balancer import Balancer
+from equipoise.balance.balancer import Balancer
 from equipoise.data import watch
 from equipoise.data.splits import Splits
-from equipoise.settings import Settings
-from equipoise.train import build_model, train
+from equipoise.training.settings import Settings
+from equipoise.training.train import build_model, train
 
 
 def bare_epoch(splits: Splits, settings: Settings) -> float:

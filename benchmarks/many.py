@@ -46,10 +46,10 @@ def main() -> None:
 
 def study(arguments: argparse.Namespace) -> None:
     """Do all runs, and leave what they took and their rows in the folder."""
-    from equipoise.catalogue import entries
     from equipoise.data.source import all_data
-    from equipoise.store import Store
-    from equipoise.study import plan, run_study
+    from equipoise.study.catalogue import entries
+    from equipoise.study.store import Store
+    from equipoise.study.study import plan, run_study
 
     settings = [f"device={arguments.device}", *arguments.settings]
     chosen = entries(arguments.methods.split(","), settings)

@@ -10,11 +10,11 @@ from collections import defaultdict
 
 import torch
 
-from equipoise.catalogue import entries
-from equipoise.data.watch import watch
+from equipoise.data.sets.watch import watch
 from equipoise.deploy import fit_monitor, try_monitor
 from equipoise.measure import training_statistics
-from equipoise.train import train
+from equipoise.study.catalogue import entries
+from equipoise.training.train import train
 
 
 def main() -> None:

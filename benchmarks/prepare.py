@@ -21,11 +21,11 @@ import numpy as np
 import soundfile
 import torch
 
-from equipoise.data.original import Clip, Clips, Field, Original, Protocol
+from equipoise.data.prepare.original import Clip, Clips, Field, Original, Protocol
+from equipoise.data.prepare.prepare import prepare
 from equipoise.media.sound import read_sound, tile
 from equipoise.media.spectrogram import log_stft
 from equipoise.media.video import read_frames
-from equipoise.prepare import prepare
 
 CLIPS, SECONDS, RATE, FPS, HIGH, WIDE = 200, 2, 22_050, 30, 360, 480  # of the size that CREMA-D has
 TINY_CLIPS = 3_000

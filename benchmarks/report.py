@@ -59,7 +59,7 @@ def main() -> None:
 
 def report(folder: str) -> None:
     """What the command does, and on the standard error the seconds and megabytes that it took."""
-    from equipoise import cli
+    from equipoise.cli import main as cli
 
     sys.argv = ["equipoise", "report", folder]
     try:

@@ -9,16 +9,16 @@ from types import ModuleType
 from typing import Any, ForwardRef
 
 import equipoise
+import equipoise.balance.theory
 import equipoise.data
 import equipoise.deploy
 import equipoise.measure
 import equipoise.methods
 import equipoise.models
 import equipoise.report
-import equipoise.settings
 import equipoise.testing
-import equipoise.theory
-import equipoise.train
+import equipoise.training.settings
+import equipoise.training.train
 from equipoise import Balancer
 
 ROOMS = {
@@ -27,12 +27,12 @@ ROOMS = {
         equipoise,
         equipoise.models,
         equipoise.data,
-        equipoise.train,
-        equipoise.settings,
+        equipoise.training.train,
+        equipoise.training.settings,
         equipoise.measure,
         equipoise.report,
         equipoise.deploy,
-        equipoise.theory,
+        equipoise.balance.theory,
         equipoise.testing,
     )
 }

@@ -12,7 +12,7 @@ import tutorial
 from docstrings import ROOMS, anchor, doc, docstring, methods, names, prose, signature
 
 from equipoise import Balancer
-from equipoise.questions import Questions
+from equipoise.balance.questions import Questions
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

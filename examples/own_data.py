@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from equipoise import report
-from equipoise.catalogue import entries
-from equipoise.data.examine import examine
+from equipoise.data.own.examine import examine
 from equipoise.data.source import data_set
-from equipoise.store import Store
-from equipoise.study import plan, run_study
+from equipoise.study.catalogue import entries
+from equipoise.study.store import Store
+from equipoise.study.study import plan, run_study
 
 torch.set_num_threads(1)
 random = np.random.default_rng(0)

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 
 from equipoise import MIMO
-from equipoise.data.generated import two_sensors
+from equipoise.data.sets.generated import two_sensors
 from equipoise.deploy import Deployable, export, fit_monitor
 from equipoise.models import fit_committee
-from equipoise.settings import Settings
-from equipoise.train import train
+from equipoise.training.settings import Settings
+from equipoise.training.train import train
 
 splits = two_sensors(samples=1200, hard=1.0)
 model = train(splits, MIMO(), Settings(epochs=5, features=16)).model.eval()

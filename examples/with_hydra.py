@@ -10,9 +10,9 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from equipoise.catalogue import entries
-from equipoise.comparison import compare
 from equipoise.data.source import data_set
+from equipoise.study.catalogue import entries
+from equipoise.study.comparison import compare
 
 
 @hydra.main(version_base=None, config_path=".", config_name="with_hydra")

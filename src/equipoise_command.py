@@ -16,7 +16,7 @@ def main() -> None:
     if heard:
         signal.signal(signal.SIGINT, _stop_loading)
     try:
-        from equipoise.cli import main as run
+        from equipoise.cli.main import main as run
     except ModuleNotFoundError as found:
         print(f"equipoise: {found}", file=sys.stderr)
         sys.exit(2)

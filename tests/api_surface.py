@@ -43,7 +43,7 @@ ANSWERED = {
     "touches",
     "weigh",
 }
-NOT_PUBLIC = "equipoise.experiments"  # what makes the paper's figures; pages use it to check themselves
+NOT_PUBLIC = "equipoise.paper"  # what makes the paper's figures; pages use it to check themselves
 IMPORTS = re.compile(r"^\s*from (equipoise[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
 
 

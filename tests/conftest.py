@@ -24,7 +24,7 @@ def heard_signals() -> Generator[None, None, None]:
 @pytest.fixture
 def equipoise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """Runs the command in this process."""
-    from equipoise import cli
+    from equipoise.cli import main as cli
 
     def run(*words: str | Path) -> Ended:
         monkeypatch.setattr(sys, "argv", ["equipoise", *map(str, words)])

@@ -6,9 +6,9 @@ import accelerate  # noqa: F401 (before the processes part: each would spend two
 import safetensors.torch  # noqa: F401
 import torch._dynamo  # noqa: F401
 
-from equipoise.clusters import Place
-from equipoise.hands import Hands
-from equipoise.store import Store
+from equipoise.study.executors import Place
+from equipoise.study.executors.hands import Hands
+from equipoise.study.store import Store
 
 
 class Elsewhere(Place):

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from equipoise.data.original import Clip, Clips, Field, Original, Protocol
+from equipoise.data.prepare.original import Clip, Clips, Field, Original, Protocol
 from equipoise.data.views import TimeLast
-from equipoise.errors import BadInput
-from equipoise.media.unreadable import Unreadable
+from equipoise.util.errors import BadInput
+from equipoise.util.unreadable import Unreadable
 
 STEPS = 5
 PARTS = ("train", "validation", "test")

@@ -9,14 +9,14 @@ from typing import Any
 import psutil
 from ray.cluster_utils import Cluster
 
-from equipoise.catalogue import DataSet, entries
-from equipoise.clusters.place import OnRay
-from equipoise.clusters.ray_hands import RayHands
-from equipoise.data.generated import two_sensors
+from equipoise.data.sets.generated import two_sensors
 from equipoise.data.splits import Splits
-from equipoise.job import Job
-from equipoise.store import Store
-from equipoise.study import plan, run_study
+from equipoise.study.catalogue import DataSet, entries
+from equipoise.study.executors.place import OnRay
+from equipoise.study.executors.ray_hands import RayHands
+from equipoise.study.job import Job
+from equipoise.study.store import Store
+from equipoise.study.study import plan, run_study
 
 ENOUGH = 3  # rows that are there before the kill
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from equipoise.catalogue import all_data, entries
-from equipoise.store import Store
-from equipoise.study import Event, plan, run_study
+from equipoise.study.catalogue import all_data, entries
+from equipoise.study.store import Store
+from equipoise.study.study import Event, plan, run_study
 
 torch.set_num_threads(1)
 METHODS = ["msl", "mimo", "ogmge", "ensemble"]

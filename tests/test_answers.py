@@ -9,15 +9,15 @@ import pytest
 
 pytest.importorskip("submitit")
 
-from equipoise.catalogue import DataSet, entries
-from equipoise.clusters import answer
-from equipoise.clusters.errand import Errand, Outcome
-from equipoise.clusters.slurm_hands import EPOCHS, SUBMITTED, SlurmHands, Task
-from equipoise.data.generated import two_sensors
-from equipoise.errors import BadInput
-from equipoise.job import Job, run_job
-from equipoise.store import Store
-from equipoise.study import plan
+from equipoise.data.sets.generated import two_sensors
+from equipoise.study.catalogue import DataSet, entries
+from equipoise.study.executors import answer
+from equipoise.study.executors.errand import Errand, Outcome
+from equipoise.study.executors.slurm_hands import EPOCHS, SUBMITTED, SlurmHands, Task
+from equipoise.study.job import Job, run_job
+from equipoise.study.store import Store
+from equipoise.study.study import plan
+from equipoise.util.errors import BadInput
 
 DATA = DataSet("small", lambda fold: two_sensors(samples=60, seed=fold or 0), 0, "Small.")
 PLACE = "0123456789abcdef"
@@ -191,7 +191,7 @@ def test_nothing_is_read_or_written_through_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_study_of_processes_collects_plain_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.clusters.slurm_hands.TICK", 0.05)
+    monkeypatch.setattr("equipoise.study.executors.slurm_hands.TICK", 0.05)
     monkeypatch.setattr("pickle.load", pytest.fail)
     job = small_of_a_name()
     with SlurmHands(run_job, Store(tmp_path), cluster="local") as hands:
@@ -209,7 +209,7 @@ def test_a_study_of_processes_collects_plain_answers(tmp_path: Path, monkeypatch
 
 def small_of_a_name() -> Job:
     """On data that another process finds by itself."""
-    from equipoise.catalogue import all_data
+    from equipoise.study.catalogue import all_data
 
     chosen = entries(["msl"], ["epochs=1", "features=2", "device=cpu"])
     return plan(chosen, all_data()["generated"], [0], [None], measure="quick")[0][0]

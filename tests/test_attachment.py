@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from equipoise import EW, MGDA, MIMO, MSL, OGM
-from equipoise.attachment import Attachment, layers
+from equipoise.balance.attachment import Attachment, layers
+from equipoise.balance.update_scale import moves_with_the_gradient
 from equipoise.testing import SmallModel, batch, gradients_of, losses_of, names
-from equipoise.update_scale import moves_with_the_gradient
 
 
 class Own(nn.Module):

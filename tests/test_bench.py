@@ -16,24 +16,15 @@ import torch
 from torch import nn
 
 from equipoise import MGDA, MIMO, MSL, LateFusion
-from equipoise.commands.bench import cases_of, numbers_of
+from equipoise.cli.bench import cases_of, numbers_of
 from equipoise.data import Part
-from equipoise.errors import BadInput
-from equipoise.experiments import bench, bench_figure, bench_report
-from equipoise.experiments.bench import SPLIT, WRITTEN, Case, Row, growth, measure
-from equipoise.experiments.bench_lines import (
-    BARE,
-    JOINT,
-    TORCHJD,
-    bare_step,
-    chosen_methods,
-    loops,
-    methods,
-    torchjd_step,
-)
-from equipoise.experiments.bench_memory import peak_of
 from equipoise.measure import subroutine
 from equipoise.measure.subroutine import Watch, balanced_step
+from equipoise.paper import bench, bench_figure, bench_report
+from equipoise.paper.bench import SPLIT, WRITTEN, Case, Row, growth, measure
+from equipoise.paper.bench_lines import BARE, JOINT, TORCHJD, bare_step, chosen_methods, loops, methods, torchjd_step
+from equipoise.paper.bench_memory import peak_of
+from equipoise.util.errors import BadInput
 
 CPU = torch.device("cpu")
 CASES = [Case("small", 2, 4), Case("small", 3, 4)]
@@ -247,7 +238,7 @@ def test_no_figure_where_the_number_of_modalities_stands_still(tmp_path: Path) -
 def test_the_command_prints_json_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from equipoise import cli
+    from equipoise.cli import main as cli
 
     words = [
         "bench",

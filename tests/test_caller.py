@@ -14,15 +14,15 @@ import torch
 
 from ended import Ended
 from equipoise import MIMO
-from equipoise.catalogue import DataSet, entries
-from equipoise.comparison import COMMAND, compare
 from equipoise.data import Splits
-from equipoise.data.generated import two_sensors
-from equipoise.errors import BadInput
-from equipoise.experiments.ablation import sweep_of
-from equipoise.experiments.ablation_runs import run as ablate
-from equipoise.settings import Settings
-from equipoise.train import train
+from equipoise.data.sets.generated import two_sensors
+from equipoise.paper.ablation import sweep_of
+from equipoise.paper.ablation_runs import run as ablate
+from equipoise.study.catalogue import DataSet, entries
+from equipoise.study.comparison import COMMAND, compare
+from equipoise.training.settings import Settings
+from equipoise.training.train import train
+from equipoise.util.errors import BadInput
 
 SHORT = Settings(epochs=2, batch=20, features=4)
 WORDS = ["epochs=1", "features=4", "device=cpu"]

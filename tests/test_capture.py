@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import AGM, MSES, MSLR, OGM, Balancer
-from equipoise.balancer import Balancer as Base
-from equipoise.capture import WARM_UP, Player
+from equipoise.balance.balancer import Balancer as Base
 from equipoise.data import Part, Splits
 from equipoise.data.feed import Feed
-from equipoise.data.generated import two_sensors
+from equipoise.data.sets.generated import two_sensors
 from equipoise.data.views import Frames
-from equipoise.settings import Settings
-from equipoise.train import Trained, train
+from equipoise.training.capture import WARM_UP, Player
+from equipoise.training.settings import Settings
+from equipoise.training.train import Trained, train
 from everything import METHODS
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: recorded steps were not tried")

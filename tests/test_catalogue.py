@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 
-from equipoise.catalogue import all_data, all_methods, entries, look_up
 from equipoise.data import Splits
-from equipoise.settings import Settings
+from equipoise.study.catalogue import all_data, all_methods, entries, look_up
+from equipoise.training.settings import Settings
 
 NAMES = [
     "agm",

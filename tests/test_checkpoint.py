@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise import MIMO, MSL, checkpoint
-from equipoise.data.generated import two_sensors
-from equipoise.errors import BadInput
-from equipoise.settings import Settings
-from equipoise.train import Record, Trained, train
+from equipoise import MIMO, MSL
+from equipoise.data.sets.generated import two_sensors
+from equipoise.training import checkpoint
+from equipoise.training.settings import Settings
+from equipoise.training.train import Record, Trained, train
+from equipoise.util.errors import BadInput
 
 DATA = two_sensors(samples=150)
 PLAIN = Settings(epochs=4, batch=32, features=8)

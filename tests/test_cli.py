@@ -18,13 +18,14 @@ import torch
 
 import equipoise_command
 from ended import Ended
-from equipoise import checkpoint, cli, tracking
-from equipoise.catalogue import DataSet, all_data, entries
+from equipoise.cli import main as cli
 from equipoise.data import Splits
-from equipoise.data.generated import two_sensors
-from equipoise.progress import Progress
-from equipoise.store import Store
-from equipoise.study import plan
+from equipoise.data.sets.generated import two_sensors
+from equipoise.study.catalogue import DataSet, all_data, entries
+from equipoise.study.progress import Progress
+from equipoise.study.store import Store
+from equipoise.study.study import plan
+from equipoise.training import checkpoint, tracking
 from process_group import assert_gone
 from report.example import write_study
 
@@ -182,7 +183,7 @@ def test_every_run_is_tracked_in_its_own_folder_and_is_the_same_run(equipoise: A
 def test_a_missing_tracker_is_told_before_anything_runs(
     equipoise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("equipoise.tracking._installed", lambda _: False)
+    monkeypatch.setattr("equipoise.training.tracking._installed", lambda _: False)
     for command in ("compare", "train"):
         ended = equipoise(command, *QUICK, "--track", "wandb,mlflow", "--out", tmp_path)
         refused(ended, "expected wandb and mlflow to be installed", "type: pip install wandb mlflow")
@@ -288,7 +289,7 @@ def test_a_full_disk(equipoise: Any, tmp_path: Path, folder: Path, monkeypatch: 
 
     words = ["compare", *QUICK, "--methods", "msl,mimo", "--seeds", "3", "--out", tmp_path / "out"]
     with monkeypatch.context() as patch:
-        patch.setattr("equipoise.checkpoint._flush", full)
+        patch.setattr("equipoise.training.checkpoint._flush", full)
         refused(equipoise(*words), "No space left on device", "finished runs are safe", "type the same command again")
     assert stored(tmp_path / "out") == before
     assert equipoise(*words).code == 0
@@ -300,7 +301,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     """Files beyond some kilobytes are refused by the system itself."""
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); "
-        "from equipoise.cli import main; main()"
+        "from equipoise.cli.main import main; main()"
     )
     words = ["train", *QUICK, "--out", str(tmp_path)]
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
@@ -407,17 +408,17 @@ def test_a_fault_of_the_program_is_no_bad_input(
         raise ValueError("not enough values to unpack")
 
     for place, words in (
-        ("equipoise.comparison.run_study", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.study.comparison.run_study", ["train", *QUICK, "--out", tmp_path]),
         ("equipoise.report.tables", ["report", folder, "--format", "csv"]),
         ("equipoise.report.read", ["report", folder, "--format", "csv"]),
-        ("equipoise.commands.options.data_set", ["train", *QUICK, "--out", tmp_path]),
-        ("equipoise.catalogue._read_word", ["train", *QUICK, "--out", tmp_path]),
-        ("equipoise.catalogue.check_step", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.cli.options.data_set", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.study.catalogue._read_word", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.study.catalogue.check_step", ["train", *QUICK, "--out", tmp_path]),
         ("equipoise.data.splits.Splits.check", ["train", *QUICK, "--out", tmp_path]),
-        ("equipoise.study.device_of", ["train", *QUICK, "--out", tmp_path]),
-        ("equipoise.study.kinds_of", ["train", *QUICK, "--out", tmp_path]),
-        ("equipoise.experiments.bench_lines.chosen_methods", ["bench", "--out", tmp_path]),
-        ("equipoise.experiments.tune._read", ["tune", "--data", "generated", "--out", tmp_path, "lr=0.1,0.2"]),
+        ("equipoise.study.study.device_of", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.study.study.kinds_of", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.paper.bench_lines.chosen_methods", ["bench", "--out", tmp_path]),
+        ("equipoise.study.tune._read", ["tune", "--data", "generated", "--out", tmp_path, "lr=0.1,0.2"]),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, faulty)
@@ -466,7 +467,7 @@ def test_ctrl_c_while_everything_is_being_loaded(seconds: float, heard_signals: 
 
 SWALLOWS = """
 import sys, time
-from equipoise import cli
+from equipoise.cli import main as cli
 import equipoise_command
 
 def swallow(*_, **__):

@@ -20,20 +20,20 @@ import torch
 
 import imitated_slurm
 import ray_program
-from equipoise.catalogue import DataSet, entries
-from equipoise.clusters import errand as errands
-from equipoise.clusters import place_of
-from equipoise.clusters.errand import Errand, unpack
-from equipoise.clusters.mailbox import Mailbox
-from equipoise.clusters.place import OnRay, OnSlurm
-from equipoise.data.generated import two_sensors
-from equipoise.errors import BadInput, FailedRuns
-from equipoise.hands import Hands
-from equipoise.job import Job, run_job
-from equipoise.machinery import device_of
-from equipoise.settings import Settings
-from equipoise.store import Store
-from equipoise.study import plan, run_study
+from equipoise.data.sets.generated import two_sensors
+from equipoise.study.catalogue import DataSet, entries
+from equipoise.study.executors import errand as errands
+from equipoise.study.executors import place_of
+from equipoise.study.executors.errand import Errand, unpack
+from equipoise.study.executors.hands import Hands
+from equipoise.study.executors.mailbox import Mailbox
+from equipoise.study.executors.place import OnRay, OnSlurm
+from equipoise.study.job import Job, run_job
+from equipoise.study.store import Store
+from equipoise.study.study import plan, run_study
+from equipoise.training.machinery import device_of
+from equipoise.training.settings import Settings
+from equipoise.util.errors import BadInput, FailedRuns
 
 DATA = DataSet("small", lambda fold: two_sensors(samples=150, seed=fold or 0), 10, "Small.")
 SPLITS = two_sensors(samples=150)
@@ -306,6 +306,6 @@ def test_a_run_that_fails_in_an_array_leaves_its_traceback(tmp_path: Path, monke
 
 
 def generated() -> DataSet:
-    from equipoise.catalogue import all_data
+    from equipoise.study.catalogue import all_data
 
     return all_data()["generated"]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from equipoise import LateFusion
-from equipoise.compiling import Compiling, pays
-from equipoise.settings import Settings
+from equipoise.training.compiling import Compiling, pays
+from equipoise.training.settings import Settings
 
 SHAPES = {"a": (3,), "b": (5,)}
 

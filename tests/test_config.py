@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from equipoise import cli
+from equipoise.cli import main as cli
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from equipoise import MIMO
-from equipoise.catalogue import entries
-from equipoise.errors import BadInput, answers
-from equipoise.media.unreadable import Unreadable, reading
-from equipoise.settings import Settings
+from equipoise.study.catalogue import entries
+from equipoise.training.settings import Settings
+from equipoise.util.errors import BadInput, answers
+from equipoise.util.unreadable import Unreadable, reading
 
 
 def say(problem: Exception) -> object:

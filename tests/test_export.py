@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise.catalogue import DataSet, entries
 from equipoise.data.splits import Splits
 from equipoise.data.views import LogSTFT, Scaled, TimeLast
 from equipoise.deploy import Deployable, Exported, Intake, KeptRun, export, exporting, kept, open_run
 from equipoise.deploy.card import card
-from equipoise.errors import BadInput
-from equipoise.job import Job, run_job
 from equipoise.models import LateFusion
 from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames
 from equipoise.models.lenet import LeNet
 from equipoise.models.resnet import ResNet18
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
+from equipoise.study.catalogue import DataSet, entries
+from equipoise.study.job import Job, run_job
+from equipoise.util.errors import BadInput
 
 Inputs = dict[str, Tensor]
 

@@ -7,16 +7,16 @@ import torch
 from torch.nn import functional as F
 
 from equipoise import MIMO, MSL, OGMGE, Balancer, LateFusion, MMPareto
-from equipoise.catalogue import DataSet, entries
 from equipoise.data import Part, Splits
 from equipoise.data.feed import Feed, epoch_rows
-from equipoise.data.generated import two_sensors
+from equipoise.data.sets.generated import two_sensors
 from equipoise.data.views import Frames
 from equipoise.models import CNN1d
-from equipoise.settings import Precision, Settings
-from equipoise.store import Store
-from equipoise.study import plan, run_study
-from equipoise.train import train
+from equipoise.study.catalogue import DataSet, entries
+from equipoise.study.store import Store
+from equipoise.study.study import plan, run_study
+from equipoise.training.settings import Precision, Settings
+from equipoise.training.train import train
 from everything import METHODS
 from fed import training
 from own_encoders import Volumes

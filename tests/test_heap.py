@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from equipoise import heap
+from equipoise.util import heap
 
 # A process of its own: what glibc keeps depends on all that was freed before.
 PROGRAM = """
 import ctypes, resource, sys, torch
-from equipoise import heap
+from equipoise.util import heap
 
 for option in (-1, -3):
     ctypes.CDLL(None).mallopt(option, 2**17)  # what glibc begins with

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ended import Ended
-from equipoise.errors import BadInput
-from equipoise.inside import inside, links_in, open_inside, write_whole
-from equipoise.store import Store
+from equipoise.study.store import Store
+from equipoise.util.errors import BadInput
+from equipoise.util.inside import inside, links_in, open_inside, write_whole
 
 
 @pytest.fixture

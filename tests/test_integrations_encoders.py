@@ -16,7 +16,7 @@ from equipoise import MGDA, MIMO, LateFusion, layerwise
 from equipoise.data import Splits
 from equipoise.models.choose import build_encoders
 from equipoise.models.encoders import features_of
-from equipoise.settings import Settings
+from equipoise.training.settings import Settings
 from test_integrations import accelerate_state as accelerate_state
 
 pytestmark = pytest.mark.slow  # it imports transformers
@@ -136,7 +136,7 @@ def test_shapes_that_do_not_fit_are_named() -> None:
 
 @pytest.mark.usefixtures("accelerate_state")
 def test_the_loop_of_the_command_trains_them() -> None:
-    from equipoise.train import train
+    from equipoise.training.train import train
 
     random = np.random.default_rng(0)
     label = np.arange(60) % 3

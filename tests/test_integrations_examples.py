@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from documentation import assert_in_the_gallery
-from equipoise import cli
+from equipoise.cli import main as cli
 from test_integrations import accelerate_state as accelerate_state
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -10,10 +10,10 @@ from torch import Tensor
 from equipoise.data.splits import Part
 from equipoise.deploy import SensorMonitor, fit_monitor, trial, try_monitor
 from equipoise.deploy.charts import Limits, averaged, bound_for_the_next, statistics
-from equipoise.errors import BadInput
 from equipoise.measure import training_statistics
 from equipoise.models import LateFusion
 from equipoise.models.encoders import MLP
+from equipoise.util.errors import BadInput
 
 NAMES = ("front", "rear", "side")
 PEOPLE, WINDOWS = 6, 120

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from ended import Ended
 from equipoise import AGM, MIMO, Balancer
-from equipoise.catalogue import entries
 from equipoise.data import Splits
-from equipoise.data.generated import two_sensors
-from equipoise.machinery import to_channels_last
-from equipoise.settings import Settings
-from equipoise.sharing import CONTEXT, bytes_needed
-from equipoise.train import train
+from equipoise.data.sets.generated import two_sensors
+from equipoise.study.catalogue import entries
+from equipoise.study.executors.sharing import CONTEXT, bytes_needed
+from equipoise.training.machinery import to_channels_last
+from equipoise.training.settings import Settings
+from equipoise.training.train import train
 from own_encoders import Drawing, Volumes
 
 

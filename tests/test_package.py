@@ -128,7 +128,7 @@ def test_names_that_pages_and_examples_import_are_public() -> None:
     listed = api_surface.LISTED.read_text(encoding="utf-8")
     for name in ("train.train(splits, ", "settings.Settings(", "integrations.lightning.BalanceCallback("):
         assert f"\nequipoise.{name}" in listed
-    assert "equipoise.experiments" not in listed
+    assert "equipoise.paper" not in listed
 
 
 def test_every_public_name_says_what_it_is() -> None:

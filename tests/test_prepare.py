@@ -10,11 +10,11 @@ from typing import NoReturn
 
 import pytest
 
-import equipoise.data.rows as rows
-import equipoise.prepare as preparing
-from equipoise.data.prepared import Prepared
-from equipoise.errors import BadInput
-from equipoise.prepare import in_words, prepare, reasons
+import equipoise.data.prepare.prepare as preparing
+import equipoise.data.prepare.rows as rows
+from equipoise.data.prepare.prepare import in_words, prepare, reasons
+from equipoise.data.prepare.prepared import Prepared
+from equipoise.util.errors import BadInput
 from made_up import MadeUp, check_folder, content, make_source, reads, table
 
 UNREADABLE = {

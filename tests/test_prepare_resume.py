@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-import equipoise.data.rows as rows
-import equipoise.processes as processes
-from equipoise.data.underway import Underway
-from equipoise.errors import BadInput
-from equipoise.prepare import prepare
-from equipoise.processes import alone_in
+import equipoise.data.prepare.rows as rows
+import equipoise.util.processes as processes
+from equipoise.data.prepare.prepare import prepare
+from equipoise.data.prepare.underway import Underway
+from equipoise.util.errors import BadInput
+from equipoise.util.processes import alone_in
 from made_up import MadeUp, check_folder, content, make_source, reads
 from process_group import assert_gone, members
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from equipoise.catalogue import entries
-from equipoise.data.original import Original
-from equipoise.data.originals import ORIGINALS
+from equipoise.data.prepare.original import Original
+from equipoise.data.sets.originals import ORIGINALS
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
-from equipoise.presets import Preset, all_presets
+from equipoise.study.catalogue import entries
+from equipoise.training.presets import Preset, all_presets
 
 PAPER = {  # λ and μ of the paper's appendix
     "cremad": (100, 0.01),

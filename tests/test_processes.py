@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise import processes
-from equipoise.processes import beyond_memory, cores, free_memory
+from equipoise.util import processes
+from equipoise.util.processes import beyond_memory, cores, free_memory
 
 
 @pytest.fixture

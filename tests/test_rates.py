@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from equipoise import MSL, OGM, LateFusion, encoder_for, layerwise
-from equipoise.data.generated import two_sensors
-from equipoise.machinery import make_optimizer, make_schedule
+from equipoise.data.sets.generated import two_sensors
 from equipoise.models import ResNet18
-from equipoise.run import Run
-from equipoise.safe_step import check_step
-from equipoise.settings import Settings
 from equipoise.testing import SmallModel, batch, losses_of, names
-from equipoise.tracking import Trackers
+from equipoise.training.machinery import make_optimizer, make_schedule
+from equipoise.training.run import Run
+from equipoise.training.safe_step import check_step
+from equipoise.training.settings import Settings
+from equipoise.training.tracking import Trackers
 
 
 def rates(model: nn.Module, decay: float = 0.5, **told: object) -> dict[str, float]:

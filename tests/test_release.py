@@ -176,11 +176,11 @@ def test_what_a_wheel_lacks_or_should_not_have_is_named(wheel: Path, tmp_path: P
     broken = shutil.copy(wheel, tmp_path / wheel.name)
     with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(broken, "w") as made:
         for name in whole.namelist():
-            if name not in {"equipoise/py.typed", "equipoise/balancer.py"}:
+            if name not in {"equipoise/py.typed", "equipoise/balance/balancer.py"}:
                 made.writestr(name, whole.read(name).replace(b"Typing :: Typed", b""))
         made.writestr("tests/test_release.py", "")
     assert RELEASE.problems_of_wheel(Path(broken)) == [
-        f"{wheel.name}: lacks equipoise/balancer.py",
+        f"{wheel.name}: lacks equipoise/balance/balancer.py",
         f"{wheel.name}: lacks equipoise/py.typed",
         f"{wheel.name}: should not have tests/test_release.py",
         f"{wheel.name}: its metadata lacks 'Classifier: Typing :: Typed'",

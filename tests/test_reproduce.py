@@ -12,19 +12,19 @@ import pytest
 import typer
 
 from elsewhere import Elsewhere
-from equipoise.commands import reproduce as command
+from equipoise.cli import reproduce as command
+from equipoise.data.prepare.prepare import prepare
 from equipoise.data.source import PreparedFolder
-from equipoise.errors import BadInput, FailedRuns
-from equipoise.experiments import reproduce_report, reproduce_runs
-from equipoise.experiments.paper import GRID, TABLES, PaperRow, PaperTable
-from equipoise.experiments.reproduce import CONTROL, full_recipe, small_recipe
-from equipoise.experiments.reproduce_claims import above, claims, difference
-from equipoise.experiments.reproduce_figure import caption
-from equipoise.experiments.reproduce_outcome import Outcome, collect
-from equipoise.experiments.reproduce_runs import Plan, scores_of
-from equipoise.experiments.reproduce_tables import tables
-from equipoise.prepare import prepare
-from equipoise.store import Store
+from equipoise.paper import reproduce_report, reproduce_runs
+from equipoise.paper.paper import GRID, TABLES, PaperRow, PaperTable
+from equipoise.paper.reproduce import CONTROL, full_recipe, small_recipe
+from equipoise.paper.reproduce_claims import above, claims, difference
+from equipoise.paper.reproduce_figure import caption
+from equipoise.paper.reproduce_outcome import Outcome, collect
+from equipoise.paper.reproduce_runs import Plan, scores_of
+from equipoise.paper.reproduce_tables import tables
+from equipoise.study.store import Store
+from equipoise.util.errors import BadInput, FailedRuns
 from made_up import MadeUp, make_source
 
 EVERY = pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)

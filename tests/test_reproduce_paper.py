@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from equipoise.catalogue import all_methods
-from equipoise.data.original import Original
-from equipoise.data.originals import ORIGINALS
-from equipoise.experiments.paper import GRID, TABLES, PaperTable
-from equipoise.experiments.reproduce_small import StandIn
-from equipoise.presets import all_presets
+from equipoise.data.prepare.original import Original
+from equipoise.data.sets.originals import ORIGINALS
+from equipoise.paper.paper import GRID, TABLES, PaperTable
+from equipoise.paper.reproduce_small import StandIn
+from equipoise.study.catalogue import all_methods
+from equipoise.training.presets import all_presets
 
 EVERY = pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
 SUMS = {  # of all printed accuracies and of all printed times, added up apart from this package

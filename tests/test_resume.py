@@ -8,15 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from equipoise import MIMO, checkpoint
-from equipoise.cadence import Cadence
+from equipoise import MIMO
 from equipoise.data.feed import Feed
-from equipoise.data.generated import two_sensors
-from equipoise.resuming import resume, save
-from equipoise.run import Run
-from equipoise.settings import Settings
-from equipoise.tracking import Trackers
-from equipoise.train import train
+from equipoise.data.sets.generated import two_sensors
+from equipoise.training import checkpoint
+from equipoise.training.cadence import Cadence
+from equipoise.training.resuming import resume, save
+from equipoise.training.run import Run
+from equipoise.training.settings import Settings
+from equipoise.training.tracking import Trackers
+from equipoise.training.train import train
 
 DATA = two_sensors(samples=300)
 SETTINGS = Settings(epochs=3, batch=16, features=8, dropout=0.2, optimizer="adamw", select="best")

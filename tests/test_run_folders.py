@@ -16,17 +16,17 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ended import Ended
-from equipoise.catalogue import DataSet, entries
 from equipoise.data.splits import Splits
 from equipoise.data.views import Frames, LogSTFT, Scaled, TimeLast
 from equipoise.deploy import Exported, KeptRun, description, kept, open_run
 from equipoise.deploy.card import write_card
 from equipoise.deploy.kept import keep
-from equipoise.errors import BadInput
-from equipoise.job import Job, run_job
 from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, build_encoders, makes_modules
 from equipoise.models.encoders import MLP
+from equipoise.study.catalogue import DataSet, entries
+from equipoise.study.job import Job, run_job
+from equipoise.util.errors import BadInput
 
 VALUES = (
     None,

@@ -13,17 +13,18 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import equipoise
-from equipoise import EW, MIMO, MSL, safe_step
-from equipoise.catalogue import entries
+from equipoise import EW, MIMO, MSL
 from equipoise.data import Part
 from equipoise.data.feed import Feed
-from equipoise.data.generated import two_sensors
+from equipoise.data.sets.generated import two_sensors
 from equipoise.models import MLP, CNN1d, LateFusion
 from equipoise.models.late_fusion import Unimodal
-from equipoise.safe_step import before_epoch, check_step, constants, local_smoothness, safe_rate
-from equipoise.settings import Settings
-from equipoise.step import losses_of
-from equipoise.train import train
+from equipoise.study.catalogue import entries
+from equipoise.training import safe_step
+from equipoise.training.safe_step import before_epoch, check_step, constants, local_smoothness, safe_rate
+from equipoise.training.settings import Settings
+from equipoise.training.step import losses_of
+from equipoise.training.train import train
 
 SAFE = Settings(step="safe", momentum=0.0)
 

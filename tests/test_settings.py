@@ -4,9 +4,9 @@ from typing import Literal
 
 import pytest
 
-from equipoise import settings
-from equipoise.machinery import device_of
-from equipoise.settings import Settings, convert
+from equipoise.training import settings
+from equipoise.training.machinery import device_of
+from equipoise.training.settings import Settings, convert
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.catalogue import DataSet, entries
 from equipoise.data import Splits
-from equipoise.data.generated import two_sensors
-from equipoise.hands import Hands
-from equipoise.job import run_job
-from equipoise.sharing import (
+from equipoise.data.sets.generated import two_sensors
+from equipoise.study.catalogue import DataSet, entries
+from equipoise.study.executors.hands import Hands
+from equipoise.study.executors.sharing import (
     CONTEXT,
     CONTROL,
     LOG,
@@ -30,8 +29,9 @@ from equipoise.sharing import (
     multi_process_service,
     touched_a_gpu,
 )
-from equipoise.store import Store
-from equipoise.study import crew_for, plan
+from equipoise.study.job import run_job
+from equipoise.study.store import Store
+from equipoise.study.study import crew_for, plan
 
 
 def small(_: int | None) -> Splits:
@@ -162,7 +162,7 @@ def test_a_driver_that_was_made_ready_is_noticed(
         def cuDeviceGetCount(self, _: object) -> int:  # noqa: N802 (NVIDIA's name)
             return answer
 
-    monkeypatch.setattr("equipoise.sharing.ctypes.CDLL", Driver)
+    monkeypatch.setattr("equipoise.study.executors.sharing.ctypes.CDLL", Driver)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert touched_a_gpu() is touched
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -175,9 +175,11 @@ def test_a_process_that_uses_a_gpu_goes_on_with_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, touched: bool
 ) -> None:
     """Forked off this process or off a server: the rows are the same, and the second run starts no process."""
-    monkeypatch.setattr("equipoise.hands.touched_a_gpu", lambda: touched)
+    monkeypatch.setattr("equipoise.study.executors.hands.touched_a_gpu", lambda: touched)
     started = []
-    monkeypatch.setattr("equipoise.hands.start_deaf", lambda process: (process.start(), started.append(process)))
+    monkeypatch.setattr(
+        "equipoise.study.executors.hands.start_deaf", lambda process: (process.start(), started.append(process))
+    )
     data = DataSet("small", small, 1, "Small.")
     jobs, splits = plan(entries(["msl", "mimo"], ["epochs=1", "device=cpu"]), data, [0], [None])
     rows = []
@@ -193,9 +195,11 @@ def test_a_process_that_uses_a_gpu_goes_on_with_the_next_run(
 
 @pytest.mark.slow
 def test_who_is_killed_while_resting_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.hands.touched_a_gpu", lambda: False)
+    monkeypatch.setattr("equipoise.study.executors.hands.touched_a_gpu", lambda: False)
     started: list[Any] = []
-    monkeypatch.setattr("equipoise.hands.start_deaf", lambda process: (process.start(), started.append(process)))
+    monkeypatch.setattr(
+        "equipoise.study.executors.hands.start_deaf", lambda process: (process.start(), started.append(process))
+    )
     jobs, splits = plan(entries(["msl", "mimo"], ["device=cpu"]), DataSet("small", small, 1, "Small."), [0], [None])
     rows = []
     with Hands(lambda job, *_: {"method": job.entry.method.name}, splits, Store(tmp_path), limit=1, gpus=1) as hands:
@@ -219,7 +223,7 @@ def remembering(job: Any, *_: object) -> dict[str, Any]:
 def test_runs_are_dealt_out_to_several_gpus_and_leave_nothing_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("equipoise.hands.touched_a_gpu", lambda: False)
+    monkeypatch.setattr("equipoise.study.executors.hands.touched_a_gpu", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     data = DataSet("small", small, 1, "Small.")
     jobs, splits = plan(entries(["msl", "mimo"], ["device=cpu"]), data, [0, 1], [None])
@@ -259,11 +263,11 @@ def test_how_many_processes_there_are(
     """Six cores, two threads a run, and memory for two runs on each GPU: the scarcest of them decides."""
     jobs, splits = plan(entries(["msl", "mimo"]), DataSet("small", small, 1, "Small."), range(8), [None], threads=2)
     jobs = [replace(job, entry=job.entry.changed({}, {"device": device})) for job in jobs]
-    monkeypatch.setattr("equipoise.study.cores", lambda: 6)
-    monkeypatch.setattr("equipoise.study.gpus", lambda: there)
-    monkeypatch.setattr("equipoise.study.multi_process_service", lambda: nullcontext(together))
+    monkeypatch.setattr("equipoise.study.study.cores", lambda: 6)
+    monkeypatch.setattr("equipoise.study.study.gpus", lambda: there)
+    monkeypatch.setattr("equipoise.study.study.multi_process_service", lambda: nullcontext(together))
     need = max(bytes_needed(job.entry, splits[None]) for job in jobs)
-    monkeypatch.setattr("equipoise.study.free_memory", lambda: int(2.5 * need / SHARE))
+    monkeypatch.setattr("equipoise.study.study.free_memory", lambda: int(2.5 * need / SHARE))
     with crew_for(jobs, splits, Store(tmp_path), None) as crew:
         assert crew._limit == expected  # ty: ignore[missing-attribute]
     with crew_for(jobs, splits, Store(tmp_path), 5) as crew:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from equipoise import store as stores
-from equipoise.store import Store, is_of_the_disk
+from equipoise.study import store as stores
+from equipoise.study.store import Store, is_of_the_disk
 
 
 def row(number: int) -> dict[str, Any]:

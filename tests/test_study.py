@@ -18,16 +18,16 @@ import torch
 
 import study_program
 from equipoise import Balancer
-from equipoise import store as stores
-from equipoise.catalogue import DataSet, all_data, all_methods, entries
-from equipoise.data.generated import two_sensors
-from equipoise.diagnose import diagnose
-from equipoise.job import Measure, _finite, keep_traceback, run_job
+from equipoise.data.sets.generated import two_sensors
 from equipoise.measure.timing import APART
-from equipoise.run import Run
-from equipoise.store import Store
-from equipoise.study import FailedRuns, Job, _import_for_all, plan, run_study
-from equipoise.tuning import headline, trials, tune
+from equipoise.study import store as stores
+from equipoise.study.catalogue import DataSet, all_data, all_methods, entries
+from equipoise.study.diagnose import diagnose
+from equipoise.study.job import Measure, _finite, keep_traceback, run_job
+from equipoise.study.store import Store
+from equipoise.study.study import FailedRuns, Job, _import_for_all, plan, run_study
+from equipoise.study.tuning import headline, trials, tune
+from equipoise.training.run import Run
 from process_group import assert_gone, members
 
 SHORT = ["epochs=2", "features=8"]
@@ -246,7 +246,7 @@ def test_every_fact_changes_the_configuration(name: str) -> None:
 def test_where_a_run_takes_place_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = jobs_of("mimo")[0]
     config = job.config
-    monkeypatch.setattr("equipoise.job.device_of", lambda _: "cuda")
+    monkeypatch.setattr("equipoise.study.job.device_of", lambda _: "cuda")
     assert job.config != config
 
 
@@ -375,7 +375,7 @@ def test_a_link_in_place_of_the_traceback_is_not_followed(tmp_path: Path) -> Non
 
 def test_a_run_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, splits = jobs_of("msl")
-    monkeypatch.setattr("equipoise.study.run_job", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr("equipoise.study.study.run_job", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(FailedRuns, match=r"ended without a word \(out of memory, or killed\)"):
         run_study(jobs, splits, Store(tmp_path))
 
@@ -386,7 +386,7 @@ def test_half_a_message_is_a_death_too(tmp_path: Path, monkeypatch: pytest.Monke
         os._exit(1)
 
     jobs, splits = jobs_of("msl")
-    monkeypatch.setattr("equipoise.hands._work", die)
+    monkeypatch.setattr("equipoise.study.executors.hands._work", die)
     with pytest.raises(FailedRuns, match="ended without a word"):
         run_study(jobs, splits, Store(tmp_path))
 
@@ -400,7 +400,7 @@ def test_a_full_disk_stops_the_study_with_one_message(tmp_path: Path, monkeypatc
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("equipoise.checkpoint._flush", full)
+        patch.setattr("equipoise.training.checkpoint._flush", full)
         with pytest.raises(ValueError, match=r"cannot write to .*No space left on device; finished runs are safe"):
             run_study(jobs, splits, store, workers=1)
     assert len(store.rows()) == 1
@@ -431,9 +431,11 @@ def test_runs_can_be_spawned_as_a_gpu_wants_it(tmp_path: Path, monkeypatch: pyte
     chosen = entries(["msl", "ogmge"], SHORT)
     jobs, splits = plan(chosen, all_data()["generated"], [0], [None], measure="quick")
     forked = run_study(jobs, splits, Store(tmp_path / "forked"))
-    monkeypatch.setattr("equipoise.study._wants_cuda", lambda _: True)
+    monkeypatch.setattr("equipoise.study.study._wants_cuda", lambda _: True)
     started: list[int] = []
-    monkeypatch.setattr("equipoise.hands.start_deaf", lambda process: (process.start(), started.append(process.pid)))
+    monkeypatch.setattr(
+        "equipoise.study.executors.hands.start_deaf", lambda process: (process.start(), started.append(process.pid))
+    )
     spawned = run_study(jobs, splits, Store(tmp_path / "spawned"), workers=1)
     assert [results(row) for row in forked] == [results(row) for row in spawned]
     assert len(started) == 1

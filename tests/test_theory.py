@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from equipoise import Trajectory, least_squares
+from equipoise.balance.theory import gap_bound, kl_bound, penalty_for, pl_constant, safe_step, smoothness
 from equipoise.methods.mimo import mimo_objective
-from equipoise.theory import gap_bound, kl_bound, penalty_for, pl_constant, safe_step, smoothness
 
 
 def quadratics(count: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import MSL
-from equipoise.catalogue import entries
 from equipoise.data import Splits
-from equipoise.data.arrays import understand
+from equipoise.data.own.arrays import understand
 from equipoise.data.source import data_set
-from equipoise.errors import BadInput
 from equipoise.models.choose import reads_tokens
 from equipoise.models.encoders import CNN1d
 from equipoise.models.sequence import Tokens
-from equipoise.settings import Settings
-from equipoise.step import build_model
-from equipoise.study import plan
-from equipoise.tokens import as_read
+from equipoise.study.catalogue import entries
+from equipoise.study.study import plan
+from equipoise.training.settings import Settings
+from equipoise.training.step import build_model
+from equipoise.training.tokens import as_read
+from equipoise.util.errors import BadInput
 
 WORDS, STEPS, SAMPLES = 20, 6, 150
 HERE = __name__

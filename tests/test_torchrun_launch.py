@@ -8,9 +8,10 @@ import sys
 import pytest
 import torch
 
-from equipoise import MGDA, MIMO, OGM, Balancer, distributed
-from equipoise.errors import BadInput
-from equipoise.settings import Settings
+from equipoise import MGDA, MIMO, OGM, Balancer
+from equipoise.training import distributed
+from equipoise.training.settings import Settings
+from equipoise.util.errors import BadInput
 from everything import GRADIENT_PATH, METHODS
 
 

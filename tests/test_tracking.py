@@ -9,15 +9,16 @@ import torch
 from accelerate.tracking import GeneralTracker
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from equipoise import MIMO, tracking
-from equipoise.catalogue import all_data, entries
-from equipoise.data.generated import two_sensors
-from equipoise.errors import BadInput
-from equipoise.job import run_job
-from equipoise.settings import Settings
-from equipoise.study import plan
-from equipoise.tracking import Trackers, numbers
-from equipoise.train import Record, train
+from equipoise import MIMO
+from equipoise.data.sets.generated import two_sensors
+from equipoise.study.catalogue import all_data, entries
+from equipoise.study.job import run_job
+from equipoise.study.study import plan
+from equipoise.training import tracking
+from equipoise.training.settings import Settings
+from equipoise.training.tracking import Trackers, numbers
+from equipoise.training.train import Record, train
+from equipoise.util.errors import BadInput
 
 DATA = two_sensors(samples=150)
 SHORT = Settings(epochs=3, batch=32, features=8)

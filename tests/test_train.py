@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from equipoise import AGM, MIMO, MSES, MSL, OGM, OGMGE, Balancer, MMPareto, Unimodal
 from equipoise.data import Part, Splits
 from equipoise.data.feed import Feed, epoch_rows, share_of_rank
-from equipoise.data.generated import two_sensors
-from equipoise.machinery import make_optimizer, make_schedule, split
-from equipoise.run import Run
-from equipoise.settings import Settings
-from equipoise.tracking import Trackers
-from equipoise.train import Record, Trained, build_model, evaluate, losses_of, train
+from equipoise.data.sets.generated import two_sensors
+from equipoise.training.machinery import make_optimizer, make_schedule, split
+from equipoise.training.run import Run
+from equipoise.training.settings import Settings
+from equipoise.training.tracking import Trackers
+from equipoise.training.train import Record, Trained, build_model, evaluate, losses_of, train
 from fed import training
 
 DATA = two_sensors(samples=150)

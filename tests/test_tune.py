@@ -17,18 +17,19 @@ import optuna
 import pytest
 import torch
 
-from equipoise import cli
-from equipoise.catalogue import DataSet, all_methods, entries
-from equipoise.data.generated import two_sensors
+from equipoise.cli import main as cli
+from equipoise.data.sets.generated import two_sensors
 from equipoise.data.splits import Splits
-from equipoise.errors import BadInput, FailedRuns
-from equipoise.experiments import tune_report, tune_runs
-from equipoise.experiments.tune import Choice, Interval, Search, as_typed, search_of
-from equipoise.experiments.tune_outcome import Outcome, Tried
-from equipoise.experiments.tune_runs import STARTS, run
-from equipoise.job import Job, run_job
-from equipoise.progress import Progress
-from equipoise.store import Store
+from equipoise.report import tune_report
+from equipoise.study import tune_runs
+from equipoise.study.catalogue import DataSet, all_methods, entries
+from equipoise.study.job import Job, run_job
+from equipoise.study.progress import Progress
+from equipoise.study.store import Store
+from equipoise.study.tune import Choice, Interval, Search, as_typed, search_of
+from equipoise.study.tune_outcome import Outcome, Tried
+from equipoise.study.tune_runs import STARTS, run
+from equipoise.util.errors import BadInput, FailedRuns
 
 SHORT = ["epochs=4", "features=8"]
 WORDS = [*SHORT, "penalty=1..100:log", "lr=0.0001..0.3:log"]
@@ -121,9 +122,9 @@ def test_values_as_one_types_them(value: Any, text: str) -> None:
 
 def test_a_missing_package_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "equipoise.experiments.tune_runs")
+    monkeypatch.delitem(sys.modules, "equipoise.study.tune_runs")
     with pytest.raises(ModuleNotFoundError, match=r"type: pip install 'equipoise\[tune\]'"):
-        importlib.import_module("equipoise.experiments.tune_runs")
+        importlib.import_module("equipoise.study.tune_runs")
 
 
 # -- what is printed --
@@ -264,7 +265,7 @@ def test_a_trial_whose_process_is_killed_is_run_again(
 
         return run_job(job, splits, folder, tell, **options)
 
-    monkeypatch.setattr("equipoise.study.run_job", once)
+    monkeypatch.setattr("equipoise.study.study.run_job", once)
     assert search(tmp_path / "out").trials == undisturbed[0].trials
     assert killed.exists()
 
@@ -279,7 +280,7 @@ def test_a_trial_that_was_killed_again_and_again_is_that_trial_when_the_command_
         return run_job(job, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("equipoise.study.run_job", deadly)
+        patch.setattr("equipoise.study.study.run_job", deadly)
         first = search(tmp_path, trials=3)
     assert [each.state for each in first.trials] == ["finished", "killed", "killed"]
     assert "2 killed" in tune_report.text(first, "")

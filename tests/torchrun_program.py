@@ -17,16 +17,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from equipoise import AGM, DGL, MGDA, MLB, MSES, MSLR, OGM, OGMGE, MMPareto, run
-from equipoise.cadence import Cadence
-from equipoise.catalogue import all_methods
+from equipoise import AGM, DGL, MGDA, MLB, MSES, MSLR, OGM, OGMGE, MMPareto
+from equipoise.data.sets.watch import watch
 from equipoise.data.splits import Part, Splits
-from equipoise.data.watch import watch
-from equipoise.distributed import meet
-from equipoise.errors import BadInput
-from equipoise.run import Run
-from equipoise.settings import Settings
-from equipoise.train import train
+from equipoise.study.catalogue import all_methods
+from equipoise.training import run
+from equipoise.training.cadence import Cadence
+from equipoise.training.distributed import meet
+from equipoise.training.run import Run
+from equipoise.training.settings import Settings
+from equipoise.training.train import train
+from equipoise.util.errors import BadInput
 
 RANKS = (2, 4)
 SIZES = {"train": 151, "validation": 101, "test": 30}  # nine batches of 16, and one of 7, which no number of ranks cuts
@@ -170,7 +171,7 @@ def went_on(splits: Splits, folder: Path) -> dict[str, Any]:
 
 def killed(folder: Path, resumes: Path) -> dict[str, Any]:
     """Go on where four ranks stopped; then the command, and one rank is gone in the middle of its second epoch."""
-    from equipoise import cli
+    from equipoise.cli import main as cli
 
     first, found = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0", {}
     if first:

@@ -1,6 +1,11 @@
 """Equipoise: balanced multi-modal learning for PyTorch."""
 
-from equipoise.balancer import Balancer
+from equipoise.balance.balancer import Balancer
+from equipoise.balance.observe import Seen
+from equipoise.balance.optimum import Trajectory, least_squares
+from equipoise.balance.routes import Weights
+from equipoise.balance.table import Table
+from equipoise.balance.window import Window
 from equipoise.methods import (
     AGM,
     DGL,
@@ -17,20 +22,8 @@ from equipoise.methods import (
     Unimodal,
     mimo_objective,
 )
-from equipoise.models import (
-    LateFusion,
-    encoder_for,
-    fit_committee,
-)
-from equipoise.observe import Seen
-from equipoise.optimum import (
-    Trajectory,
-    least_squares,
-)
-from equipoise.rates import layerwise
-from equipoise.routes import Weights
-from equipoise.table import Table
-from equipoise.window import Window
+from equipoise.models import LateFusion, encoder_for, fit_committee
+from equipoise.training.rates import layerwise
 
 __version__ = "0.1.0"
 

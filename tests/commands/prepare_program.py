@@ -2,8 +2,8 @@
 
 import typer
 
-from equipoise.commands.prepare import EXAMPLE, prepare
-from equipoise.data.originals import ORIGINALS
+from equipoise.cli.prepare import EXAMPLE, prepare
+from equipoise.data.sets.originals import ORIGINALS
 from made_up import MadeUp
 
 ORIGINALS["made-up"] = MadeUp

@@ -11,13 +11,13 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from equipoise.commands.check import EXAMPLE, check, encoder_name
-from equipoise.data import examine as examining
-from equipoise.data.examine import Examined, examine
+from equipoise.cli.check import EXAMPLE, check, encoder_name
+from equipoise.data.own import examine as examining
+from equipoise.data.own.examine import Examined, examine
+from equipoise.data.prepare.prepare import prepare
 from equipoise.data.splits import Part
-from equipoise.errors import BadInput
 from equipoise.models import encoder_for
-from equipoise.prepare import prepare
+from equipoise.util.errors import BadInput
 from made_up import MadeUp, make_source
 
 SIZE = 300

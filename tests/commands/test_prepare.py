@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.commands.prepare import original_of, prepare
-from equipoise.data.originals import ORIGINALS
-from equipoise.errors import BadInput
+from equipoise.cli.prepare import original_of, prepare
+from equipoise.data.sets.originals import ORIGINALS
+from equipoise.util.errors import BadInput
 from made_up import MadeUp, content, make_source, reads
 from process_group import members
 

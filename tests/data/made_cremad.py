@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from data.promises import write_list
-from equipoise.data.cremad import CREMAD, EMOTIONS
+from equipoise.data.sets.cremad import CREMAD, EMOTIONS
 from media.made import make_video, make_wav
 
 FLASH = Fraction(30_000, 1001)  # frames per second of the publisher's videos

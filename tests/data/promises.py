@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from equipoise import MIMO
-from equipoise.data.original import Clip, Clips, Original
+from equipoise.data.prepare.original import Clip, Clips, Original
+from equipoise.data.prepare.prepare import prepare
 from equipoise.data.splits import PARTS, Splits
-from equipoise.prepare import prepare
-from equipoise.presets import all_presets
-from equipoise.train import train
+from equipoise.training.presets import all_presets
+from equipoise.training.train import train
 
 
 def groups_in_two_parts(clips: Iterable[Clip], protocol: str) -> set[str]:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.data.arrays import TAKEN, from_arrays
+from equipoise.data.own.arrays import TAKEN, from_arrays
 from equipoise.data.splits import Part, Splits
-from equipoise.models.names import name_problems
+from equipoise.util.names import name_problems
 
 LABEL = np.arange(30) % 3
 SPLIT = np.repeat([0, 1, 2], [18, 6, 6])

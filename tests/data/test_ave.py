@@ -18,12 +18,12 @@ from data.promises import (
     write_list,
 )
 from data.trained import check_it_trains
-from equipoise.data.ave import AVE
-from equipoise.data.ave_lists import EVENTS, parts_of
-from equipoise.media.unreadable import Unreadable
+from equipoise.data.prepare.prepare import prepare
+from equipoise.data.sets.ave import AVE
+from equipoise.data.sets.ave_lists import EVENTS, parts_of
 from equipoise.models.encoders import CNN2d, Frames
 from equipoise.models.late_fusion import LateFusion
-from equipoise.prepare import prepare
+from equipoise.util.unreadable import Unreadable
 from media.made import index_of, make_video
 
 HEADER = "Category&VideoID&Quality&StartTime&EndTime"

@@ -21,15 +21,15 @@ from data.promises import (
 )
 from data.test_ave import HEADER, ROWS
 from data.trained import check_it_trains
-from equipoise import processes
-from equipoise.data.ave import AVE
-from equipoise.data.ave_lists import EVENTS
-from equipoise.data.hdf import Table
-from equipoise.media.unreadable import Unreadable
+from equipoise.data.prepare.prepare import prepare
+from equipoise.data.sets.ave import AVE
+from equipoise.data.sets.ave_lists import EVENTS
+from equipoise.data.sets.hdf import Table
 from equipoise.models.encoders import MLP
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.sequence import PooledMap
-from equipoise.prepare import prepare
+from equipoise.util import processes
+from equipoise.util.unreadable import Unreadable
 
 SEGMENTS = AVE(task="segments")
 SHAPES = {"visual_feature.h5": (10, 7, 7, 512), "audio_feature.h5": (10, 128), "right_labels.h5": (10, 29)}

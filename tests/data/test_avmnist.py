@@ -25,10 +25,10 @@ from data.ingredients import (
     row_of,
     write_idx,
 )
-from equipoise.data.avmnist import AVMNIST, Pairs
-from equipoise.data.avmnist_ingredients import part_of_speakers
-from equipoise.data.avmnist_sound import SAMPLES
-from equipoise.data.idx import read_idx
+from equipoise.data.sets.avmnist import AVMNIST, Pairs
+from equipoise.data.sets.avmnist_ingredients import part_of_speakers
+from equipoise.data.sets.avmnist_sound import SAMPLES
+from equipoise.data.sets.idx import read_idx
 
 MADE = AVMNIST(validation_images=VALIDATION, energy=0.9)
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from data.ingredients import TEST, TRAIN, VALIDATION, make_ingredients, make_takes, write_idx
-from equipoise.data.avmnist import AVMNIST
-from equipoise.data.avmnist_published import AGM, MULTIBENCH, PublishedPairs
-from equipoise.media.unreadable import Unreadable
+from equipoise.data.sets.avmnist import AVMNIST
+from equipoise.data.sets.avmnist_published import AGM, MULTIBENCH, PublishedPairs
+from equipoise.util.unreadable import Unreadable
 from media.made import make_wav
 
 MADE = AVMNIST(validation_images=VALIDATION, energy=0.9)
@@ -205,7 +205,7 @@ def test_published_pairs_are_cut_as_agm_and_multibench_cut_them(published: Path)
 
 
 def test_the_names_of_the_cuts_are_the_counts_of_the_whole() -> None:
-    from equipoise.data.avmnist_published import _listed
+    from equipoise.data.sets.avmnist_published import _listed
 
     listed = _listed(np.zeros(60_000, int), np.zeros(10_000, int), AVMNIST().validation_images)
     for name in (AGM, MULTIBENCH):

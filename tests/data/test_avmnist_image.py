@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.data.avmnist import Remains
+from equipoise.data.sets.avmnist import Remains
 
 
 def tiny_set(*pairs_of_values: tuple[int, int]) -> np.ndarray:

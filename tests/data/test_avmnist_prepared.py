@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from data.ingredients import TEST, TRAIN, VALIDATION, make_ingredients
-from equipoise.catalogue import entries
-from equipoise.comparison import compare
-from equipoise.data.avmnist import AVMNIST
+from equipoise.data.prepare.prepare import prepare
+from equipoise.data.sets.avmnist import AVMNIST
 from equipoise.data.source import data_set
 from equipoise.models.lenet import LeNet
-from equipoise.prepare import prepare
-from equipoise.presets import all_presets
+from equipoise.study.catalogue import entries
+from equipoise.study.comparison import compare
+from equipoise.training.presets import all_presets
 
 
 @pytest.mark.slow

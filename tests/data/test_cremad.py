@@ -22,10 +22,10 @@ from data.promises import (
     log_stft_by_hand,
     scramble_listings,
 )
-from equipoise.data.cremad import AGM, CREMAD, EMOTIONS
+from equipoise.data.sets.cremad import AGM, CREMAD, EMOTIONS
 from equipoise.data.splits import PARTS
 from equipoise.data.views import Frames
-from equipoise.media.unreadable import Unreadable
+from equipoise.util.unreadable import Unreadable
 from media.made import index_of, make_image, make_video, make_wav, shade
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from data.made_cremad import SMALL, TEST, TRAIN, break_silence, fill, lay_out
 from data.promises import write_list
-from equipoise.data.cremad import CREMAD
-from equipoise.media.unreadable import Unreadable
+from equipoise.data.sets.cremad import CREMAD
+from equipoise.util.unreadable import Unreadable
 from media.made import make_wav
 
 

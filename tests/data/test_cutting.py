@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from equipoise.data import cutting
-from equipoise.data.arrays import from_arrays
-from equipoise.data.cutting import SHARES, draw, draw_fold, folds_of, hold_out, spread, unevenness
+from equipoise.data.own import cutting
+from equipoise.data.own.arrays import from_arrays
+from equipoise.data.own.cutting import SHARES, draw, draw_fold, folds_of, hold_out, spread, unevenness
 
 
 def made(seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from equipoise.data.hashing import cut
+from equipoise.data.sets.hashing import cut
 
 THREE = {"train": 0.8, "validation": 0.1, "test": 0.1}
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from data.ingredients import idx_bytes
-from equipoise.data.idx import read_idx
-from equipoise.media.unreadable import Unreadable
+from equipoise.data.sets.idx import read_idx
+from equipoise.util.unreadable import Unreadable
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 3)).astype(np.uint8)
 

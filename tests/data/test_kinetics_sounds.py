@@ -20,10 +20,10 @@ from data.promises import (
     scramble_listings,
     write_list,
 )
-from equipoise.data.kinetics_sounds import KineticsSounds
+from equipoise.data.sets.kinetics_sounds import KineticsSounds
 from equipoise.data.splits import PARTS, Part
 from equipoise.data.views import Frames
-from equipoise.media.unreadable import Unreadable
+from equipoise.util.unreadable import Unreadable
 from media.made import index_of, make_image, make_video, make_wav, shade
 
 TRAIN = {  # as in my_train.txt, and where the clip lies

@@ -14,13 +14,13 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from equipoise.data import table as tables
-from equipoise.data.manifest import read_manifest, samples_of_manifest
-from equipoise.data.samples import Samples
-from equipoise.data.unify import unify
-from equipoise.errors import BadInput
+from equipoise.data.own import table as tables
+from equipoise.data.own.manifest import read_manifest, samples_of_manifest
+from equipoise.data.own.samples import Samples
+from equipoise.data.own.unify import unify
 from equipoise.media.sound import resample
 from equipoise.media.spectrogram import fbank
+from equipoise.util.errors import BadInput
 from media.made import make_image, make_video, make_wav, tone
 
 COUNT = 12

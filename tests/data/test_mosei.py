@@ -11,13 +11,13 @@ import torch
 from data.pickled import Bomb, check_broken_pickles, check_nothing_runs, write_pickle
 from data.promises import check_arrays, check_listing, check_reading_draws_nothing, check_trains, counts
 from data.trained import check_it_trains
-from equipoise.data.listing import check_listing as refuse_listing
-from equipoise.data.mosei import MOSEI, Neutral
-from equipoise.data.words import FIRST, PADDING, UNKNOWN, Vocabulary, read_vectors, words_of
-from equipoise.media.unreadable import Unreadable
+from equipoise.data.prepare.listing import check_listing as refuse_listing
+from equipoise.data.prepare.prepare import prepare
+from equipoise.data.sets.mosei import MOSEI, Neutral
+from equipoise.data.sets.words import FIRST, PADDING, UNKNOWN, Vocabulary, read_vectors, words_of
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.sequence import AttentionPooled, Tokens
-from equipoise.prepare import prepare
+from equipoise.util.unreadable import Unreadable
 
 SPLITS = ("train", "valid", "test")
 SAID = {

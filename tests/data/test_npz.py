@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equipoise import processes
-from equipoise.data import npz
-from equipoise.data.npz import read_npy, samples_of_npz
-from equipoise.media.unreadable import Unreadable
+from equipoise.data.own import npz
+from equipoise.data.own.npz import read_npy, samples_of_npz
+from equipoise.util import processes
+from equipoise.util.unreadable import Unreadable
 
 LABEL = np.arange(30) % 3
 
@@ -238,7 +238,7 @@ def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:
     program = (
         "import resource, sys\n"
         "from equipoise import processes\n"
-        "from equipoise.data.npz import samples_of_npz\n"
+        "from equipoise.data.own.npz import samples_of_npz\n"
         "processes.free_memory = lambda: int(sys.argv[2])\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n"

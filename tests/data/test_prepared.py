@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.data.listing import check_listing
-from equipoise.data.original import Clip, InMemory, Protocol
-from equipoise.data.prepared import FOLDS, Prepared, fingerprint_of, fold_of
+from equipoise.data.prepare.listing import check_listing
+from equipoise.data.prepare.original import Clip, InMemory, Protocol
+from equipoise.data.prepare.prepare import prepare
+from equipoise.data.prepare.prepared import FOLDS, Prepared, fingerprint_of, fold_of
 from equipoise.data.views import TimeLast
-from equipoise.errors import BadInput
-from equipoise.prepare import prepare
+from equipoise.util.errors import BadInput
 from made_up import MadeUp, arrays_of, make_source
 
 PARTS = ("train", "validation", "test")

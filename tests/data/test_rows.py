@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from equipoise.data.original import Field
-from equipoise.data.rows import START, RowFile, file_bytes, header, mapped, problems_of
+from equipoise.data.prepare.original import Field
+from equipoise.data.prepare.rows import START, RowFile, file_bytes, header, mapped, problems_of
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -11,13 +11,13 @@ import pytest
 
 from equipoise import MIMO
 from equipoise.data import source
-from equipoise.data.originals import ORIGINALS
+from equipoise.data.prepare.prepare import prepare
+from equipoise.data.sets.originals import ORIGINALS
 from equipoise.data.source import all_data, data_set
-from equipoise.errors import BadInput
 from equipoise.measure.run import measure_run
-from equipoise.prepare import prepare
-from equipoise.settings import Settings
-from equipoise.train import train
+from equipoise.training.settings import Settings
+from equipoise.training.train import train
+from equipoise.util.errors import BadInput
 from made_up import MadeUp, make_source
 
 

@@ -22,9 +22,10 @@ from numpy._core.multiarray import _reconstruct
 from numpy._core.numeric import _frombuffer  # ty: ignore[import-not-found]
 
 from data.mutated_pickles import read_mutated, wholes
-from equipoise.data import load_pickle, unpickle
-from equipoise.data.pickle_machine import PIECE
-from equipoise.data.unpickle import load_object_array
+from equipoise.data import load_pickle
+from equipoise.data.own import unpickle
+from equipoise.data.own.pickle_machine import PIECE
+from equipoise.data.own.unpickle import load_object_array
 
 
 class Bomb:

@@ -10,11 +10,11 @@ import pytest
 from data.pickled import check_broken_pickles, check_nothing_runs, write_pickle
 from data.promises import check_arrays, check_listing, check_reading_draws_nothing, check_trains, counts
 from data.trained import check_it_trains
-from equipoise.data.urfunny import WIDTHS, URFunny
-from equipoise.media.unreadable import Unreadable
+from equipoise.data.prepare.prepare import prepare
+from equipoise.data.sets.urfunny import WIDTHS, URFunny
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.sequence import FirstStepTransformer
-from equipoise.prepare import prepare
+from equipoise.util.unreadable import Unreadable
 
 STEPS = 50
 LENGTHS = {"train": [50, 3, 1, 12], "valid": [7, 20, 4], "test": [5, 9]}

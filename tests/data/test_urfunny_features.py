@@ -9,8 +9,8 @@ import pytest
 
 from data.pickled import check_broken_pickles, check_nothing_runs, write_pickle
 from data.promises import check_arrays, check_listing, counts
-from equipoise.data.urfunny import SIX, URFunny
-from equipoise.media.unreadable import Unreadable
+from equipoise.data.sets.urfunny import SIX, URFunny
+from equipoise.util.unreadable import Unreadable
 
 
 def entry(width: int, first: float, what: str) -> dict[str, Any]:

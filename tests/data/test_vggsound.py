@@ -20,10 +20,10 @@ from data.promises import (
     log_stft_by_hand,
     write_list,
 )
+from equipoise.data.sets.vggsound import VGGSound
 from equipoise.data.splits import PARTS
-from equipoise.data.vggsound import VGGSound
 from equipoise.data.views import Frames, LogSTFT
-from equipoise.media.unreadable import Unreadable
+from equipoise.util.unreadable import Unreadable
 from media.made import index_of, make_image, make_video, make_wav, shade
 
 ROWS = {  # as in vggsound.csv, and where the clip lies

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.catalogue import all_data
 from equipoise.data import Splits, watch
-from equipoise.data.watch import EXERCISES, _verified_file, _windows, people_of
+from equipoise.data.sets.watch import EXERCISES, _verified_file, _windows, people_of
+from equipoise.study.catalogue import all_data
 
 FOLDS = [None, *range(10)]
 

@@ -10,12 +10,12 @@ import pytest
 import typer
 
 from elsewhere import Elsewhere
-from equipoise.catalogue import Entry, all_methods
-from equipoise.commands import ablate as command
-from equipoise.errors import BadInput, FailedRuns
-from equipoise.experiments import ablation_runs
-from equipoise.experiments.ablation import PAPER, sweep_of
-from equipoise.store import Store
+from equipoise.cli import ablate as command
+from equipoise.paper import ablation_runs
+from equipoise.paper.ablation import PAPER, sweep_of
+from equipoise.study.catalogue import Entry, all_methods
+from equipoise.study.store import Store
+from equipoise.util.errors import BadInput, FailedRuns
 
 SHORT = ["--data", "generated", "epochs=1", "features=8"]
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

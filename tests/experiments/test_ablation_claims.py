@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from equipoise.catalogue import Entry
-from equipoise.experiments import ablation_report, ablation_runs
-from equipoise.experiments.ablation import Sweep, sweep_of
-from equipoise.experiments.ablation_claims import FAILS, Change, change, claims, rises, shape, stays
-from equipoise.experiments.ablation_figure import draw
-from equipoise.experiments.ablation_runs import Outcome, Point
+from equipoise.paper import ablation_report, ablation_runs
+from equipoise.paper.ablation import Sweep, sweep_of
+from equipoise.paper.ablation_claims import FAILS, Change, change, claims, rises, shape, stays
+from equipoise.paper.ablation_figure import draw
+from equipoise.paper.ablation_runs import Outcome, Point
 from equipoise.report.aggregate import Line
+from equipoise.study.catalogue import Entry
 
 
 def row(label: str, seed: int, test: float, validation: float) -> dict[str, Any]:

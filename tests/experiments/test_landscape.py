@@ -11,17 +11,17 @@ import pytest
 import torch
 import typer
 
-from equipoise.catalogue import entries
-from equipoise.commands import landscape as command
-from equipoise.data.generated import two_sensors
+from equipoise.cli import landscape as command
+from equipoise.data.sets.generated import two_sensors
 from equipoise.data.splits import Splits, split_by_group
-from equipoise.errors import BadInput
-from equipoise.experiments import landscape_store
-from equipoise.experiments.landscape import Facts, Recipe, Surface, chosen_protocol, gather
-from equipoise.experiments.landscape_figure import SURE, caption, draw, lead, tints
-from equipoise.experiments.landscape_training import solve, stratified, subset
-from equipoise.safe_step import words_for
-from equipoise.train import train
+from equipoise.paper import landscape_store
+from equipoise.paper.landscape import Facts, Recipe, Surface, chosen_protocol, gather
+from equipoise.paper.landscape_figure import SURE, caption, draw, lead, tints
+from equipoise.paper.landscape_training import solve, stratified, subset
+from equipoise.study.catalogue import entries
+from equipoise.training.safe_step import words_for
+from equipoise.training.train import train
+from equipoise.util.errors import BadInput
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command(epilog=command.EXAMPLE)(command.landscape)
@@ -199,7 +199,7 @@ def test_json_and_nothing_else_and_then_from_what_is_kept(
     def again(*_: object) -> None:
         raise AssertionError("found anew")
 
-    monkeypatch.setattr("equipoise.experiments.landscape.gather", again)
+    monkeypatch.setattr("equipoise.paper.landscape.gather", again)
     equipoise_landscape(*words)
     printed = capsys.readouterr()
     assert "joint training: train loss" in printed.out

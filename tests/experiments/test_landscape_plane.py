@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.data.splits import Part
-from equipoise.experiments import landscape_plane
-from equipoise.experiments.landscape_plane import Plane, batches_well, filter_normalised, values_at
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
+from equipoise.paper import landscape_plane
+from equipoise.paper.landscape_plane import Plane, batches_well, filter_normalised, values_at
 
 PLACES = torch.tensor([[0.0, 0.0], [0.7, -0.3], [-1.0, 1.0], [0.2, 0.9], [1.3, 0.1]])
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.catalogue import entries
-from equipoise.errors import BadInput
-from equipoise.experiments import landscape_plane
-from equipoise.experiments import side_by_side as module
-from equipoise.experiments.landscape import Recipe, gather
-from equipoise.experiments.side_by_side import Tell, at_once, side_by_side
+from equipoise.paper import landscape_plane
+from equipoise.paper.landscape import Recipe, gather
+from equipoise.study.catalogue import entries
+from equipoise.util import side_by_side as module
+from equipoise.util.errors import BadInput
+from equipoise.util.side_by_side import Tell, at_once, side_by_side
 from experiments.test_landscape import signals
 
 pytestmark = pytest.mark.slow

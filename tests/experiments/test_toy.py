@@ -7,17 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.experiments.toy import (
-    Recipe,
-    Toy,
-    draw,
-    preference,
-    preference_by_samples,
-    samples_where_noise_ends,
-)
-from equipoise.experiments.toy_facts import measure_seed
-from equipoise.experiments.toy_model import TwoLayer, closed_form, losses, printed
-from equipoise.experiments.toy_runs import KINDS, Trace, delivered_gradients, fastest, manifolds, run, steps_to_level
+from equipoise.paper.toy import Recipe, Toy, draw, preference, preference_by_samples, samples_where_noise_ends
+from equipoise.paper.toy_facts import measure_seed
+from equipoise.paper.toy_model import TwoLayer, closed_form, losses, printed
+from equipoise.paper.toy_runs import KINDS, Trace, delivered_gradients, fastest, manifolds, run, steps_to_level
 
 SMALL = Recipe(samples=60, inputs=4, hidden=6, level=0.5)
 THREE = dataclasses.replace(SMALL, scales=(5.0, 0.5, 1.0), coefficients=(0.001, 1.0, 0.3))

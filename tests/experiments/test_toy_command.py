@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import typer
 
-from equipoise.commands import toy as command
-from equipoise.errors import BadInput
-from equipoise.experiments import drawing, toy_report
-from equipoise.experiments.toy import Recipe
-from equipoise.experiments.toy_claims import claims
-from equipoise.experiments.toy_facts import Facts, gather
-from equipoise.experiments.toy_figure import draw_all
+from equipoise.cli import toy as command
+from equipoise.paper import toy_report
+from equipoise.paper.toy import Recipe
+from equipoise.paper.toy_claims import claims
+from equipoise.paper.toy_facts import Facts, gather
+from equipoise.paper.toy_figure import draw_all
+from equipoise.report import drawing
+from equipoise.util.errors import BadInput
 
 WORDS = ["samples=60", "inputs=4", "hidden=6", "start=0.05", "lr=0.05", "steps=40", "level=0.5"]
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.experiments.toy import Toy
-from equipoise.experiments.toy_conflict import Conflict, draw_correlated, slope
-from equipoise.experiments.toy_facts import PENALTIES
-from equipoise.experiments.toy_rates import ACCURACIES, RATES, convergence
+from equipoise.paper.toy import Toy
+from equipoise.paper.toy_conflict import Conflict, draw_correlated, slope
+from equipoise.paper.toy_facts import PENALTIES
+from equipoise.paper.toy_rates import ACCURACIES, RATES, convergence
 
 
 def falls_with_slope_two(conflict: Conflict, penalties: Sequence[float] = PENALTIES) -> None:

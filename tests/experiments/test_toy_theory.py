@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from equipoise.experiments.toy import Recipe, draw
-from equipoise.experiments.toy_facts import SMALL, random_points
-from equipoise.experiments.toy_theory import (
+from equipoise.paper.toy import Recipe, draw
+from equipoise.paper.toy_facts import SMALL, random_points
+from equipoise.paper.toy_theory import (
     Descent,
     Landscape,
     curvature_at,

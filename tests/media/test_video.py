@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from equipoise.media import video
-from equipoise.media.unreadable import Unreadable
 from equipoise.media.video import read_frames
+from equipoise.util.unreadable import Unreadable
 from media.made import VIDEOS, index_of, make_video, shade
 
 

@@ -1,21 +1,6 @@
 """Every method, held to the contract."""
 
-from equipoise import (
-    AGM,
-    DGL,
-    EW,
-    MGDA,
-    MIMO,
-    MLB,
-    MSES,
-    MSL,
-    MSLR,
-    OGM,
-    OGMGE,
-    Balancer,
-    MMPareto,
-    Unimodal,
-)
+from equipoise import AGM, DGL, EW, MGDA, MIMO, MLB, MSES, MSL, MSLR, OGM, OGMGE, Balancer, MMPareto, Unimodal
 from equipoise.testing import BalancerContract
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise import MGDA, Balancer, MMPareto
-from equipoise.features import Tap
+from equipoise.balance.features import Tap
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
 from equipoise.testing.small import told_by
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torchjd import aggregation
 
 from equipoise import MGDA, Balancer, MMPareto
+from equipoise.balance.theory import least_norm
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
-from equipoise.theory import least_norm
 
 
 def gram_of(vectors: Tensor) -> Tensor:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise import EW, MGDA, MIMO, MLB, MSES, MSL, MSLR, OGM, Balancer, LateFusion, Window, mimo_objective, ranks
+from equipoise import EW, MGDA, MIMO, MLB, MSES, MSL, MSLR, OGM, Balancer, LateFusion, Window, mimo_objective
+from equipoise.balance import ranks
+from equipoise.balance.theory import least_norm
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
-from equipoise.theory import least_norm
 from everything import GRADIENT_PATH, METHODS, MODULATING, assert_same, taught
 
 DETERMINISTIC = [name for name in METHODS if name != "ogmge"]  # whose noise is drawn anew in every pass

@@ -6,8 +6,8 @@ from torch import Tensor
 from torchjd.scalarization import STCH
 
 from equipoise import EW, MIMO, MSL, Trajectory, Unimodal, mimo_objective
+from equipoise.balance.theory import doubled_smoothing, smooth_maximum, smoothing_gap
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
-from equipoise.theory import doubled_smoothing, smooth_maximum, smoothing_gap
 
 COUNTS = (1, 2, 3, 5)
 

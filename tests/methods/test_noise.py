@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equipoise import delivery
+from equipoise.balance import delivery
 from equipoise.methods import noise
 from equipoise.methods.noise import BLOCK, Noise
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.models.names import NamedModules, name_problems, unknown_name
+from equipoise.util.names import NamedModules, name_problems, unknown_name
 
 ODD = ["a.b", "a%2Eb", "keys", "%6Beys", "training", "_modules", "_key_of", "forward", "", "%", "ü 1", "items", "T"]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from equipoise import processes
-from equipoise.errors import BadInput
 from equipoise.report import read
-from equipoise.store import Store
+from equipoise.study.store import Store
+from equipoise.util import processes
+from equipoise.util.errors import BadInput
 from report.example import make_row, write_study
 
 

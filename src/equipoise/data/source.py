@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import final
 
-from equipoise.data.generated import two_sensors
-from equipoise.data.manifest import read_manifest, samples_of_manifest
-from equipoise.data.npz import samples_of_npz
-from equipoise.data.samples import Samples
+from equipoise.data.own.manifest import read_manifest, samples_of_manifest
+from equipoise.data.own.npz import samples_of_npz
+from equipoise.data.own.samples import Samples
+from equipoise.data.sets.generated import two_sensors
+from equipoise.data.sets.watch import watch
 from equipoise.data.splits import Splits
-from equipoise.data.watch import watch
-from equipoise.errors import BadInput
+from equipoise.util.errors import BadInput
 
 SUFFIXES = (".npz", ".csv", ".parquet")
 ENDINGS = ", ".join(SUFFIXES)
@@ -122,7 +122,7 @@ class PreparedFolder:
 
     def __call__(self, fold: int | None) -> Splits:
         """Map its parts into memory."""
-        from equipoise.data.prepared import Prepared
+        from equipoise.data.prepare.prepared import Prepared
 
         return Prepared.open(self.folder).splits(self.protocol, fold)
 
@@ -142,7 +142,7 @@ def _cut(samples: Samples, fold: int | None, tokens: tuple[str, ...]) -> Splits:
 
 
 def _prepared(folder: Path, split: str | None) -> DataSet:
-    from equipoise.data.prepared import Prepared
+    from equipoise.data.prepare.prepared import Prepared
 
     found = Prepared.open(folder)
     if split is not None and split not in found.protocols:
@@ -153,7 +153,7 @@ def _prepared(folder: Path, split: str | None) -> DataSet:
 
 def _folder_of(text: str) -> Path:
     """Where prepared data lies; an answer with what to type where there is none."""
-    from equipoise.data.originals import ORIGINALS
+    from equipoise.data.sets.originals import ORIGINALS
 
     path = Path(text)
     if text not in ORIGINALS:

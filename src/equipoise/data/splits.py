@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise.data.views import View
-from equipoise.errors import BadInput
+from equipoise.util.errors import BadInput
 
 PARTS = ("train", "validation", "test")
 
@@ -115,9 +115,9 @@ class Splits:
     def from_arrays(cls, arrays: Mapping[str, Any], label: Any, **how: Any) -> Splits:
         """Cut arrays of your own: one per modality, and a label; by `split`, by `group`, or at random.
 
-        See `equipoise.data.arrays.from_arrays` for every argument.
+        See `equipoise.data.own.arrays.from_arrays` for every argument.
         """
-        from equipoise.data.arrays import from_arrays
+        from equipoise.data.own.arrays import from_arrays
 
         return from_arrays(arrays, label, **how)
 

@@ -11,7 +11,7 @@ from typing import Any
 from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, LENGTH, VALID, Intake
 from equipoise.deploy.exporting import TOLERANCE, Exported
 from equipoise.deploy.kept import KeptRun
-from equipoise.inside import write_whole
+from equipoise.util.inside import write_whole
 
 RULE = (
     "Every sensor valid: all heads vote, p(c) ∝ exp(Σ_j w_j · log p_j(c)), with the weights below. A sensor not valid: "

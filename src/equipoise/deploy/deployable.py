@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from equipoise.data.views import Scaled, TimeLast, View
 from equipoise.models.committee import _SURE_ENOUGH, FLOOR
 from equipoise.models.late_fusion import LateFusion
-from equipoise.models.names import NamedModules, raise_all
 from equipoise.models.ragged import real_steps
+from equipoise.util.names import NamedModules, raise_all
 
 VALID, LENGTH, HEAD = "_valid", "_length", "_head"
 COMMITTEE, FUSED = "committee", "fused"

@@ -13,13 +13,13 @@ from typing import Any, NoReturn, get_args
 
 import torch
 
-from equipoise.catalogue import all_methods
 from equipoise.data.views import View, view_of
-from equipoise.errors import BadInput
-from equipoise.inside import open_inside
 from equipoise.models.arguments import Unimodal
-from equipoise.models.names import name_problems, unknown_name
-from equipoise.settings import Fusion
+from equipoise.study.catalogue import all_methods
+from equipoise.training.settings import Fusion
+from equipoise.util.errors import BadInput
+from equipoise.util.inside import open_inside
+from equipoise.util.names import name_problems, unknown_name
 
 FORMAT = 1
 PLAIN, WEIGHTS = "model.json", "model.safetensors"

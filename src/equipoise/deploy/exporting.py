@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, LENGTH, VALID, Deployable
-from equipoise.errors import BadInput, look_up
-from equipoise.inside import inside
 from equipoise.models.evaluation import class_log_probabilities, evaluating
+from equipoise.util.errors import BadInput, look_up
+from equipoise.util.inside import inside
 
 TOLERANCE = 1e-5
 """How far an exported graph may be from PyTorch: in probabilities, and in log-probabilities relative to their size."""

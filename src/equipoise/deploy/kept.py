@@ -11,17 +11,17 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from equipoise.catalogue import all_methods
 from equipoise.data.splits import Splits
 from equipoise.data.views import view_of
 from equipoise.deploy.deployable import IN_THE_GRAPH, LENGTH, Deployable, Intake
 from equipoise.deploy.description import FORMAT, PLAIN, WEIGHTS, problems_in, read_description, row_problems
 from equipoise.deploy.rebuild import first_line, rebuilt, tensors_in
-from equipoise.errors import BadInput
-from equipoise.inside import inside, write_whole
 from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, kinds_of
-from equipoise.models.names import raise_all
+from equipoise.study.catalogue import all_methods
+from equipoise.util.errors import BadInput
+from equipoise.util.inside import inside, write_whole
+from equipoise.util.names import raise_all
 
 TRAIN = "equipoise train --data watch --method mimo --out runs/one"
 

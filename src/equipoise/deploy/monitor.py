@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from equipoise.deploy.charts import MOVEMENT, Limits, averaged, bound_for_the_next, statistics
-from equipoise.errors import BadInput
-from equipoise.models.names import raise_all
+from equipoise.util.errors import BadInput
+from equipoise.util.names import raise_all
 
 WARM_UP = 5  # windows that an average takes to forget where it began
 FORMAT = 1

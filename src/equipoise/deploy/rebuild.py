@@ -10,15 +10,15 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from equipoise.catalogue import Method
 from equipoise.deploy.deployable import Intake
 from equipoise.deploy.description import PLAIN, WEIGHTS, at_most
-from equipoise.errors import BadInput
-from equipoise.inside import inside
 from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, build_encoders, kinds_of
 from equipoise.models.encoders import features_of
 from equipoise.models.late_fusion import takes_lengths
+from equipoise.study.catalogue import Method
+from equipoise.util.errors import BadInput
+from equipoise.util.inside import inside
 
 PLAUSIBLE = 2**16  # features that an encoder may be told of, though it need not have as many
 TYPES = {

@@ -16,7 +16,7 @@ from equipoise.measure.outputs import features_of_part
 from equipoise.measure.sensors import faulty_parts
 from equipoise.models.evaluation import evaluating
 from equipoise.models.late_fusion import LateFusion
-from equipoise.models.names import raise_all
+from equipoise.util.names import raise_all
 
 DEAD = ("missing zeros", "missing mean", "stuck")
 """Total failures: the sensor says one and the same for ever."""

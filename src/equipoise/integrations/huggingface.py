@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.attachment import Encoder
-from equipoise.balancer import Balancer
+from equipoise.balance.attachment import Encoder
+from equipoise.balance.balancer import Balancer
 from equipoise.integrations.logs import entries_of, metrics_for
 
 try:

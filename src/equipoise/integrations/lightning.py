@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, final
 
-from equipoise.balancer import Balancer
+from equipoise.balance.balancer import Balancer
 from equipoise.integrations.logs import entries_of, metrics_for
 
 try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise.balancer import Balancer
+from equipoise.balance.balancer import Balancer
 
 
 def entries_of(balancer: Balancer, prefix: str = "balance/") -> dict[str, Tensor]:

@@ -9,8 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise import ranks
-from equipoise.balancer import Balancer
+from equipoise.balance import ranks
+from equipoise.balance.balancer import Balancer
 
 try:
     from torchjd.aggregation import GramianWeightedAggregator, Weighting

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from equipoise.balancer import Balancer
+from equipoise.balance.balancer import Balancer
 from equipoise.data.splits import Part
 from equipoise.models.late_fusion import LateFusion
-from equipoise.step import step_losses
+from equipoise.training.step import step_losses
 
 Clock = Literal["synchronised", "launched"]
 CLOCKS: tuple[Clock, ...] = ("synchronised", "launched")
@@ -80,7 +80,7 @@ Step = Callable[[Watch, Part], None]
 
 
 def balanced_step(model: LateFusion, balancer: Balancer, optimizer: Optimizer) -> Step:
-    """A step of one of our methods, as `equipoise.train` takes it.
+    """A step of one of our methods, as `equipoise.training.train` takes it.
 
     Args:
         model: The model.

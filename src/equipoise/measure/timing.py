@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from equipoise.attachment import unwrap_optimizer
-from equipoise.balancer import Balancer
+from equipoise.balance.attachment import unwrap_optimizer
+from equipoise.balance.balancer import Balancer
 from equipoise.data.splits import Part
 from equipoise.measure.outputs import check_model
 from equipoise.models.late_fusion import LateFusion
-from equipoise.train import step_losses
+from equipoise.training.train import step_losses
 
 WARM_UP = 3
 APART = "after training, on a copy: without autocast, neither compiled nor recorded, waiting after each part"

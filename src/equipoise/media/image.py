@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.media.container import LARGEST_PICTURE
-from equipoise.media.unreadable import Unreadable, reading
+from equipoise.util.unreadable import Unreadable, reading
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from equipoise.media.claims import MISSING_AT_MOST, check_claims
 from equipoise.media.container import best_stream, decoded, opened
-from equipoise.media.unreadable import Unreadable, reading
+from equipoise.util.unreadable import Unreadable, reading
 
 if TYPE_CHECKING:
     from av import AudioFrame

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.media.container import LARGEST_PICTURE, best_stream, decoded, opened
-from equipoise.media.unreadable import Unreadable, reading
+from equipoise.util.unreadable import Unreadable, reading
 
 if TYPE_CHECKING:
     from av import VideoFrame, VideoStream

@@ -10,14 +10,14 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from equipoise.balancer import Balancer
-from equipoise.checks import demand
-from equipoise.errors import BadInput
+from equipoise.balance.balancer import Balancer
+from equipoise.balance.observe import Seen
+from equipoise.balance.routes import Weights
 from equipoise.methods.scores import mean_of_others
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.shapley import Scaled, ShapleyResponses, computed_from, scaled_under
-from equipoise.observe import Seen
-from equipoise.routes import Weights
+from equipoise.util.checks import demand
+from equipoise.util.errors import BadInput
 
 _WORST = -math.log(1e-8)  # probabilities are not read below 1e-8
 _LARGEST = 80.0

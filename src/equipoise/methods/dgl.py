@@ -6,10 +6,10 @@ from typing import ClassVar, final
 
 import torch
 
-from equipoise.balancer import Balancer
-from equipoise.checks import demand
-from equipoise.observe import Seen
-from equipoise.routes import Weights
+from equipoise.balance.balancer import Balancer
+from equipoise.balance.observe import Seen
+from equipoise.balance.routes import Weights
+from equipoise.util.checks import demand
 
 
 @final

@@ -6,9 +6,9 @@ from typing import Literal, final
 
 from torch import Tensor
 
-from equipoise.balancer import Balancer
-from equipoise.checks import demand
-from equipoise.theory import least_norm
+from equipoise.balance.balancer import Balancer
+from equipoise.balance.theory import least_norm
+from equipoise.util.checks import demand
 
 
 @final

@@ -9,12 +9,12 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from equipoise.balancer import Balancer
-from equipoise.checks import demand
-from equipoise.observe import Seen
-from equipoise.optimum import Trajectory
-from equipoise.routes import Weights
-from equipoise.theory import doubled_smoothing, smooth_maximum
+from equipoise.balance.balancer import Balancer
+from equipoise.balance.observe import Seen
+from equipoise.balance.optimum import Trajectory
+from equipoise.balance.routes import Weights
+from equipoise.balance.theory import doubled_smoothing, smooth_maximum
+from equipoise.util.checks import demand
 
 LEAST_SMOOTHING = 1e-30  # below it, single precision cannot hold a loss divided by μ
 

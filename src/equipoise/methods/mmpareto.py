@@ -8,9 +8,9 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from equipoise.balancer import Balancer
-from equipoise.checks import demand
-from equipoise.theory import least_norm
+from equipoise.balance.balancer import Balancer
+from equipoise.balance.theory import least_norm
+from equipoise.util.checks import demand
 
 
 @final

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from equipoise.balancer import Balancer
-from equipoise.checks import demand
-from equipoise.observe import Seen
-from equipoise.routes import Weights
+from equipoise.balance.balancer import Balancer
+from equipoise.balance.observe import Seen
+from equipoise.balance.routes import Weights
+from equipoise.util.checks import demand
 
 
 @final

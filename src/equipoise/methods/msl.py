@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from equipoise.balancer import Balancer
-from equipoise.observe import Seen
-from equipoise.routes import Weights
+from equipoise.balance.balancer import Balancer
+from equipoise.balance.observe import Seen
+from equipoise.balance.routes import Weights
 
 
 @final

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from equipoise.balancer import Balancer
-from equipoise.checks import demand
+from equipoise.balance.balancer import Balancer
+from equipoise.balance.observe import Seen
+from equipoise.balance.routes import Weights
 from equipoise.methods.scores import log_likelihood, ratios
-from equipoise.observe import Seen
-from equipoise.routes import Weights
+from equipoise.util.checks import demand
 
 Parameters = Literal["all", "kernels"]
 

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from equipoise.balancer import Balancer
-from equipoise.checks import demand
+from equipoise.balance.balancer import Balancer
+from equipoise.balance.observe import Seen
+from equipoise.balance.routes import Weights
 from equipoise.methods.noise import Noise
 from equipoise.methods.ogm import Parameters, check_ogm, is_kernel, ogm_weights
 from equipoise.methods.scores import log_likelihood
-from equipoise.observe import Seen
-from equipoise.routes import Weights
+from equipoise.util.checks import demand
 
 
 @final

@@ -6,9 +6,9 @@ from typing import final
 
 import torch
 
-from equipoise.balancer import Balancer
-from equipoise.observe import Seen
-from equipoise.routes import Weights
+from equipoise.balance.balancer import Balancer
+from equipoise.balance.observe import Seen
+from equipoise.balance.routes import Weights
 
 
 @final

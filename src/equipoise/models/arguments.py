@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from torch import nn
 
 from equipoise.models.fusion import HeadMaker
-from equipoise.models.names import name_problems, unknown_name
+from equipoise.util.names import name_problems, unknown_name
 
 Unimodal = Literal["head", "detached", "split"]
 """Where a modality's own output comes from."""

@@ -10,12 +10,12 @@ from typing import Any, Literal, get_type_hints
 
 from torch import nn
 
-from equipoise.errors import BadInput
 from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, encoder_for
 from equipoise.models.lenet import LeNet
-from equipoise.models.names import raise_all, unknown_name
 from equipoise.models.resnet import ResNet18
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
+from equipoise.util.errors import BadInput
+from equipoise.util.names import raise_all, unknown_name
 
 Shape = tuple[int, ...]
 

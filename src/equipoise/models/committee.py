@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.models.names import raise_all, unknown_name
 from equipoise.models.projected_newton import Derivatives, minimise_without_negatives
+from equipoise.util.names import raise_all, unknown_name
 
 FLOOR = 0.1
 """Where a sensor is missing, each member left has at least this part of an equal weight."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.models.encoders import features_of
-from equipoise.models.names import NamedModules, unknown_name
+from equipoise.util.names import NamedModules, unknown_name
 
 HeadPart = tuple[Tensor, slice | None]
 """A parameter of the fused head, and its columns that belong to one modality; None where all of it does."""

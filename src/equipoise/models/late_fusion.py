@@ -14,8 +14,8 @@ from equipoise.models.compiled import compiled_call
 from equipoise.models.encoders import features_of
 from equipoise.models.evaluation import class_log_probabilities, evaluating
 from equipoise.models.fusion import HeadMaker, HeadPart, build_fusion
-from equipoise.models.names import NamedModules, raise_all, unknown_name
 from equipoise.models.shapley import scale_gradient, varies_in_training
+from equipoise.util.names import NamedModules, raise_all, unknown_name
 
 Decision = Literal["fused", "committee"]
 

@@ -5,7 +5,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from equipoise.checks import demand
+from equipoise.util.checks import demand
 
 
 @final

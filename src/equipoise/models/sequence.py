@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.models.encoders import MLP, features_of
-from equipoise.models.names import raise_all
 from equipoise.models.ragged import real_steps
+from equipoise.util.names import raise_all
 
 
 @final

@@ -10,7 +10,6 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from equipoise.inside import write_whole
 from equipoise.report import figures
 from equipoise.report.aggregate import Line, modalities
 from equipoise.report.answer import answer, caution, question
@@ -20,6 +19,7 @@ from equipoise.report.paired import BASELINE, compared_with, paired_lines
 from equipoise.report.results import MOST_CURVES, Results, Row, read
 from equipoise.report.table import Table, shortened
 from equipoise.report.tables import fault_table, main_table, measure_table, missing_table, protocol_table
+from equipoise.util.inside import write_whole
 
 # Hundreds of charts help nobody, and would not fit a page one can send; nor would thousands of lines.
 MOST_DRAWN = 40

@@ -13,8 +13,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from equipoise.errors import BadInput
-from equipoise.store import SCHEMA, read_lines, read_rows
+from equipoise.study.store import SCHEMA, read_lines, read_rows
+from equipoise.util.errors import BadInput
 
 if TYPE_CHECKING:
     from equipoise.report.aggregate import Line

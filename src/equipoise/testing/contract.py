@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.balancer import Balancer
+from equipoise.balance.balancer import Balancer
 from equipoise.testing.small import SmallModel, attached, batch, gradients_of, losses_of, names, told_by
 
 COUNTS = (1, 2, 3, 5)

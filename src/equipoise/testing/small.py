@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.balancer import Balancer
-from equipoise.table import Table
+from equipoise.balance.balancer import Balancer
+from equipoise.balance.table import Table
 
 
 def names(count: int) -> list[str]:

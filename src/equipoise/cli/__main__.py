@@ -1,0 +1,5 @@
+"""``python -m equipoise.cli``: the command."""
+
+from equipoise.cli.main import main
+
+main()

@@ -1,0 +1,103 @@
+"""`equipoise bench`: what a training step costs on this machine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from equipoise.cli.options import Json
+from equipoise.cli.telling import telling
+from equipoise.util.errors import BadInput, answers
+
+if TYPE_CHECKING:
+    from equipoise.paper.bench import Case
+
+EXAMPLE = "Example: equipoise bench --quick --methods mimo,mgda --modalities 2..4 --out runs/bench"
+
+
+def bench(
+    *,
+    methods: Annotated[str, typer.Option(help="Names with commas between, or all; mgda-features is one.")] = "all",
+    modalities: Annotated[str | None, typer.Option(help="How many: 2..8, or 2,4,8.")] = None,
+    batch: Annotated[str, typer.Option(help="Samples of a step; commas between.")] = "64",
+    encoder: Annotated[
+        str | None,
+        typer.Option(help="small, resnet18 or transformer; by default small, and a pair of transformers with AdamW."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="How often each line is measured, in turn; 5.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer modalities and three rounds: about a minute.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, typer.Option("--out", help="Folder for tables, numbers and the figure.")] = Path("runs/bench"),
+    as_json: Json = False,
+) -> None:
+    """Time and memory of a training step: whole, in pieces, and against joint training and a bare loop."""
+    import torch
+
+    torch.set_num_threads(1)  # small pieces: more threads mostly wait for each other
+    from equipoise.paper import bench_figure, bench_report
+    from equipoise.paper.bench import measure
+    from equipoise.paper.bench_lines import chosen_methods
+    from equipoise.report import drawing
+    from equipoise.training.machinery import device_of
+    from equipoise.training.settings import Settings
+
+    chosen, cases, where = answers(
+        lambda: chosen_methods(methods),
+        lambda: cases_of(encoder, modalities or ("2,4,8" if quick else "2..8"), batch, quick=quick),
+        lambda: torch.device(device_of(Settings(device=device))),
+    )
+    turns = rounds or (3 if quick else 5)
+    command = shlex.join(["equipoise", *sys.argv[1:]]) if sys.argv[1:2] == ["bench"] else "equipoise bench"
+    drawing.check_ready()
+    with telling("bench", quiet=as_json) as tell:
+        rows = measure(cases, chosen, where, turns, tell)
+    facts = bench_report.facts_of(rows, where, turns, command)
+    made = f"Made by `{command}` on {facts['device']}."
+    paths = [*bench_report.write(facts, rows, out), *bench_figure.draw(rows, out, made)]
+    if as_json:
+        print(json.dumps({**facts, "files": [str(path) for path in paths]}))
+        return
+    for table in bench_report.in_brief(rows):
+        print(bench_report.as_text(table), end="\n\n")
+    print(bench_report.legend(rows))
+    print(f"Every case as csv, markdown and JSON, and cost against K as SVG and PNG: {out}")
+
+
+def cases_of(encoder: str | None, modalities: str, batch: str, *, quick: bool = False) -> list[Case]:
+    """What to measure, or one message with everything that is wrong with it.
+
+    Args:
+        encoder: As typed; None for small ones, and a pair of transformers besides.
+        modalities: As typed: "2..8", or "2,4,8".
+        batch: As typed: "16,64".
+        quick: Whether the pair of transformers has small batches.
+    """
+    from equipoise.paper.bench import KINDS, Case
+    from equipoise.util.errors import look_up
+
+    chosen, counts, sizes = answers(
+        lambda: look_up("encoder", encoder or "small", dict(zip(KINDS, KINDS, strict=True))),
+        lambda: numbers_of("modalities", modalities),
+        lambda: numbers_of("batch", batch),
+    )
+    found = [Case(chosen, count, size) for size in sizes for count in counts]
+    if encoder is None:
+        found += [Case("transformer", 2, min(size, 16) if quick else size) for size in sizes]
+    return found
+
+
+def numbers_of(option: str, text: str) -> list[int]:
+    """Whole numbers above one, from "2..8" or "2,4,8"."""
+    try:
+        low, dots, high = text.partition("..")
+        found = list(range(int(low), int(high) + 1)) if dots else [int(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 2:
+        raise BadInput(f"--{option}: expected whole numbers above one, such as 2..8 or 2,4,8; found {text!r}")
+    return list(dict.fromkeys(found))

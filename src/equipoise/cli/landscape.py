@@ -1,0 +1,155 @@
+"""`equipoise landscape`: the paper's Figure 2, the loss around the solutions of joint training and of MIMO."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from equipoise import __version__
+from equipoise.cli.options import Data, Json, PresetName, Split, data_and
+from equipoise.cli.telling import telling
+from equipoise.data.source import DataSet
+from equipoise.study.catalogue import Entry, entries
+from equipoise.training import settings
+from equipoise.training.presets import Preset
+from equipoise.util.errors import answers
+from equipoise.util.inside import write_whole
+
+if TYPE_CHECKING:
+    from equipoise.paper.landscape import Facts, Recipe, Tell
+
+EXAMPLE = "Example: equipoise landscape --data watch --out runs/landscape steps=1500 mimo.penalty=10"
+FUSION = "fusion=sum"  # as the paper; a word of the user's comes later, and wins
+
+
+def landscape(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="name=value: steps=1500, a setting (batch=64, lr=0.01) or a parameter (mimo.penalty=10)."),
+    ] = None,
+    *,
+    data: Data = "watch",
+    split: Split = None,
+    preset: PresetName = "auto",
+    plane: Annotated[
+        str, typer.Option("--plane", help="own: one around each solution; both: one through the two.")
+    ] = "own",
+    points: Annotated[int, typer.Option("--points", help="Places along each side of a plane.")] = 51,
+    reach: Annotated[float, typer.Option("--reach", help="How far a plane goes, in lengths of filters.")] = 1.0,
+    samples: Annotated[int, typer.Option("--samples", help="Training samples and test samples to judge by.")] = 200,
+    protocol: Annotated[
+        str | None, typer.Option("--protocol", help="Of uni-modal accuracy: split or head; by the fusion by default.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of weights, batches, samples and directions.")] = 0,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the figure and the numbers.")] = Path("runs/landscape"),
+    as_json: Json = False,
+) -> None:
+    """Figure 2 of the paper: the loss around the solutions of joint training and MIMO, and which sensor leads there."""
+    view = {"plane": plane, "points": points, "reach": reach, "samples": samples, "protocol": protocol, "seed": seed}
+    source, chosen, recipe = _asked(data, split, preset, words or (), view)
+    import torch
+
+    torch.set_num_threads(1)  # places are judged side by side, and more threads only wait for each other
+    from equipoise.paper.landscape_figure import draw
+    from equipoise.report import drawing
+
+    drawing.check_ready()
+    with telling("landscape", quiet=as_json) as tell:
+        facts = _found(source, chosen, recipe, out, tell)
+        tell("drawing")
+        chosen_data = {"data": data, "split": split, "preset": None if preset == "auto" else preset}
+        figures = draw(facts, out, f"Made by `{_typed(chosen_data, view, words or ())}`: {recipe.steps:,} steps.")
+    content = {**facts.as_dict(), "figures": [str(path) for path in figures]}
+    write_whole(out, f"{recipe.stem}.json", json.dumps(content, indent=1) + "\n")
+    if as_json:
+        print(json.dumps(content))
+        return
+    print(_table(facts))
+    print(f"\nThe figure as SVG and PNG, all numbers in {recipe.stem}.json, and the grids in {recipe.stem}.npz: {out}")
+
+
+def _asked(
+    data: str, split: str | None, preset: str, words: Sequence[str], view: dict[str, Any]
+) -> tuple[DataSet, list[Entry], Recipe]:
+    """The data, the two methods and the recipe, or one message with everything that is wrong."""
+    from equipoise.paper.landscape import Recipe, chosen_protocol
+
+    steps = [word.removeprefix("steps=") for word in words if word.startswith("steps=")]
+    others = [FUSION, *(word for word in words if not word.startswith("steps="))]
+    chosen: list[Entry] = []
+
+    def methods(published: Preset | None) -> list[Entry]:
+        chosen.extend(entries(["msl", "mimo"], others, published))
+        return chosen
+
+    def number_of_steps() -> int:
+        return settings.convert("steps", steps[-1], int) if steps else Recipe().steps
+
+    def recipe() -> Recipe:
+        made = Recipe(**view)
+        if chosen:
+            chosen_protocol(made, chosen[0].settings.fusion)
+        return made
+
+    found, both, count, made = data_and(data, split, preset, methods, number_of_steps, recipe)
+    (whole,) = answers(lambda: dataclasses.replace(made, steps=count))
+    return found, both, whole
+
+
+def _typed(data: dict[str, str | None], view: dict[str, Any], words: Sequence[str]) -> str:
+    """The command that gives this figure, without what is so by default and without places on this machine."""
+    from equipoise.paper.landscape import Recipe
+
+    plain = dataclasses.asdict(Recipe())
+    options = {name: value for name, value in data.items() if value is not None}
+    options |= {name: value for name, value in view.items() if value != plain[name]}
+    said = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return shlex.join(["equipoise", "landscape", *said, *words])
+
+
+def _found(source: DataSet, chosen: Sequence[Entry], recipe: Recipe, out: Path, tell: Tell) -> Facts:
+    """What an earlier call found for the same question, or else what is found now."""
+    from equipoise.paper.landscape import gather
+    from equipoise.paper.landscape_store import keep, kept
+    from equipoise.training.tokens import as_read
+
+    tell("loading the data")
+    splits = as_read(source, [entry.settings for entry in chosen]).load(None).check()
+    asked = {
+        "version": __version__,
+        "data": splits.fingerprint(),
+        "recipe": dataclasses.asdict(recipe),
+        "methods": {entry.method.name: {**entry.params, **entry.settings.as_dict()} for entry in chosen},
+    }
+    facts = kept(out, recipe.stem, asked)
+    if facts is None:
+        facts = gather(splits, chosen, recipe, tell)
+        keep(out, asked, facts)
+    return facts
+
+
+def _table(facts: Facts) -> str:
+    """The two solutions in a few lines."""
+    from equipoise.paper.landscape import TITLES
+
+    lines = [
+        f"After {facts.recipe.steps:,} steps, on {facts.samples['train']:,} training and {facts.samples['test']:,} "
+        f"test samples of {facts.data} (± standard error); accuracy alone: training, protocol {facts.protocol}"
+    ]
+    for star in facts.stars:
+        losses = ", ".join(f"{name} loss {star.loss[name]:.3f} ± {star.error[name]:.3f}" for name in star.loss)
+        alone = ", ".join(f"{name} {star.accuracy['train'][name]:.1%}" for name in facts.modalities)
+        low, high = facts.late(star.name)
+        lines.append(
+            f"  {TITLES[star.name]}: {losses}; right in test {star.accuracy['test']['fused']:.1%}; alone {alone}; "
+            f"test loss over the last fifth of training {low:.3f} to {high:.3f}"
+        )
+    worst = max(star.difference for star in facts.stars)
+    lines.append(f"The planes and the models themselves agree at the stars to {worst:.0e}.")
+    return "\n".join(lines)

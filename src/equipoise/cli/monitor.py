@@ -1,0 +1,95 @@
+"""`equipoise monitor`: set up a sensor monitor for a finished run, and put it on trial."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from equipoise.cli.options import Encoder, Json, Split, Trust
+
+if TYPE_CHECKING:
+    from equipoise.deploy import SensorMonitor, Trial
+
+EXAMPLE = "Example: equipoise monitor runs/one"
+
+
+def monitor(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or of a command that made one.")],
+    data: Annotated[str | None, typer.Option("--data", help="The data of the run, where it was a file.")] = None,
+    split: Split = None,
+    false_alarms: Annotated[
+        float, typer.Option(help="Share of a healthy stream's stretches in which an alarm may be up.")
+    ] = 0.01,
+    stretch: Annotated[int, typer.Option(min=1, help="Windows of a stretch.")] = 10,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for monitor.json; RUN/export.")] = None,
+    encoder: Encoder = None,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Calibrate a monitor on healthy validation data, then break every sensor of the test data and see.
+
+    Nothing of the test part has a say in the calibration.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    from equipoise.cli.telling import telling
+    from equipoise.data.sets.originals import ORIGINALS
+    from equipoise.data.source import all_data, data_set
+    from equipoise.deploy import open_run, try_monitor
+    from equipoise.deploy.trial import fit_monitor
+    from equipoise.measure import training_statistics
+    from equipoise.training.settings import Settings
+    from equipoise.training.tokens import as_read
+    from equipoise.util.errors import BadInput, answers
+    from equipoise.util.inside import inside
+
+    kept = open_run(run, encoder=encoder, trust=trust)
+    if data is None and (data := kept.row["data"]) not in {**all_data(), **ORIGINALS}:
+        raise BadInput(f"the run names its data {data!r}, which is no data set of the package; type --data PATH")
+    read = Settings().changed({"encoder": kept.encoder, "features": kept.row["run"]["features"]})
+    source, fold = data_set(data, split), kept.row["fold"]
+    if fold is not None and fold >= source.folds:
+        raise BadInput(f"{kept.folder}: expected one of the {source.folds} folds of {source.name}, found fold {fold}")
+    (splits,) = answers(lambda: as_read(source, [read]).load(fold))
+    if (found := splits.fingerprint()) != kept.row["split"]:
+        raise BadInput(
+            f"the data of this run has the fingerprint {kept.row['split']}; found {found}. Give the same data, cut the "
+            "same way, with --data and --split"
+        )
+    folder = out or inside(kept.folder, "export")
+    with telling("monitor", quiet=as_json) as say:
+        say("calibrating on the validation part")
+        (made,) = answers(
+            lambda: fit_monitor(kept.model, splits.validation, false_alarms=false_alarms, stretch=stretch)
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        made.save(inside(folder, "monitor.json"))
+        say("breaking the sensors of the test part")
+        statistics = training_statistics(splits.train)
+        (trial,) = answers(lambda: try_monitor(made, kept.model, splits.test, statistics, stretch=stretch))
+    if as_json:
+        print(json.dumps({"file": str(folder / "monitor.json"), "calibration": made.facts, "trial": trial.as_dict()}))
+        return
+    _print(made, trial, stretch)
+    print(f"\nThe monitor: {folder / 'monitor.json'}")
+
+
+def _print(made: SensorMonitor, trial: Trial, stretch: int) -> None:
+    facts = made.facts
+    print(f"Calibrated on {facts['windows']:,} healthy validation windows in {facts['streams']} streams.")
+    print(
+        f"{trial.streams} healthy test streams: an alarm was up in {100 * trial.stretches:.2f} % of stretches of "
+        f"{stretch} windows ({100 * trial.worst:.2f} % in the worst stream), and in {100 * trial.windows:.2f} % of "
+        "windows."
+    )
+    print(f"Total failures found within {stretch} windows: {100 * trial.dead():.1f} %.\n")
+    width = max(map(len, made.modalities)) + 2
+    print(f"{'fault':<22}{'sensor':<{width}}{'found, %':>9}{'delay':>8}{'named, %':>10}{'trials':>8}")
+    for each in trial.faults:
+        delay = "–" if each.delay is None else f"{each.delay:.1f}"
+        named = "–" if each.named is None else f"{100 * each.named:.1f}"
+        print(f"{each.fault:<22}{each.sensor:<{width}}{100 * each.found:>9.1f}{delay:>8}{named:>10}{each.trials:>8}")

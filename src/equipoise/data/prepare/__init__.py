@@ -1,0 +1,1 @@
+"""Prepare publishers' files: read clips in parallel, write one prepared folder."""

@@ -1,0 +1,239 @@
+"""Planes through the weights of a model, and what the model is worth at many points of one.
+
+Random directions are filter-normalised (Li et al., "Visualizing the Loss Landscape of Neural Nets", 2018): a filter,
+the weights of one output of a layer, moves by as much as it is long, so that weights whose scale means nothing do not
+decide how sharp a picture looks. Biases and the parameters of normalisation stay where they are, as usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from equipoise.data.splits import Part
+from equipoise.models import LateFusion
+from equipoise.models.evaluation import evaluating
+from equipoise.util.side_by_side import Tell, at_once, side_by_side
+
+Weights = dict[str, Tensor]
+MEMORY = 2**27  # bytes of activations and weights of one call; more is slower on a CPU, for it leaves the cache
+UNBATCHED = (nn.RNNBase, nn.TransformerEncoderLayer)
+SHARE = 0.25  # of a GPU's free memory that one call may take
+
+
+def filter_normalised(weights: Weights, random: torch.Generator) -> Weights:
+    """A random direction in which every filter is as long as that filter of the weights; vectors are left out.
+
+    Drawn on the CPU, so that one seed gives weights of one shape the same draw everywhere.
+    """
+    direction = {}
+    for name, weight in weights.items():
+        if weight.dim() < 2:
+            continue
+        drawn = torch.randn(weight.shape, generator=random).to(weight)
+        lengths = weight.flatten(1).norm(dim=1) / drawn.flatten(1).norm(dim=1)
+        direction[name] = drawn * lengths.reshape(-1, *[1] * (weight.dim() - 1))
+    return direction
+
+
+@final
+@dataclass(frozen=True)
+class Plane:
+    """θ(x, y) = start + x · right + y · up.
+
+    Args:
+        start: Every parameter and buffer at (0, 0).
+        right: What moves with x, by name.
+        up: What moves with y.
+        drift: How buffers, the statistics of batch norm, change from x = 0 to x = 1; beyond, they stay.
+    """
+
+    start: Weights
+    right: Weights
+    up: Weights
+    drift: Weights = field(default_factory=dict)
+
+    @classmethod
+    def around(cls, model: nn.Module, seed: int) -> Plane:
+        """The plane of two filter-normalised random directions through a model: one seed, the same draw for each."""
+        random = torch.Generator().manual_seed(seed)
+        weights = _parameters(model)
+        right, up = filter_normalised(weights, random), filter_normalised(weights, random)
+        return cls(weights | _buffers(model), right, up)
+
+    @classmethod
+    def through(cls, one: nn.Module, other: nn.Module, seed: int) -> Plane:
+        """The plane with one model at (0, 0), the other at (1, 0), and a filter-normalised direction across."""
+        start, end = _parameters(one), _parameters(other)
+        right = {name: end[name] - weight for name, weight in start.items()}
+        up = filter_normalised(start, torch.Generator().manual_seed(seed))
+        share = _inner(up, right) / _inner(right, right).clamp(min=torch.finfo(torch.float64).tiny)
+        none = torch.zeros((), dtype=torch.float64)
+        up = {name: (up.get(name, none) - share * along.double()).to(along) for name, along in right.items()}
+        before, after = _buffers(one), _buffers(other)
+        drift = {name: after[name] - value for name, value in before.items() if value.is_floating_point()}
+        return cls(start | before, right, up, drift)
+
+    def at(self, places: Tensor) -> Weights:
+        """What moves, at each of several places [P, 2]: stacked, [P, …] by name."""
+        x, y = places.unbind(dim=1)
+        found = {}
+        for name in {**self.right, **self.up}:
+            found[name] = self.start[name].expand(len(places), *self.start[name].shape)
+            for step, direction in ((x, self.right), (y, self.up)):
+                if name in direction:
+                    found[name] = found[name] + _times(step, direction[name])
+        for name, change in self.drift.items():
+            found[name] = self.start[name] + _times(x.clamp(0, 1), change)
+        return found
+
+
+@final
+@dataclass(frozen=True)
+class Values:
+    """What a model is worth at P places, on one part.
+
+    Args:
+        loss: Mean cross-entropy of the fused output, [P].
+        error: Its standard error over samples, [P].
+        accuracy: Of the fused output and of each modality, [P] by name.
+    """
+
+    loss: Tensor
+    error: Tensor
+    accuracy: dict[str, Tensor]
+
+
+def values_at(
+    model: LateFusion,
+    plane: Plane,
+    places: Tensor,
+    part: Part,
+    *,
+    together: bool | None = None,
+    on_done: Callable[[int], None] = lambda _: None,
+) -> Values:
+    """Judge the model at many places of a plane, in evaluation mode.
+
+    Args:
+        model: Gives its form only; weights and buffers come from the plane.
+        plane: Where the places lie.
+        places: x and y of each, [P, 2].
+        part: The samples, as encoders read them, on the model's device.
+        together: Many places in one batched call, or one after the other; None for what is faster.
+        on_done: Called with the number of places after each call.
+    """
+    batched = batches_well(model, part.label.device) if together is None else together
+    rows, chunk = _sizes(model, part, len(places), batched=batched)
+    device = part.label.device
+    chunks = places.to(device, torch.float32).split(chunk)
+
+    def share(first: int, tell: Tell) -> list[Tensor]:
+        found = []
+        with evaluating(model), torch.no_grad():
+            for some in chunks[first::workers]:
+                found.append(_sums(model, plane, some, part, rows, batched=batched).cpu())
+                tell(str(len(some)))
+        return found
+
+    workers = min(len(chunks), at_once())
+    shares = side_by_side([partial(share, first) for first in range(workers)], lambda words: on_done(int(words)))
+    sums = torch.cat([shares[number % workers][number // workers] for number in range(len(chunks))])
+    count, names = len(part), ["fused", *model.encoders]
+    loss = sums[:, 0] / count
+    spread = (sums[:, 1] / count - loss.square()).clamp(min=0)
+    accuracy = {name: column / count for name, column in zip(names, sums[:, 2:].unbind(dim=1), strict=True)}
+    return Values(loss, (spread / max(count - 1, 1)).sqrt(), accuracy)
+
+
+def batches_well(model: nn.Module, device: torch.device) -> bool:
+    """Whether many places in one call pay.
+
+    On a CPU, convolutions with other weights for every place take twice as long as one after the other; and torch
+    cannot batch recurrent layers and those of transformers over their weights at all.
+    """
+    slow = UNBATCHED if device.type == "cuda" else (*UNBATCHED, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return not any(isinstance(module, slow) for module in model.modules())
+
+
+def _sums(model: LateFusion, plane: Plane, places: Tensor, part: Part, rows: int, *, batched: bool) -> Tensor:
+    """Per place, over all samples: the sum of losses, of their squares, and the hits of every output, [P, …]."""
+    moved = plane.at(places)
+    still = {name: value for name, value in plane.start.items() if name not in moved}
+
+    def judge(weights: Weights, inputs: Weights, label: Tensor) -> Tensor:
+        outputs = functional_call(model, weights | still, (inputs,))
+        loss = F.cross_entropy(outputs["fused"], label, reduction="none").double()
+        hits = [(logits.argmax(dim=1) == label).double().sum() for logits in outputs.values()]
+        return torch.stack([loss.sum(), loss.square().sum(), *hits])
+
+    many = vmap(judge, in_dims=(0, None, None))
+    total = torch.zeros((), dtype=torch.float64, device=places.device)
+    for some in _in_batches(part, rows):
+        if batched:
+            total = total + many(moved, some.inputs, some.label)
+        else:
+            each = [{name: value[place] for name, value in moved.items()} for place in range(len(places))]
+            total = total + torch.stack([judge(one, some.inputs, some.label) for one in each])
+    return total
+
+
+def _in_batches(part: Part, rows: int) -> Iterator[Part]:
+    if rows >= len(part):
+        yield part
+        return
+    for some in torch.arange(len(part), device=part.label.device).split(rows):
+        yield part.take(some)
+
+
+def _sizes(model: LateFusion, part: Part, places: int, *, batched: bool) -> tuple[int, int]:
+    """How many samples and how many places one call takes: all samples if they fit, and then as many places as fit."""
+    device = part.label.device
+    room = MEMORY if device.type != "cuda" else int(SHARE * torch.cuda.mem_get_info(device)[0])
+    activations = _bytes_of_one(model, part)
+    weights = sum(value.nbytes for value in model.parameters())
+    rows = max(1, min(len(part), room // max(activations, 1)))
+    fit = max(1, room // (activations * rows + weights))
+    return rows, min(fit if batched else 8, places)
+
+
+def _bytes_of_one(model: LateFusion, part: Part) -> int:
+    """What the outputs of all layers take for one sample."""
+    seen = [0]
+
+    def count(_module: nn.Module, _inputs: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            seen[0] += output.nbytes
+
+    hooks = [module.register_forward_hook(count) for module in model.modules()]
+    try:
+        with evaluating(model), torch.no_grad():
+            model(part.take(torch.zeros(1, dtype=torch.long, device=part.label.device)).inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen[0]
+
+
+def _parameters(model: nn.Module) -> Weights:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def _buffers(model: nn.Module) -> Weights:
+    return {name: value.detach().clone() for name, value in model.named_buffers()}
+
+
+def _times(steps: Tensor, direction: Tensor) -> Tensor:
+    return steps.to(direction).reshape(-1, *[1] * direction.dim()) * direction
+
+
+def _inner(one: Weights, other: Weights) -> Tensor:
+    shared = [name for name in one if name in other]
+    return torch.stack([(one[name].double() * other[name].double()).sum() for name in shared]).sum()

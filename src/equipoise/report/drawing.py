@@ -1,0 +1,90 @@
+"""What figures of experiments share: colours, letters, and that each is saved as SVG and PNG with its caption."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipoise.util.inside import inside
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK, FAINT, LINE, JOINT = "#1f2328", "#59636e", "#8c959f", "#6639ba"
+MODALITIES = ("#0b5cad", "#b35900", "#1a7f37", "#a40e26", "#57606a", "#8250df")
+LETTERS_PER_INCH = 16.5  # of the caption's size
+
+
+@contextmanager
+def style() -> Generator[None]:
+    """The look of a figure, for as long as it is drawn; matplotlib's settings are as before afterwards."""
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError:
+        msg = "figures need matplotlib, which is not installed; type: pip install 'equipoise[plot]'"
+        raise ModuleNotFoundError(msg) from None
+    look: dict[Any, Any] = {
+        "svg.hashsalt": "equipoise",  # the same numbers give the same file
+        "font.size": 9.5,
+        "axes.titlesize": 10,
+        "axes.titlelocation": "left",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": LINE,
+        "axes.labelcolor": INK,
+        "xtick.color": FAINT,
+        "ytick.color": FAINT,
+        "text.color": INK,
+        "legend.frameon": False,
+        "legend.fontsize": 8.5,
+        "lines.linewidth": 1.8,
+    }
+    with mpl.rc_context(look):
+        yield
+
+
+def check_ready() -> None:
+    """Say what is missing before anything is trained or measured, not when it is drawn."""
+    with style():
+        pass
+
+
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure that needs no display and no state of pyplot."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, folder: Path, name: str, caption: str) -> list[Path]:
+    """Write NAME.svg and NAME.png with the caption under the picture."""
+    width, height = figure.get_size_inches()
+    text = textwrap.fill(caption, width=round(width * LETTERS_PER_INCH))
+    room = 0.155 * (text.count("\n") + 1) + 0.12
+    figure.set_size_inches(width, height + room)
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.set(rect=(0, room / (height + room), 1, height / (height + room)))  # ty: ignore[unknown-argument]
+    figure.text(0.01, 0.06 / (height + room), text, fontsize=8, color=FAINT, va="bottom", ha="left", linespacing=1.3)
+    _settle(figure)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [inside(folder, f"{name}.{ending}") for ending in ("svg", "png")]
+    # Without the date, a figure drawn again is the same file.
+    figure.savefig(paths[0], metadata={"Date": None, "Title": name, "Description": caption})
+    figure.savefig(paths[1], dpi=160, metadata={"Description": caption})
+    return paths
+
+
+def _settle(figure: Figure) -> None:
+    """Lay the figure out once, and round: the solver of the layout is not the same in the last bit from run to run."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = (round(edge, 4) for edge in axes.get_position().bounds)
+        axes.set_position((left, bottom, width, height))

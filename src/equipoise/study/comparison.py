@@ -1,0 +1,110 @@
+"""A comparison from start to rows: plan it, tune where asked, run what is not done yet, and show how far it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from equipoise.study import tuning
+from equipoise.study.catalogue import DataSet, Entry, all_methods
+from equipoise.study.executors import Place
+from equipoise.study.job import Job
+from equipoise.study.progress import Progress
+from equipoise.study.store import Store, cannot_write
+from equipoise.study.study import plan, run_study
+from equipoise.training import distributed
+from equipoise.training.machinery import device_of
+from equipoise.training.tracking import Trackers
+from equipoise.util.errors import BadInput, answers
+from equipoise.util.inside import inside, open_inside
+from equipoise.util.processes import threads
+
+COMMAND = "command.txt"
+"""Read the commands that made the results of a folder, with their dates, for the page."""
+
+
+@threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
+def compare(
+    chosen: Sequence[Entry],
+    source: DataSet,
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    folds: bool = False,
+    tune: int = 0,
+    quick: bool = False,
+    workers: int | None = None,
+    on: Place | None = None,
+    trackers: Trackers | None = None,
+    quiet: bool = False,
+    command: str | None = None,
+) -> list[dict[str, Any]]:
+    """Run every method with every seed, and give the rows.
+
+    Args:
+        chosen: The lines of the comparison.
+        source: The data.
+        seeds: One run each, per line and fold.
+        out: Folder for everything that is written.
+        folds: Every fold instead of the one fixed cut.
+        tune: Trials per method and fold.
+        quick: Leave out sensor faults and the costlier protocols.
+        workers: Runs side by side; None for one per core, or as many as the GPUs carry.
+        on: Where they take place, if not on this machine.
+        trackers: Where runs are logged while they train. Trials are not: they are many, and no result.
+        quiet: Show no progress.
+        command: What was typed, to be recorded beside the results; None where nothing was.
+    """
+    if folds and not source.folds:
+        raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
+    if on is None and distributed.launched():  # elsewhere, every run is a process of its own
+        distributed.meet(*answers(lambda: device_of(chosen[0].settings)))
+    with distributed.one_by_one():
+        store = Store(out)
+    quiet = quiet or not distributed.leads()
+    cuts = list(range(source.folds)) if folds else [None]
+    jobs, splits = plan(chosen, source, seeds, cuts, measure="quick" if quick else "all", on=on)
+    if distributed.leads():
+        if trackers is not None:
+            trackers.try_out()
+        record_command(out, command)
+    if tune:
+        with distributed.one_by_one():
+            trials = Store(inside(out, "tuning"))
+        every = [job for some in tuning.plan_trials(chosen, jobs, tune).values() for job in some]
+        with Progress(_left(every, trials), "tuning on validation data", quiet=quiet) as progress:
+            jobs = tuning.tune(chosen, jobs, splits, trials, tune, workers=workers, on=on, on_event=progress.event)
+    with Progress(_left(jobs, store), "runs", quiet=quiet) as progress:
+        return run_study(jobs, splits, store, workers=workers, on=on, on_event=progress.event, trackers=trackers)
+
+
+def record_command(out: Path, command: str | None) -> None:
+    """Add a command to those that made the results of a folder, as a line below its date."""
+    if command is None:
+        return
+    entry = f"# {datetime.now().astimezone().isoformat(timespec='seconds')}\n{command}\n"
+    try:
+        descriptor = open_inside(out, COMMAND, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(entry.encode(errors="backslashreplace"))
+    except OSError as found:
+        raise BadInput(cannot_write(out / COMMAND, found)) from None
+
+
+def controls(chosen: Sequence[Entry], source: DataSet) -> list[Entry]:
+    """What has to stand beside MIMO and beside every claim on missing sensors."""
+    known, base = all_methods(), chosen[0].settings
+    penalty = next((entry.params["penalty"] for entry in chosen if entry.method.name == "mimo"), 10.0)
+    weight = penalty / len(source.load(None).modalities)
+    ew = Entry("ew at λ/K", known["ew"], {"weight": weight}, base, fixed=("weight",))
+    dropout = Entry("msl + dropout", known["msl"], {}, base.changed({"dropout": 0.3}))
+    return [ew, dropout]
+
+
+def _left(jobs: Iterable[Job], store: Store) -> int:
+    """How many runs are not done yet."""
+    done = {row["config"] for row in store.rows()}
+    return len({job.config for job in jobs} - done)

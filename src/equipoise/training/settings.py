@@ -1,0 +1,178 @@
+"""Every setting of a run, by name, checked together."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, final, get_args, get_type_hints
+
+from equipoise.util.errors import BadInput
+
+Optimizer = Literal["sgd", "adam", "adamw"]
+Schedule = Literal["constant", "cosine", "step"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Switch: TypeAlias = "bool | Literal['auto']"
+Selection = Literal["last", "best"]
+StepRule = Literal["given", "safe", "safe-each-epoch"]
+Fusion = Literal["concat", "sum", "gated", "film"]
+Feeding = Literal["auto", "resident", "streamed"]
+Parallel = Literal["ddp", "fsdp"]
+
+
+@final
+@dataclass(frozen=True)
+class Settings:
+    """How a model is built and trained. Every field can be set on the command line as ``name=value``.
+
+    Args:
+        epochs: Passes over the training part.
+        batch: Samples per step of the optimiser.
+        lr: Learning rate.
+        optimizer: "sgd", "adam" or "adamw".
+        step: The learning rate as "given" by lr; "safe": 1/L̂ of the paper's Proposition 1, estimated on a batch
+            before training; or "safe-each-epoch". For plain SGD under joint training, EW and MIMO.
+        momentum: Of SGD.
+        weight_decay: Of every optimiser.
+        layer_decay: How fast a layer of an encoder learns by the one above it, the last by the heads; 1: all the same.
+            For encoders that were trained before. Below 1, biases and norms are not subject to weight decay.
+        schedule: "constant", "cosine" (to zero), or "step" (a tenth after 70 % of the epochs).
+        precision: "fp32", "bf16", "fp16", or "auto": bf16 on a GPU that has it, fp32 elsewhere.
+        accumulate: Micro-batches that a batch is cut into. Each is balanced by its own losses; in a loop of your own,
+            `Window` balances whole batches.
+        compile: Compile the encoders; "auto" where a GPU runs long enough to earn it back, and measures faster.
+        capture: Record a step once and play it back from a CUDA graph; "auto" on a GPU, where the model allows it.
+        clip: Largest norm of the whole gradient; None for none.
+        select: Keep the "last" epoch, or the "best" one by validation accuracy.
+        patience: Stop after this many epochs without a better validation accuracy; None for never.
+        encoder: "auto" chooses by the shape of each modality; a name ("resnet18") or a dotted path
+            ("my.module.Encoder") serves all; "audio:lenet,image:cnn2d" names some of them.
+        features: Size of each encoder's output, where the encoder has not one of its own.
+        fusion: "concat", "sum", "gated" or "film".
+        dropout: Modality dropout, the probability with which a sample's modality is zeroed in the fused path.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+        feed: Keep the data on the device ("resident"), read batches ahead from where it lies ("streamed"), or whichever
+            fits ("auto").
+        parallel: How several processes share a model: "ddp", a copy in each; or "fsdp", a piece in each.
+        deterministic: Ask for the same bits again on a GPU too, at some cost: fp32, and neither captured nor compiled
+            unless asked for.
+    """
+
+    epochs: int = 30
+    batch: int = 64
+    lr: float = 0.01
+    step: StepRule = "given"
+    optimizer: Optimizer = "sgd"
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    layer_decay: float = 1.0
+    schedule: Schedule = "constant"
+    precision: Precision = "auto"
+    accumulate: int = 1
+    compile: Switch = "auto"
+    capture: Switch = "auto"
+    clip: float | None = None
+    select: Selection = "last"
+    patience: int | None = None
+    encoder: str = "auto"
+    features: int = 64
+    fusion: Fusion = "concat"
+    dropout: float = 0.0
+    device: str = "auto"
+    feed: Feeding = "auto"
+    parallel: Parallel = "ddp"
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} should be {rule}, found {getattr(self, name)!r}" for name, rule, fine in self._rules() if not fine
+        ]
+        if problems:
+            raise BadInput("settings: " + "; ".join(problems))
+
+    def _rules(self) -> Iterable[tuple[str, str, bool]]:
+        for name, least in (("epochs", 0), ("batch", 1), ("accumulate", 1), ("features", 1)):
+            yield name, f"a whole number of at least {least}", getattr(self, name) >= least
+        yield "lr", "above zero and finite", 0 < self.lr < math.inf
+        yield "momentum", "at least 0 and below 1", 0 <= self.momentum < 1
+        yield "weight_decay", "zero or more, and finite", 0 <= self.weight_decay < math.inf
+        yield "layer_decay", "above zero and at most 1", 0 < self.layer_decay <= 1
+        yield "dropout", "at least 0 and below 1", 0 <= self.dropout < 1
+        yield "clip", "above zero, or none", self.clip is None or self.clip > 0
+        yield "patience", "at least one epoch, or none", self.patience is None or self.patience >= 1
+        yield "device", "auto, cpu, cuda or cuda:1", re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None
+        for name, kind in (
+            ("optimizer", Optimizer),
+            ("schedule", Schedule),
+            ("step", StepRule),
+            ("precision", Precision),
+            ("select", Selection),
+            ("fusion", Fusion),
+            ("feed", Feeding),
+            ("parallel", Parallel),
+            ("compile", Literal[True, False, "auto"]),
+            ("capture", Literal[True, False, "auto"]),
+        ):
+            choices = get_args(kind)
+            yield name, f"one of {', '.join(map(str, choices))}", getattr(self, name) in choices
+
+    def changed(self, words: Mapping[str, Any]) -> Settings:
+        """The same settings with some replaced."""
+        return dataclasses.replace(self, **words)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for a row of results."""
+        return dataclasses.asdict(self)
+
+
+def names() -> tuple[str, ...]:
+    """The settings there are."""
+    return tuple(field.name for field in dataclasses.fields(Settings))
+
+
+def parse(name: str, text: str) -> Any:
+    """The value of a setting from the text of ``name=value``; a BadInput says what was expected."""
+    return convert(name, text, get_type_hints(Settings)[name])
+
+
+def convert(name: str, text: str, kind: Any) -> Any:
+    """Read a word as a value of some type.
+
+    Args:
+        name: Whose value it is, for the message.
+        text: What was typed.
+        kind: int, float, bool, str, a Literal, or one of these or None.
+    """
+    kinds = get_args(kind) if not _is_literal(kind) else ()
+    if type(None) in kinds and text.lower() in {"none", "null"}:
+        return None
+    words = [word for one in kinds if _is_literal(one) for word in get_args(one)]
+    if text in words:
+        return text
+    plain = next((one for one in kinds if one is not type(None)), kind) if kinds else kind
+    try:
+        if _is_literal(plain):
+            choices = get_args(plain)
+            if text in choices:
+                return text
+            near = difflib.get_close_matches(text, choices, n=1)
+            raise ValueError(f"one of {', '.join(choices)}" + (f" (did you mean {near[0]}?)" if near else ""))
+        if plain is bool:
+            if text.lower() not in {"true", "false", "yes", "no", "1", "0"}:
+                raise ValueError(", ".join(["true or false", *words]))
+            return text.lower() in {"true", "yes", "1"}
+        if plain is int:
+            return int(text)
+        if plain is float:
+            return float(text)
+    except ValueError as found:
+        expected = {int: "a whole number", float: "a number"}.get(plain, str(found))
+        raise BadInput(f"{name} should be {expected}, found {text!r}") from None
+    return text
+
+
+def _is_literal(kind: Any) -> bool:
+    return getattr(kind, "__origin__", None) is Literal

@@ -1,0 +1,1 @@
+"""Errors, names, files, processes: what every other package may use."""

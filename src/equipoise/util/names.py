@@ -1,0 +1,95 @@
+"""What a modality may be called, and a mapping of modules that takes any such name."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import final
+
+from torch import nn
+
+from equipoise.util.errors import BadInput
+
+_TAKEN = {
+    "fused": "it is the key of the joint output",
+    "heads": "it is the name of the heads in a balancing table",
+    "mean": "it is a summary over sensor faults",
+    "worst": "it is a summary over sensor faults",
+    "label": "it is the column of the answers in a data file",
+    "split": "it is the column of the train, validation and test marks in a data file",
+    "group": "it is the column of the persons, speakers or videos in a data file",
+}
+
+
+def name_problems(names: Iterable[object]) -> list[str]:
+    """Say what is wrong with each name that no modality may have; an empty list means that all are fine."""
+    problems = []
+    for name in names:
+        if not isinstance(name, str):
+            problems.append(f"A modality's name must be a string, found {name!r}: write {str(name)!r}.")
+        elif name in _TAKEN:
+            problems.append(f"No modality may be called {name!r}: {_TAKEN[name]}. Choose another name.")
+        elif name.endswith("_length"):
+            problems.append(
+                f"No modality may be called {name!r}: a name ending in '_length' holds the lengths of ragged time. "
+                "Choose another name."
+            )
+    return problems
+
+
+def unknown_name(name: object, known: Iterable[str]) -> str:
+    """Say that a name is not known, which ones are, and which one was probably meant."""
+    known = list(known)
+    close = get_close_matches(str(name), known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{name!r} is none of {', '.join(map(repr, known))}.{hint}"
+
+
+def raise_all(problems: Iterable[str]) -> None:
+    """Raise one `BadInput` that holds every problem; do nothing where there is none."""
+    text = "\n".join(problems)
+    if text:
+        raise BadInput(text)
+
+
+@final
+class NamedModules(nn.Module, Mapping[str, nn.Module]):
+    """Modules by name, in the order given, for any names at all.
+
+    `nn.ModuleDict` refuses a name with a dot and names such as "keys". Here those are kept under an escaped key, so
+    that only they look odd in a state dict, and "audio" stays "audio".
+
+    Args:
+        modules: The modules by name.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._key_of = {name: self._escape(name) for name in modules}
+        for name, module in modules.items():
+            self.add_module(self._key_of[name], module)
+
+    @classmethod
+    def _escape(cls, name: str) -> str:
+        # Injective, as in a web address: "%" itself is escaped, so no two names share a key.
+        key = name.replace("%", "%25").replace(".", "%2E")
+        taken = hasattr(cls, key) or key in vars(nn.Module()) or key == "_key_of"
+        if taken:
+            return f"%{ord(key[0]):02X}{key[1:]}"
+        return key or "%"
+
+    def __getitem__(self, name: str) -> nn.Module:
+        module = self._modules[self._key_of[name]]
+        assert module is not None
+        return module
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._key_of)
+
+    def __len__(self) -> int:
+        return len(self._key_of)
+
+    # A mapping compares by content and so has no hash; torch keeps modules in sets, by identity.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
