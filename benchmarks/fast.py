@@ -1,4 +1,4 @@
-"""Whole training steps through `equipoise.training.train`, on a GPU: recorded or not, compiled or not, method by method.
+"""Whole training steps through `equipoise.training.train`, on a GPU: recorded or not, compiled or not, by method.
 
     python benchmarks/fast.py --only methods,compiled,small,modalities
     python benchmarks/fast.py --only whole --folder runs/feeding  # 100 epochs of the CREMA-D preset

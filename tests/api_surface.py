@@ -21,7 +21,7 @@ ROOMS = [
     "equipoise",
     *(
         f"equipoise.{room}"
-        for room in ("data", "deploy", "measure", "methods", "models", "report", "testing", "theory")
+        for room in ("data", "deploy", "measure", "methods", "models", "report", "testing", "balance.theory")
     ),
 ]
 INTEGRATIONS = ROOT / "src" / "equipoise" / "integrations"  # each loads a library, so they are read and not imported

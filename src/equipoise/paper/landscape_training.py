@@ -1,6 +1,6 @@
 """Training up to a number of iterations, with a look at training and test samples on the way.
 
-The steps are those of every run. `equipoise.training.train` counts epochs, and never touches the test part; a picture of
+The steps are those of every run. `equipoise.training.train` counts epochs, and never touches the test part; a figure of
 the test loss has to. Nothing is chosen by what is seen here.
 """
 
