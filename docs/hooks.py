@@ -12,7 +12,7 @@ import tutorial
 from docstrings import ROOMS, anchor, doc, docstring, methods, names, prose, signature
 
 from equipoise import Balancer
-from equipoise.balance.questions import Questions
+from equipoise.balance.method import MethodHooks
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -137,7 +137,7 @@ def api_page() -> str:
             told.add(id(item))
             blocks += _entry(title, name, item)
         if title == "equipoise":
-            blocks += ["### What a method answers", prose(doc(Questions), ""), *_members(Questions)]
+            blocks += ["### What a method answers", prose(doc(MethodHooks), ""), *_members(MethodHooks)]
     pages = ", ".join(f"[`{each.__name__}`](methods/{each.__name__.lower()}.md)" for each in methods())
     blocks.insert(3, f"The methods have pages of their own: {pages}.")
     blocks += [

@@ -126,7 +126,11 @@ def test_a_changed_parameter_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_names_that_pages_and_examples_import_are_public() -> None:
     listed = api_surface.LISTED.read_text(encoding="utf-8")
-    for name in ("training.train.train(splits, ", "training.settings.Settings(", "integrations.lightning.BalanceCallback("):
+    for name in (
+        "training.train.train(splits, ",
+        "training.settings.Settings(",
+        "integrations.lightning.BalanceCallback(",
+    ):
         assert f"\nequipoise.{name}" in listed
     assert "equipoise.paper" not in listed
 

@@ -1,7 +1,7 @@
 """Equipoise: balanced multi-modal learning for PyTorch."""
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.optimum import Trajectory, least_squares
 from equipoise.balance.routes import Weights
 from equipoise.balance.table import Table
@@ -41,8 +41,8 @@ __all__ = [
     "OGMGE",
     "Balancer",
     "LateFusion",
+    "LossValues",
     "MMPareto",
-    "Seen",
     "Table",
     "Trajectory",
     "Unimodal",

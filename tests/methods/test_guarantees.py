@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise import EW, MGDA, MIMO, MLB, MSES, MSL, MSLR, OGM, Balancer, LateFusion, Window, mimo_objective
-from equipoise.balance import ranks
+from equipoise.balance import collectives
 from equipoise.balance.theory import least_norm
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
 from everything import GRADIENT_PATH, METHODS, MODULATING, assert_same, taught
@@ -563,7 +563,7 @@ class Counted(Balancer):
     def mix(self, gram: Tensor) -> Tensor:
         return torch.full_like(gram[..., 0], 0.5)
 
-    def advance(self, seen: Any, finite: Tensor) -> None:  # noqa: ARG002
+    def advance(self, values: Any, finite: Tensor) -> None:  # noqa: ARG002
         self.taken += finite
 
 
@@ -740,10 +740,10 @@ def test_ranks_average_dtypes_in_one_order(monkeypatch: pytest.MonkeyPatch) -> N
     """The order of a set differs between processes, which would then add up messages of different dtypes."""
     for order in itertools.permutations([torch.float32, torch.bfloat16, torch.float64, torch.float16]):
         sent: list[torch.dtype] = []
-        monkeypatch.setattr(ranks, "size", lambda *_: 2)
-        monkeypatch.setattr(ranks.dist, "all_reduce", lambda flat, sent=sent, **_: sent.append(flat.dtype))
+        monkeypatch.setattr(collectives, "size", lambda *_: 2)
+        monkeypatch.setattr(collectives.dist, "all_reduce", lambda flat, sent=sent, **_: sent.append(flat.dtype))
         tensors = [torch.full((2, place + 1), 4.0, dtype=dtype) for place, dtype in enumerate(2 * order)]
-        found = ranks.mean_of_each(tensors, "world")
+        found = collectives.mean_of_each(tensors, "world")
         assert tuple(sent) == order
         for given, mean in zip(tensors, found, strict=True):
             assert torch.equal(mean, given / 2)

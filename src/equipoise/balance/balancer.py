@@ -16,10 +16,19 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor, nn
 
-from equipoise.balance import observe, ranks
-from equipoise.balance.attachment import Attachment, Encoder, keep_compiled_buffers
-from equipoise.balance.observe import FiniteWatch, Seen
-from equipoise.balance.questions import Questions
+from equipoise.balance import collectives
+from equipoise.balance.attach import Attachment, Encoder, keep_compiled_buffers
+from equipoise.balance.losses import (
+    FiniteWatch,
+    LossValues,
+    check_losses,
+    check_metrics,
+    extra_scalars,
+    loss_values,
+    scalar,
+    warn_of_scalars,
+)
+from equipoise.balance.method import MethodHooks
 from equipoise.balance.reach import STATIC_GRAPH, Dependence, HiddenGraphError
 from equipoise.balance.routes import Held, Step, Weights, weighted_sum
 from equipoise.balance.table import FUSED, HEADS, Table
@@ -30,7 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Balancer(Questions):
+class Balancer(MethodHooks):
     """Base of every method. Subclasses are final and answer `weigh` or `mix`, and `refine` and `learn` where needed.
 
     Args:
@@ -52,7 +61,7 @@ class Balancer(Questions):
     def __init__(self, *, start: int = 0, stop: int | None = None) -> None:
         super().__init__()
         self.start, self.stop = start, stop
-        self.group: ranks.Group = "world"
+        self.group: collectives.Group = "world"
         self._attachment: Attachment | None = None
         self._updates: list[UpdateScale] = []
         self._dependence = Dependence(self.group)
@@ -98,15 +107,15 @@ class Balancer(Questions):
         if held is not None and held.weights is not None and scores is not None:
             msg = "scores: a Window holds the decision; expected none here, type Window(…).open(losses, scores=[…])"
             raise ValueError(msg)
-        seen = self.observe(losses, scores)
+        values = self.values_of(losses, scores)
         order = (FUSED, *self.modalities)
-        scalars = [observe.scalar(losses[name]) if name in losses else None for name in order]
-        rest = torch.stack(observe.extra_scalars(extra)).sum() if extra else None
+        scalars = [scalar(losses[name]) if name in losses else None for name in order]
+        rest = torch.stack(extra_scalars(extra)).sum() if extra else None
         if self.route == "gram":
-            return self._deliver(scalars, rest, seen, None, seen.fused + seen.unimodal.sum())
+            return self._deliver(scalars, rest, values, None, values.fused + values.unimodal.sum())
         weights = held.weights if held is not None else None
-        weights = self.decide(seen) if weights is None else weights
-        if held is not None or ranks.size(self.group) > 1:
+        weights = self.decide(values) if weights is None else weights
+        if held is not None or collectives.size(self.group) > 1:
             weights = weights.held()
         if held is not None:
             kept = None if scores is None else dict(scores)
@@ -116,8 +125,8 @@ class Balancer(Questions):
             self.act(losses, weights, scored=scores is not None or (held is not None and held.scored))
         value = weights.value
         if value is None:
-            value = torch.dot(weights.losses, torch.cat([seen.fused[None], seen.unimodal]))
-        return self._deliver(scalars, rest, seen, weights, value)
+            value = torch.dot(weights.losses, torch.cat([values.fused[None], values.unimodal]))
+        return self._deliver(scalars, rest, values, weights, value)
 
     @final
     def attach(
@@ -126,7 +135,7 @@ class Balancer(Questions):
         *,
         encoders: Mapping[str, Encoder] | None = None,
         optimizer: Any | None = None,
-        group: ranks.Group = "world",
+        group: collectives.Group = "world",
     ) -> Self:
         """Tell the balancer about a model. Nothing of the model is registered, copied or changed.
 
@@ -172,8 +181,8 @@ class Balancer(Questions):
         """
         if self._watch is not None:
             self._watch.check()
-        found = observe.metrics(type(self).__name__, metrics or {}, self.needs, self.modalities)
-        self.learn({need: ranks.mean(row.to(self.epoch.device), self.group) for need, row in found.items()})
+        found = check_metrics(type(self).__name__, metrics or {}, self.needs, self.modalities)
+        self.learn({need: collectives.mean(row.to(self.epoch.device), self.group) for need, row in found.items()})
         self.epoch += 1
 
     @property
@@ -209,9 +218,9 @@ class Balancer(Questions):
     # -- how it is done --
 
     @final
-    def observe(self, losses: Mapping[str, Tensor], scores: Mapping[str, Tensor] | None = None) -> Seen:
+    def values_of(self, losses: Mapping[str, Tensor], scores: Mapping[str, Tensor] | None = None) -> LossValues:
         """The values of a step's losses, checked, and averaged over samples and ranks."""
-        modalities = observe.check(
+        modalities = check_losses(
             losses, self.modalities, needs_fused=self.needs_fused, needs_unimodal=self.needs_unimodal
         )
         first = next(iter(losses.values()))
@@ -222,12 +231,12 @@ class Balancer(Questions):
                 self._watch = FiniteWatch((FUSED, *self.modalities), first.device)
         decided = self._held is not None and self._held.weights is not None
         if self.logarithmic_scores and scores is None and not self._warned and not decided:
-            self._warned = observe.warn_of_scalars(type(self).__name__, losses)
-        seen = observe.look(
+            self._warned = warn_of_scalars(type(self).__name__, losses)
+        values = loss_values(
             losses, self.modalities, self.score, scores, self.group, logarithmic=self.logarithmic_scores
         )
-        self._watch.note(seen)
-        return seen
+        self._watch.note(values)
+        return values
 
     @final
     def gated(self, factors: Tensor) -> Tensor:
@@ -235,9 +244,9 @@ class Balancer(Questions):
         return factors if self._always else torch.where(self.active, factors, torch.ones_like(factors))
 
     @final
-    def decide(self, seen: Seen) -> Weights:
+    def decide(self, values: LossValues) -> Weights:
         """`weigh`, within the method's epochs."""
-        weights = self.weigh(seen)
+        weights = self.weigh(values)
         return weights if weights.encoders is None else weights._replace(encoders=self.gated(weights.encoders))
 
     @final
@@ -259,14 +268,14 @@ class Balancer(Questions):
         return [torch.where(self.active, new, old) for new, old in zip(refined, mixed, strict=True)]
 
     @final
-    def move_on(self, seen: Seen, finite: Tensor) -> None:
+    def move_on(self, values: LossValues, finite: Tensor) -> None:
         """`advance`, when training, and once for all micro-batches of a window."""
         held = self._held if self._held is not None and self._held.weights is not None else None
         if not self.training or (held is not None and held.advanced):
             return
         if held is not None:
-            seen, held.advanced = held.seen or seen, True
-        self.advance(seen, finite)
+            values, held.advanced = held.values or values, True
+        self.advance(values, finite)
 
     @final
     def fill(self, values: Tensor) -> None:
@@ -325,7 +334,12 @@ class Balancer(Questions):
         return self.start == 0 and self.stop is None
 
     def _deliver(
-        self, scalars: list[Tensor | None], extra: Tensor | None, seen: Seen, weights: Weights | None, value: Tensor
+        self,
+        scalars: list[Tensor | None],
+        extra: Tensor | None,
+        values: LossValues,
+        weights: Weights | None,
+        value: Tensor,
     ) -> Tensor:
         if not torch.is_grad_enabled():
             return value if extra is None else value + extra
@@ -338,18 +352,18 @@ class Balancer(Questions):
             raise RuntimeError(msg)
         alone = not self.needs_encoders and not any(loss is not None and loss.requires_grad for loss in scalars[1:])
         if weights is not None and (self.route == "loss" or alone) and (attachment is None or self._checked):
-            return self._sum(scalars, extra, seen, weights, value)
+            return self._sum(scalars, extra, values, weights, value)
         by_name = attachment.parameters() if attachment is not None else {}
         encoders = [by_name[name] for name in self.modalities if name in by_name]
         remembered = attachment.taps() if attachment is not None else {}
         taps = [remembered[name] for name in self.modalities if name in remembered]
         try:
-            step = Step(self, scalars, extra, seen, weights, encoders, self._dependence, taps)
+            step = Step(self, scalars, extra, values, weights, encoders, self._dependence, taps)
         except HiddenGraphError:
             if weights is None or self.route != "loss":
                 raise
             self._checked = True  # a weighted sum is right whatever the graph; it only cannot be looked into
-            return self._sum(scalars, extra, seen, weights, value)
+            return self._sum(scalars, extra, values, weights, value)
         problems = [] if alone else step.problems()
         if problems:
             raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
@@ -358,18 +372,18 @@ class Balancer(Questions):
             self._reached = step.reach.rows()
         if weights is not None and (self.route == "loss" or not self.needs_encoders):
             if self.route == "loss" or not step.reach.shared_with_fused():
-                return self._sum(scalars, extra, seen, weights, value)
+                return self._sum(scalars, extra, values, weights, value)
             if not step.reach.beside:  # the uni-modal losses train nothing
-                return self._sum([scalars[0]], extra, seen, weights, value)
+                return self._sum([scalars[0]], extra, values, weights, value)
         return step.scalar(value if extra is None else value + extra.detach())
 
     def _sum(
-        self, scalars: list[Tensor | None], extra: Tensor | None, seen: Seen, weights: Weights, value: Tensor
+        self, scalars: list[Tensor | None], extra: Tensor | None, values: LossValues, weights: Weights, value: Tensor
     ) -> Tensor:
         """The weighted sum of losses, where that is all there is to it."""
         total = weighted_sum(scalars, extra, weights, value)
         if self.advances and total.requires_grad:
-            pending = [seen]  # for one backward pass, however many there are
+            pending = [values]  # for one backward pass, however many there are
             total.register_hook(lambda scale: self.move_on(pending.pop(), scale.isfinite()) if pending else None)
         return total
 

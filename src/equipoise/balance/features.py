@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from equipoise.balance import delivery, ranks
-from equipoise.balance.delivery import Gradients
+from equipoise.balance import autograd, collectives
+from equipoise.balance.autograd import Gradients
 from equipoise.balance.reach import Reach, hooks_disabled, leaves_under
 
 if TYPE_CHECKING:
@@ -126,14 +126,14 @@ def mixture(step: Step, cut: Cut, scale: Tensor, *, keep_graph: bool) -> Gradien
     objectives = step.objectives([*step.reach.heads, *cut.tensors], separate=separate)
     passes = [*step.extra_pass(), *objectives]
     with hooks_disabled(cut.tensors):  # they are run by the pass that goes on from there
-        results = delivery.run(passes, scale, keep_graph=True)
+        results = autograd.run(passes, scale, keep_graph=True)
     extra, results = results[: -len(objectives)], results[-len(objectives) :]
     step.advance([gradient for result in results for gradient in result.values()])
     found = _into_encoders(step, cut, results, separate=separate, keep_graph=keep_graph)
     heads = {id(tensor) for tensor in step.reach.heads}
     on_heads = [{key: gradient for key, gradient in each.items() if key in heads} for each in results]
     for more in (*extra, *on_heads):
-        delivery.add(found, more)
+        autograd.add(found, more)
     if not keep_graph:
         cut.let_go()
     return found
@@ -148,7 +148,7 @@ def _into_encoders(
         step.fill([], None, separate=separate)
         return {}
     # Each rank has samples of its own, so that the inner products over all samples are sums over ranks.
-    (gram,) = ranks.mean_of_each([torch.stack([row @ row.T for row in rows])], step.method.group)
+    (gram,) = collectives.mean_of_each([torch.stack([row @ row.T for row in rows])], step.method.group)
     coefficients = step.decided(groups, gram, separate=separate)
     mixed = [
         piece.view_as(tensor).to(tensor.dtype)
@@ -164,6 +164,6 @@ def _into_encoders(
 
 def _row(tensors: Sequence[Tensor], found: Gradients) -> Tensor:
     """The gradient of one objective at all features of a group, side by side; features are small enough for float64."""
-    wide = delivery.wide(tensors)
+    wide = autograd.wide(tensors)
     pieces = [found.get(id(tensor), torch.zeros_like(tensor)) for tensor in tensors]
     return torch.cat([piece.detach().reshape(-1).to(wide) for piece in pieces])

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from equipoise.balance import ranks
-from equipoise.balance.delivery import values_of
+from equipoise.balance import collectives
+from equipoise.balance.autograd import values_of
 
 
 @final
@@ -221,7 +221,7 @@ class Dependence:
         group: The ranks that have to agree.
     """
 
-    def __init__(self, group: ranks.Group) -> None:
+    def __init__(self, group: collectives.Group) -> None:
         self.group = group
         self._calls = 0
         self._known: dict[tuple[int, int], bool] = {}
@@ -267,7 +267,7 @@ class Dependence:
             for tensor, gradient in zip(asked, gradients, strict=True):
                 met = loss.new_zeros(()) if gradient is None else values_of(gradient).isnan().any()
                 arrived[number, id(tensor)] = met.to(loss.dtype)
-        together = ranks.total(torch.stack(list(arrived.values())).float(), self.group)
+        together = collectives.total(torch.stack(list(arrived.values())).float(), self.group)
         for (number, key), answer in zip(arrived, together.tolist(), strict=True):
             self._known[number, key] = answer > 0
             if key not in self._living:

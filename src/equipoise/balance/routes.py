@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor
 
-from equipoise.balance import delivery, features, ranks
-from equipoise.balance.delivery import Gradients, Pass
+from equipoise.balance import autograd, collectives, features
+from equipoise.balance.autograd import Gradients, Pass
 from equipoise.balance.features import Cut, Tap
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.reach import Dependence, Reach, hooks_disabled
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class Weights(NamedTuple):
     recompute: Callable[[Tensor], Tensor] | None = None
 
     @staticmethod
-    def joint(seen: Seen, encoders: Tensor | None = None) -> Weights:
+    def joint(values: LossValues, encoders: Tensor | None = None) -> Weights:
         """Joint training: encoders learn from the fused loss, times a factor each; heads from every loss at one."""
-        losses = torch.cat([torch.ones_like(seen.fused)[None], torch.zeros_like(seen.unimodal)])
-        return Weights(losses, encoders=encoders, heads=torch.ones_like(losses), value=seen.fused)
+        losses = torch.cat([torch.ones_like(values.fused)[None], torch.zeros_like(values.unimodal)])
+        return Weights(losses, encoders=encoders, heads=torch.ones_like(losses), value=values.fused)
 
     @property
     def on_heads(self) -> Tensor:
@@ -75,14 +75,14 @@ class Held:
     """One decision for several micro-batches.
 
     Args:
-        seen: The losses of the whole window.
+        values: The losses of the whole window.
         weights: What the method made of them; None to let every micro-batch decide for itself.
         advanced: Whether the method's state has moved on for this window.
         scored: Whether scores were given for it.
         record: The losses and the scores of the micro-batches that came by.
     """
 
-    seen: Seen | None = None
+    values: LossValues | None = None
     weights: Weights | None = None
     advanced: bool = False
     scored: bool = False
@@ -139,7 +139,7 @@ class Step:
         method: The balancer whose step it is.
         losses: The fused scalar (None where not given) and one per modality.
         extra: The sum of losses that belong to no modality.
-        seen: The values of those losses.
+        values: The values of those losses.
         weights: What the method made of them; None on the "gram" route, which decides from gradients.
         encoders: Trainable tensors per modality, in the same order; empty for a method that needs none.
         dependence: Remembers which connected parameters a loss really depends on.
@@ -151,13 +151,13 @@ class Step:
         method: Balancer,
         losses: Sequence[Tensor | None],
         extra: Tensor | None,
-        seen: Seen,
+        values: LossValues,
         weights: Weights | None,
         encoders: Sequence[Sequence[Tensor]],
         dependence: Dependence,
         taps: Sequence[Tap | None] = (),
     ) -> None:
-        self.method, self.losses, self.extra, self.seen, self.weights = method, losses, extra, seen, weights
+        self.method, self.losses, self.extra, self.values, self.weights = method, losses, extra, values, weights
         self.reach = Reach(losses, extra, encoders, dependence)
         self.cut = Cut(losses, taps, self.reach) if taps else None
         self._noted = False
@@ -165,7 +165,7 @@ class Step:
 
     def scalar(self, value: Tensor) -> Tensor:
         """A scalar of this value whose backward pass does the method's work."""
-        return delivery.deliver(
+        return autograd.deliver(
             self._gradients, value, self.reach.leaves.values(), linear=not self.method.needs_encoders
         )
 
@@ -203,7 +203,7 @@ class Step:
     def _weighted_sum(self, scale: Tensor, weights: Weights, *, keep_graph: bool) -> Gradients:
         """Encoders learn from the fused loss, or from a weighted sum: one pass through them."""
         passes = [*self.extra_pass(), *self._passes(weights)]
-        *others, last = delivery.run(passes, scale, keep_graph=keep_graph)
+        *others, last = autograd.run(passes, scale, keep_graph=keep_graph)
         found, heads = self._of_encoders(last), self._of_heads(last)
         if self.method.refines:
             (found,) = self._averaged([found])
@@ -215,7 +215,7 @@ class Step:
         if factors is not None or self.method.refines:
             found = self._modulated(found, factors, untouched)
         for more in (*others, heads):
-            delivery.add(found, more)
+            autograd.add(found, more)
         return found
 
     def extra_pass(self) -> list[Pass]:
@@ -240,10 +240,10 @@ class Step:
         method = self.method
         if self._noted or not (method.advances or (factors is not None and method.scales_updates)):
             return
-        finite = delivery.all_finite(gradients) if gradients else self.seen.fused.isfinite()
-        finite = ranks.everywhere(finite, method.group)
+        finite = autograd.all_finite(gradients) if gradients else self.values.fused.isfinite()
+        finite = collectives.all_true(finite, method.group)
         if method.advances:
-            method.move_on(self.seen, finite)
+            method.move_on(self.values, finite)
         if factors is not None:
             method.note_factors(factors, finite)
 
@@ -271,7 +271,7 @@ class Step:
             mixed = gradients
             scales = [id(tensor) not in untouched and method.touches(tensor) for tensor in tensors]
             if factors is not None and any(scales):
-                moved = delivery.scaled(gradients, factors[group[0]])
+                moved = autograd.scaled(gradients, factors[group[0]])
                 mixed = [m if scale else g for m, g, scale in zip(moved, gradients, scales, strict=True)]
             if method.refines:
                 mixed = method.refined(method.modalities[group[0]], mixed, [gradients])
@@ -300,14 +300,14 @@ class Step:
         """Encoders learn from a mixture that their gradients decide: two passes, or K + 1 where they are entangled."""
         separate = self.reach.separate()
         objectives = self.objectives([*self.reach.heads, *self.encoder_tensors], separate=separate)
-        results = delivery.run([*self.extra_pass(), *objectives], scale, keep_graph=keep_graph)
+        results = autograd.run([*self.extra_pass(), *objectives], scale, keep_graph=keep_graph)
         extra, results = results[: -len(objectives)], results[-len(objectives) :]
         heads: Gradients = {}
         for more in (*extra, *(self._of_heads(result) for result in results)):
-            delivery.add(heads, more)
+            autograd.add(heads, more)
         averaged = self._averaged([self._of_encoders(result) for result in results])
         self.advance([*heads.values(), *(gradient for result in averaged for gradient in result.values())])
-        return delivery.add(self._mixed(averaged, separate=separate), heads)
+        return autograd.add(self._mixed(averaged, separate=separate), heads)
 
     def _mixed(self, objectives: Sequence[Gradients], *, separate: bool) -> Gradients:
         method = self.method
@@ -316,11 +316,11 @@ class Step:
         if not parts:
             self.fill([], None, separate=separate)
             return {}
-        gram = torch.stack([delivery.gram_matrix(part) for part in parts])
+        gram = torch.stack([autograd.gram_matrix(part) for part in parts])
         coefficients = self.decided(groups, gram, separate=separate)
         delivered: Gradients = {}
         for (group, tensors), part, weights in zip(groups, parts, coefficients.unbind(), strict=True):
-            mixed = method.refined(method.modalities[group[0]], delivery.combined(part, weights), part)
+            mixed = method.refined(method.modalities[group[0]], autograd.combined(part, weights), part)
             delivered.update((id(tensor), gradient) for tensor, gradient in zip(tensors, mixed, strict=True))
         return delivered
 
@@ -333,7 +333,7 @@ class Step:
 
     def fill(self, groups: Sequence[Group], mixture: Tensor | None, *, separate: bool) -> None:
         """Keep the table of a mixture; None where there was nothing to mix."""
-        known = self.seen.fused.new_zeros(0, 1) if mixture is None else mixture
+        known = self.values.fused.new_zeros(0, 1) if mixture is None else mixture
         self.method.fill(self._table(groups, known, separate=separate))
 
     def _table(self, groups: Sequence[Group], mixture: Tensor, *, separate: bool) -> Tensor:
@@ -363,7 +363,7 @@ class Step:
         filled = [found.get(id(t), None) for found in results for t in self.encoder_tensors]
         likes = [tensor for _ in results for tensor in self.encoder_tensors]
         whole = [torch.zeros_like(t) if g is None else g for g, t in zip(filled, likes, strict=True)]
-        averaged = ranks.mean_of_each(whole, self.method.group)
+        averaged = collectives.mean_of_each(whole, self.method.group)
         chunks = [averaged[start : start + len(keys)] for start in range(0, len(averaged), max(len(keys), 1))]
         return [dict(zip(keys, chunk, strict=True)) for chunk in chunks] or [{} for _ in results]
 

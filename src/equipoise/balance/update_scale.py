@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import ASGD, SGD, Optimizer
 
-from equipoise.balance.delivery import values_of
+from equipoise.balance.autograd import values_of
 
 
 class Part(NamedTuple):

@@ -105,5 +105,5 @@ class Window:
             name: torch.stack([torch.as_tensor(each[name]).float().mean() for each in scores]).mean()
             for name in (scores[0] if scores else ())
         }
-        seen = self.balancer.observe(together, means or None)
-        return Held(seen, self.balancer.decide(seen), scored=bool(scores))
+        values = self.balancer.values_of(together, means or None)
+        return Held(values, self.balancer.decide(values), scored=bool(scores))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.balance.attachment import Encoder
+from equipoise.balance.attach import Encoder
 from equipoise.balance.balancer import Balancer
 from equipoise.integrations.logs import entries_of, metrics_for
 

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.balance import ranks
+from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
 
 try:
@@ -72,7 +72,7 @@ class FromTorchJD(Balancer):
         while len(self._copies) < len(gram):
             self._copies.append(copy.deepcopy(self._pattern[0]))
         weights = [self._weigh(each, one) for each, one in zip(self._copies, gram.unbind(), strict=False)]
-        return ranks.mean(torch.stack(weights), self.group)
+        return collectives.mean(torch.stack(weights), self.group)
 
     @staticmethod
     def _weigh(weighting: Weighting[PSDMatrix], gram: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from equipoise.balance.attachment import unwrap_optimizer
+from equipoise.balance.attach import unwrap_optimizer
 from equipoise.balance.balancer import Balancer
 from equipoise.data.splits import Part
 from equipoise.measure.outputs import check_model

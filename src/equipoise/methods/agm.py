@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
 from equipoise.methods.scores import mean_of_others
 from equipoise.models.late_fusion import LateFusion
@@ -141,14 +141,14 @@ class AGM(Balancer):
         """The mean loss, with no sample counted beyond a probability of 1e-8."""
         return losses.clamp(max=_WORST).mean()
 
-    def weigh(self, seen: Seen) -> Weights:
+    def weigh(self, values: LossValues) -> Weights:
         """A factor from now and from the history before this step."""
-        usual = self.mean_score.to(seen.scores.dtype)
-        ahead_now = (mean_of_others(seen.scores) - seen.scores).exp()
+        usual = self.mean_score.to(values.scores.dtype)
+        ahead_now = (mean_of_others(values.scores) - values.scores).exp()
         ahead_usually = (mean_of_others(usual) - usual).exp()
         exponent = self.strength * (ahead_usually - ahead_now).clamp(max=self.cap)
         factors = self.gated(exponent.clamp(max=_LARGEST).exp())
-        return Weights.joint(seen, factors)
+        return Weights.joint(values, factors)
 
     def act(self, losses: Mapping[str, Tensor], weights: Weights, *, scored: bool) -> None:
         """Write the factors to where the gradients of the responses will pass."""
@@ -188,11 +188,11 @@ class AGM(Balancer):
                 self._attachment.model.respond(None)
             self._follow(self._attachment)  # the optimisers, which the published form left alone
 
-    def advance(self, seen: Seen, finite: Tensor) -> None:
+    def advance(self, values: LossValues, finite: Tensor) -> None:
         """ŝ becomes the mean over all steps that were taken, this one included."""
         counted = self.steps + finite
         share = finite / counted.clamp(min=1)
-        self.mean_score.lerp_(seen.scores.to(self.mean_score.dtype), share.to(self.mean_score.dtype))
+        self.mean_score.lerp_(values.scores.to(self.mean_score.dtype), share.to(self.mean_score.dtype))
         self.steps.copy_(counted)
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
 from equipoise.util.checks import demand
 
@@ -44,8 +44,8 @@ class DGL(Balancer):
         demand("DGL", (weight > 0, "weight should be above zero", weight))
         self.weight = weight
 
-    def weigh(self, seen: Seen) -> Weights:
+    def weigh(self, values: LossValues) -> Weights:
         """On encoders α for uni-modal losses and nothing for the fused one; on heads one each."""
-        losses = torch.cat([torch.zeros_like(seen.fused)[None], torch.full_like(seen.unimodal, self.weight)])
-        value = seen.fused + self.weight * seen.unimodal.sum()
+        losses = torch.cat([torch.zeros_like(values.fused)[None], torch.full_like(values.unimodal, self.weight)])
+        value = values.fused + self.weight * values.unimodal.sum()
         return Weights(losses, heads=torch.ones_like(losses), value=value)

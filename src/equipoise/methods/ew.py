@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
 from equipoise.util.checks import demand
 
@@ -38,6 +38,6 @@ class EW(Balancer):
         demand("EW", (weight >= 0, "weight should be zero or more", weight))
         self.weight = weight
 
-    def weigh(self, seen: Seen) -> Weights:
+    def weigh(self, values: LossValues) -> Weights:
         """The fused loss at one, every uni-modal loss at w."""
-        return Weights(torch.cat([torch.ones_like(seen.fused)[None], torch.full_like(seen.unimodal, self.weight)]))
+        return Weights(torch.cat([torch.ones_like(values.fused)[None], torch.full_like(values.unimodal, self.weight)]))

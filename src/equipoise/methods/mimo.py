@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.optimum import Trajectory
 from equipoise.balance.routes import Weights
 from equipoise.balance.theory import doubled_smoothing, smooth_maximum
@@ -112,13 +112,13 @@ class MIMO(Balancer):
             )
         self.register_buffer("step", torch.zeros(1, dtype=torch.int64))
 
-    def weigh(self, seen: Seen) -> Weights:
+    def weigh(self, values: LossValues) -> Weights:
         """The fused loss at one, modality k at λσ_k plus the floor."""
-        optimum = self._optimum_now().to(seen.unimodal.dtype)
-        gaps = seen.unimodal - optimum
+        optimum = self._optimum_now().to(values.unimodal.dtype)
+        gaps = values.unimodal - optimum
         smoothing = self._smoothing_for(gaps)
         weights = self._weights(gaps, smoothing)
-        value = seen.fused + self.penalty * smooth_maximum(gaps, smoothing) + self.floor * seen.unimodal.sum()
+        value = values.fused + self.penalty * smooth_maximum(gaps, smoothing) + self.floor * values.unimodal.sum()
         plain = torch.ones_like(weights) if self.heads == "plain" else None
         recompute = None
         if self.route == "loss":

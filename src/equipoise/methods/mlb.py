@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
 from equipoise.methods.scores import log_likelihood, ratios
 from equipoise.util.checks import demand
@@ -58,9 +58,9 @@ class MLB(Balancer):
         """The log of the mean probability of the right class."""
         return log_likelihood(losses)
 
-    def weigh(self, seen: Seen) -> Weights:
+    def weigh(self, values: LossValues) -> Weights:
         """A factor above one for whoever is behind."""
-        rise = torch.tanh(self.strength * (ratios(-seen.scores) - 1))
+        rise = torch.tanh(self.strength * (ratios(-values.scores) - 1))
         factors = self.gated(1 + torch.where(rise > 0, (self.ceiling - 1) * rise, rise))
-        losses = torch.ones_like(torch.cat([seen.fused[None], seen.unimodal]))
+        losses = torch.ones_like(torch.cat([values.fused[None], values.unimodal]))
         return Weights(losses, encoders=factors, heads=torch.cat([losses[:1], factors]))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
 from equipoise.util.checks import demand
 
@@ -84,9 +84,9 @@ class MSES(Balancer):
         self.stopped: list[str] = []
         """The modalities that stand still. When it holds all of them, training has nothing left to do."""
 
-    def weigh(self, seen: Seen) -> Weights:
+    def weigh(self, values: LossValues) -> Weights:
         """One while a modality runs, zero once it has stopped."""
-        return Weights.joint(seen, self.running.to(seen.fused.dtype))
+        return Weights.joint(values, self.running.to(values.fused.dtype))
 
     def learn(self, metrics: dict[str, Tensor]) -> None:
         """Smooth the losses, keep the best, stop whoever has waited too long."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
 
 
@@ -33,6 +33,6 @@ class MSL(Balancer):
     def __init__(self) -> None:
         super().__init__()
 
-    def weigh(self, seen: Seen) -> Weights:
+    def weigh(self, values: LossValues) -> Weights:
         """The fused loss at one; on heads, every loss at one."""
-        return Weights.joint(seen)
+        return Weights.joint(values)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
 from equipoise.util.checks import demand
 
@@ -78,9 +78,9 @@ class MSLR(Balancer):
             else:
                 self.given(name, rates)
 
-    def weigh(self, seen: Seen) -> Weights:
+    def weigh(self, values: LossValues) -> Weights:
         """The rate of each modality, on the fused gradient."""
-        return Weights.joint(seen, self.rate.to(seen.fused.dtype))
+        return Weights.joint(values, self.rate.to(values.fused.dtype))
 
     def learn(self, metrics: dict[str, Tensor]) -> None:
         """Compare this epoch with the ones before it, then remember it."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
 from equipoise.methods.scores import log_likelihood, ratios
 from equipoise.util.checks import demand
@@ -25,11 +25,11 @@ def check_ogm(owner: str, strength: float, parameters: str) -> None:
     )
 
 
-def ogm_weights(seen: Seen, strength: float) -> Weights:
+def ogm_weights(values: LossValues, strength: float) -> Weights:
     """c_m = 1 − tanh(α · ρ_m) where ρ_m > 1, else 1, on the gradient of the fused loss."""
-    ahead = ratios(seen.scores)
+    ahead = ratios(values.scores)
     factors = torch.where(ahead > 1, 1 - torch.tanh(strength * ahead), torch.ones_like(ahead))
-    return Weights.joint(seen, factors)
+    return Weights.joint(values, factors)
 
 
 def is_kernel(tensor: Tensor) -> bool:
@@ -86,6 +86,6 @@ class OGM(Balancer):
         """All tensors, or kernels only."""
         return self.parameters_modulated == "all" or is_kernel(tensor)
 
-    def weigh(self, seen: Seen) -> Weights:
+    def weigh(self, values: LossValues) -> Weights:
         """A factor below one for whoever is ahead."""
-        return ogm_weights(seen, self.strength)
+        return ogm_weights(values, self.strength)

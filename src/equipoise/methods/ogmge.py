@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
 from equipoise.methods.noise import Noise
 from equipoise.methods.ogm import Parameters, check_ogm, is_kernel, ogm_weights
@@ -76,9 +76,9 @@ class OGMGE(Balancer):
         """All tensors, or kernels only."""
         return self.parameters_modulated == "all" or is_kernel(tensor)
 
-    def weigh(self, seen: Seen) -> Weights:
+    def weigh(self, values: LossValues) -> Weights:
         """A factor below one for whoever is ahead."""
-        return ogm_weights(seen, self.strength)
+        return ogm_weights(values, self.strength)
 
     def refine(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:  # noqa: ARG002
         """Add noise to every tensor that is modulated."""

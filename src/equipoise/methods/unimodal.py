@@ -7,7 +7,7 @@ from typing import final
 import torch
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
 
 
@@ -36,11 +36,11 @@ class Unimodal(Balancer):
         super().__init__()
         self.modality = modality
 
-    def weigh(self, seen: Seen) -> Weights:
+    def weigh(self, values: LossValues) -> Weights:
         """Nothing for the fused loss, one for each modality that trains."""
         if self.modality is not None and self.modality not in self.modalities:
             msg = f"Unimodal: modality should be one of {list(self.modalities)}, found {self.modality!r}"
             raise ValueError(msg)
         # Filled, not copied from a list: a copy from the host would make the device wait.
-        trains = [torch.full_like(seen.fused, self.modality in (None, name)) for name in self.modalities]
-        return Weights(torch.stack([torch.zeros_like(seen.fused), *trains]))
+        trains = [torch.full_like(values.fused, self.modality in (None, name)) for name in self.modalities]
+        return Weights(torch.stack([torch.zeros_like(values.fused), *trains]))

@@ -17,7 +17,7 @@ from typing import Any, Literal, final
 import torch
 
 import equipoise
-from equipoise.balance import ranks
+from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
 from equipoise.data.splits import Splits
 from equipoise.deploy.kept import keep
@@ -158,9 +158,9 @@ def run_job(
         checkpoint_seconds=checkpoint_seconds,
         trackers=_named(trackers, job),
     )
-    if ranks.rank() > 0:
+    if collectives.rank() > 0:
         return {}
-    with ranks.alone():
+    with collectives.single_rank():
         row = _row(job, trained, balancer, splits, folder, workers)
     (folder / ERROR).unlink(missing_ok=True)  # of an earlier attempt
     return row

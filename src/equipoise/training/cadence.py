@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import final
 
-from equipoise.balance import ranks
+from equipoise.balance import collectives
 from equipoise.training import distributed
 
 WITHIN_EPOCH = 1.0  # seconds an epoch lasts at least before it is kept half done
@@ -37,7 +37,7 @@ class Cadence:
             started: When the epoch was.
         """
         patience = max(self._seconds, WITHIN_EPOCH, 30 * self._cost)
-        if ranks.size() == 1:
+        if collectives.size() == 1:
             return self._since() >= patience
         if batch < self._asks_at:
             return False

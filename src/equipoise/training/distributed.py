@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from equipoise.balance import ranks
+from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
 from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput, shown
@@ -36,7 +36,7 @@ Value = TypeVar("Value")
 
 def launched() -> bool:
     """Whether a launcher started this process, or it has met others already."""
-    return all(name in os.environ for name in LAUNCHED) or ranks.size() > 1
+    return all(name in os.environ for name in LAUNCHED) or collectives.size() > 1
 
 
 def leads() -> bool:
@@ -109,7 +109,7 @@ def part() -> None:
 
 def agreed(value: Value) -> Value:
     """What rank 0 says, on every rank."""
-    if ranks.size() == 1:
+    if collectives.size() == 1:
         return value
     said = [on_cpu(value) if leads() else None]
     dist.broadcast_object_list(said, src=0)
@@ -118,9 +118,9 @@ def agreed(value: Value) -> Value:
 
 def gathered(value: Value) -> list[Value]:
     """What every rank says, in their order, on every rank."""
-    if ranks.size() == 1:
+    if collectives.size() == 1:
         return [value]
-    said: list[Any] = [None] * ranks.size()
+    said: list[Any] = [None] * collectives.size()
     dist.all_gather_object(said, on_cpu(value))
     return said
 
@@ -128,15 +128,15 @@ def gathered(value: Value) -> list[Value]:
 @contextmanager
 def one_by_one() -> Generator[None]:
     """Let one rank after the other do something that they would be in each other's way at."""
-    for _ in range(ranks.rank()):
+    for _ in range(collectives.rank()):
         _wait()
     yield
-    for _ in range(ranks.size() - ranks.rank()):
+    for _ in range(collectives.size() - collectives.rank()):
         _wait()
 
 
 def _wait() -> None:
-    if ranks.size() > 1:
+    if collectives.size() > 1:
         dist.barrier()
 
 
@@ -163,7 +163,7 @@ def way(settings: Settings) -> str:
 
 def check(settings: Settings, balancer: Balancer) -> None:
     """Raise one message with everything that keeps several processes from training together as asked."""
-    if not launched() or int(os.environ.get("WORLD_SIZE", ranks.size())) == 1:
+    if not launched() or int(os.environ.get("WORLD_SIZE", collectives.size())) == 1:
         return
     problems = [*_launch_problems(settings)]
     if way(settings) == "fsdp":

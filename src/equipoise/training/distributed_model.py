@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from equipoise.balance import ranks
+from equipoise.balance import collectives
 from equipoise.models import LateFusion
 from equipoise.training.distributed import way
 from equipoise.training.settings import Settings
@@ -68,7 +68,7 @@ class Spread(ABC):
 
 def spread(model: LateFusion, settings: Settings, device: torch.device) -> Spread:
     """A model over all ranks there are, as the settings say."""
-    if ranks.size() == 1:
+    if collectives.size() == 1:
         return Alone(model)
     if way(settings) == "ddp":
         return Copied(model, device)
@@ -105,13 +105,13 @@ class Several(Spread):
         synchronised = [part for part in model.modules() if isinstance(part, nn.SyncBatchNorm)]
         alike = {id(model.committee), *(id(buffer) for part in synchronised for buffer in part.buffers())}
         self._own = [name for name, buffer in model.named_buffers() if id(buffer) not in alike]
-        ranks.from_first([*model.parameters(), *model.buffers()])
+        collectives.broadcast([*model.parameters(), *model.buffers()])
 
     def share_buffers(self) -> None:
         """Batch statistics that are not synchronised are those of rank 0, as DDP has it."""
         if self._own:
             buffers = dict(self.model.named_buffers())
-            ranks.from_first([buffers[name] for name in self._own])
+            collectives.broadcast([buffers[name] for name in self._own])
 
     def whole(self) -> LateFusion:
         """The twin, with the weights of this moment."""

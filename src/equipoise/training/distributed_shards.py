@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from equipoise.balance import ranks
+from equipoise.balance import collectives
 from equipoise.models import LateFusion
 from equipoise.training.distributed import mapped
 from equipoise.training.distributed_model import Several
@@ -28,7 +28,7 @@ class Sharded(Several):
 
     def __init__(self, model: LateFusion, device: torch.device) -> None:
         super().__init__(model, device)
-        mesh = init_device_mesh(device.type, (ranks.size(),))
+        mesh = init_device_mesh(device.type, (collectives.size(),))
         for encoder in self.model.encoders.values():
             fully_shard(encoder, mesh=mesh)
         fully_shard(self.model, mesh=mesh)

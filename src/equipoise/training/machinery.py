@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise.balance import ranks
+from equipoise.balance import collectives
 from equipoise.data.splits import Part
 from equipoise.training import distributed
 from equipoise.training.rates import layerwise
@@ -145,9 +145,9 @@ def make_accelerator(settings: Settings, trackers: Trackers, folder: Path | None
         accelerator = Accelerator(
             mixed_precision={"fp32": "no"}.get(precision := precision_of(settings, device), precision),
             cpu=device == "cpu",
-            log_with=(trackers.make(folder) if ranks.rank() == 0 else []) or None,
+            log_with=(trackers.make(folder) if collectives.rank() == 0 else []) or None,
         )
-    if trackers.names and ranks.rank() == 0:
+    if trackers.names and collectives.rank() == 0:
         facts = {**settings.as_dict(), **trackers.facts}
         accelerator.init_trackers(PROJECT, config={name: str(value) for name, value in facts.items()})
     return accelerator

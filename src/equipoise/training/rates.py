@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from equipoise.balance.attachment import Attachment, Encoder
+from equipoise.balance.attach import Attachment, Encoder
 from equipoise.util.checks import demand
 
 _LISTS = (nn.Sequential, nn.ModuleList)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from equipoise.balance import ranks
+from equipoise.balance import collectives
 from equipoise.training import checkpoint, distributed
 from equipoise.training.tracking import numbers
 
@@ -37,7 +37,7 @@ def resume(run: Run) -> None:
     rest = distributed.agreed(checkpoint.load(run.folder, model) if run.leads else None)
     if rest is None:
         return
-    if ranks.size() > 1:
+    if collectives.size() > 1:
         run.spread.take(distributed.agreed(model.state_dict()))
     for record in rest["curves"]:  # a tracker may take this sitting for a run of its own
         run.accelerator.log(numbers(record), step=record["epoch"])
@@ -85,7 +85,7 @@ def _put_back(run: Run, rest: dict[str, Any]) -> None:
 
 def _own_sums(kept: list[dict[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
     """The sums of this process; where other processes wrote them, the first takes those of all."""
-    if len(kept) == ranks.size():
-        return {name: total.to(device) for name, total in kept[ranks.rank()].items()}
-    taken = float(ranks.rank() == 0)
+    if len(kept) == collectives.size():
+        return {name: total.to(device) for name, total in kept[collectives.rank()].items()}
+    taken = float(collectives.rank() == 0)
     return {name: taken * torch.stack([each[name] for each in kept]).sum(dim=0).to(device) for name in kept[0]}

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from equipoise.balance import ranks
+from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
 from equipoise.data.feed import Batch, Feed, Piece, epoch_rows, mixed, share_of_rank
 from equipoise.data.splits import Splits
@@ -84,7 +84,7 @@ class Run:
         self.settings, self.balancer, self.folder = settings, balancer, folder
         self.accelerator = make_accelerator(settings, trackers, folder)
         device = self.accelerator.device
-        place = {"rank": ranks.rank(), "ranks": ranks.size()}
+        place = {"rank": collectives.rank(), "ranks": collectives.size()}
         self.train = Feed(splits.train, device, settings.feed, seed, **place)
         self.validation = Feed(splits.validation, device, settings.feed, **place)
         self.model = build_model(splits, balancer, settings).to(device)
@@ -119,7 +119,7 @@ class Run:
     @property
     def leads(self) -> bool:
         """Whether this process is the one that tells and writes."""
-        return ranks.rank() == 0
+        return collectives.rank() == 0
 
     def epoch_lasted(self) -> float:
         """Seconds of the epoch under way, over all sittings."""
@@ -130,9 +130,9 @@ class Run:
         if self.settings.step == "given":
             return
         model = self.spread.whole().to(self.accelerator.device)
-        with ranks.alone():
+        with collectives.single_rank():
             safe_step.before_epoch(self.settings, self.epoch, self.batch, model, self.balancer, self.train, self.plain)
-        if ranks.size() > 1:
+        if collectives.size() > 1:
             for group in self.plain.param_groups:
                 group["lr"] = distributed.agreed(float(group["lr"]))
 
@@ -152,14 +152,16 @@ class Run:
         self.shuffle_before = self.shuffle.get_state()
         rows = epoch_rows(len(self.train), self.settings.batch, self.shuffle)
         accumulate = self.settings.accumulate
-        shares = [share_of_rank(each, ranks.rank(), ranks.size(), accumulate) for each in rows[self.batch :]]
+        shares = [
+            share_of_rank(each, collectives.rank(), collectives.size(), accumulate) for each in rows[self.batch :]
+        ]
         self._whole = self.batch == 0  # no part of it in an earlier sitting
         self._clock = time.perf_counter() - self.epoch_seconds
         self.cadence.new_epoch()
         for pieces, batch in zip(shares, self.train.batches([_together(each) for each in shares]), strict=True):
             self.pieces = pieces
             self.train.seed_views(self.epoch, self.batch)
-            if ranks.size() > 1:  # dropout draws differently on each, and does not depend on what came before
+            if collectives.size() > 1:  # dropout draws differently on each, and does not depend on what came before
                 torch.manual_seed(mixed(self.train.seed_of(self.epoch, self.batch), 1))
             with self.compiling.searching(full=len(rows[self.batch]) == self.settings.batch):
                 self.play(batch)
@@ -173,7 +175,7 @@ class Run:
         part = self.train.made(batch)
         for piece, micro in zip(self.pieces, split(part, [len(each.rows) for each in self.pieces]), strict=True):
             with self.spread.meeting(last=piece is self.pieces[-1]):
-                with self.accelerator.autocast(), ranks.weighing(piece.share):
+                with self.accelerator.autocast(), collectives.rank_weight(piece.share):
                     loss, seen = losses_of(self.spread.called, self.balancer, micro)
                 self.backward(loss * piece.weight)
             for name, value in seen.items():
@@ -197,7 +199,7 @@ class Run:
         """Move the schedule on, and count from the start again; what training showed: the mean loss per objective."""
         if self.schedule is not None:
             self.schedule.step()
-        totals = ranks.total(torch.stack(list(self.sums.values()))).tolist() if self.sums else []
+        totals = collectives.total(torch.stack(list(self.sums.values()))).tolist() if self.sums else []
         losses = {name: total / max(self.samples, 1) for name, total in zip(self.sums, totals, strict=True)}
         seconds = distributed.agreed(self.epoch_lasted())
         self.epoch += 1
@@ -245,8 +247,8 @@ class Run:
             tracker.finish()
         path = {"precision": self.precision, "captured": self.play.why_not or "yes", "compiled": self.compiling.told}
         path |= safe_step.learning_rate(self.settings, self.plain) | self.balancer.remarks
-        if ranks.size() > 1:
-            path["processes"] = f"{ranks.size()}, {self.spread.told}"
+        if collectives.size() > 1:
+            path["processes"] = f"{collectives.size()}, {self.spread.told}"
         self.spread.share_buffers()
         model = self.spread.whole().to(self.accelerator.device)
         steps = len(epoch_rows(len(self.train), self.settings.batch, torch.Generator()))

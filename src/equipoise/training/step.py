@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.balance import ranks
+from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
 from equipoise.data.feed import Feed
 from equipoise.data.splits import Part, Splits
@@ -62,7 +62,9 @@ def evaluate(model: LateFusion, part: Part | Feed, batch: int = 1024) -> dict[st
                 loss = F.cross_entropy(logits, some.label, reduction="sum")
                 hits = (logits.argmax(dim=1) == some.label).sum()
                 sums[name] = sums.get(name, 0) + torch.stack([loss, hits]) * counts
-    together = ranks.total(torch.stack(list(sums.values()))) if feed.ranks > 1 else torch.stack(list(sums.values()))
+    together = (
+        collectives.total(torch.stack(list(sums.values()))) if feed.ranks > 1 else torch.stack(list(sums.values()))
+    )
     means = (together / len(feed)).tolist()
     return {name: {"loss": loss, "accuracy": hits} for name, (loss, hits) in zip(sums, means, strict=True)}
 

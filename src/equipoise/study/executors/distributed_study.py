@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from equipoise.balance import ranks
+from equipoise.balance import collectives
 from equipoise.data.splits import Splits
 from equipoise.study.job import ERROR, Job, keep_traceback
 from equipoise.study.store import Store, cannot_write, is_of_the_disk
@@ -76,5 +76,5 @@ def _attempt(
     except Exception as found:
         if is_of_the_disk(found, folder):
             raise BadInput(cannot_write(folder, found)) from found
-        keep_traceback(found, folder, ERROR if leads() else f"error-rank-{ranks.rank()}.txt")
+        keep_traceback(found, folder, ERROR if leads() else f"error-rank-{collectives.rank()}.txt")
         raise

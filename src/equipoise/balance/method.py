@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from equipoise.balance.observe import Seen
+from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
 from equipoise.balance.state import PerModality
 
@@ -16,7 +16,7 @@ Route: TypeAlias = Literal["loss", "fused", "weighted", "gram"]
 View: TypeAlias = Literal["head", "detached", "split"]
 
 
-class Questions(PerModality):
+class MethodHooks(PerModality):
     """The questions that a balancer asks its method, and what it needs to know of it beforehand."""
 
     route: Route = "loss"
@@ -49,7 +49,7 @@ class Questions(PerModality):
     advances: ClassVar[bool] = False
     """Whether the method keeps state that moves with every step that was not skipped."""
 
-    def weigh(self, seen: Seen) -> Weights:
+    def weigh(self, values: LossValues) -> Weights:
         """What the losses weigh, from their values. Every method but those on the "gram" route answers this."""
         raise NotImplementedError(type(self).__name__)
 
@@ -103,7 +103,7 @@ class Questions(PerModality):
         """Whether the factor of an encoder applies to this tensor of it."""
         return True
 
-    def advance(self, seen: Seen, finite: Tensor) -> None:
+    def advance(self, values: LossValues, finite: Tensor) -> None:
         """Move the state on by a step; ``finite`` says, on the device, whether the step will be taken."""
 
     def stepped(self, taken: Tensor | int = 1) -> None:

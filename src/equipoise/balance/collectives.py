@@ -31,7 +31,7 @@ def rank() -> int:
 
 
 @contextmanager
-def alone() -> Generator[None]:
+def single_rank() -> Generator[None]:
     """As if there was one rank, for what each does by itself, or one does while the others wait."""
     global _alone
     before, _alone = _alone, True
@@ -42,7 +42,7 @@ def alone() -> Generator[None]:
 
 
 @contextmanager
-def weighing(weight: float) -> Generator[None]:
+def rank_weight(weight: float) -> Generator[None]:
     """Let the values of this rank count so much in means: where ranks have unequal numbers of samples.
 
     Means of gradients are not changed by this: there the weight belongs on the loss that is differentiated.
@@ -103,7 +103,7 @@ def mean_of_each(tensors: Sequence[Tensor], group: Group) -> list[Tensor]:
     return [averaged[index] for index in range(len(tensors))]
 
 
-def from_first(tensors: Sequence[Tensor]) -> None:
+def broadcast(tensors: Sequence[Tensor]) -> None:
     """Give every rank the values of rank 0, in place, in one message per dtype."""
     if size() == 1:
         return
@@ -115,7 +115,7 @@ def from_first(tensors: Sequence[Tensor]) -> None:
             tensor.detach().copy_(piece.view(tensor.shape))
 
 
-def everywhere(flag: Tensor, group: Group) -> Tensor:
+def all_true(flag: Tensor, group: Group) -> Tensor:
     """Whether a flag is true on every rank."""
     if size(group) == 1:
         return flag

@@ -10,12 +10,12 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from equipoise.balance import ranks
+from equipoise.balance import collectives
 from equipoise.balance.table import FUSED
 from equipoise.util.names import name_problems
 
 
-class Seen(NamedTuple):
+class LossValues(NamedTuple):
     """The losses of a step as plain values: no graph, averaged over samples and ranks.
 
     Args:
@@ -29,7 +29,7 @@ class Seen(NamedTuple):
     scores: Tensor
 
 
-def check(
+def check_losses(
     losses: Mapping[str, Tensor], modalities: Sequence[str], *, needs_fused: bool, needs_unimodal: bool
 ) -> tuple[str, ...]:
     """The modalities of ``losses``, or one message with everything that is wrong with them.
@@ -123,15 +123,15 @@ def _is_loss(loss: object) -> bool:
     return isinstance(loss, Tensor) and loss.is_floating_point() and loss.numel() > 0
 
 
-def look(
+def loss_values(
     losses: Mapping[str, Tensor],
     modalities: Sequence[str],
     score: Callable[[Tensor], Tensor],
     scores: Mapping[str, Tensor] | None,
-    group: ranks.Group,
+    group: collectives.Group,
     *,
     logarithmic: bool,
-) -> Seen:
+) -> LossValues:
     """Read the values of a step off its losses, averaged over samples and ranks.
 
     Args:
@@ -150,20 +150,20 @@ def look(
         wide = torch.float64 if any(loss.dtype == torch.float64 for loss in losses.values()) else torch.float32
         nothing = next(iter(losses.values())).new_zeros(())
         fused, *unimodal = (losses.get(name, nothing).detach().to(wide) for name in (FUSED, *modalities))
-        values = ranks.mean(torch.stack([loss.mean() for loss in (fused, *unimodal)]), group)
+        values = collectives.mean(torch.stack([loss.mean() for loss in (fused, *unimodal)]), group)
         if not unimodal:
-            return Seen(values[0], values[1:], values[1:])
+            return LossValues(values[0], values[1:], values[1:])
         if scores is None:
             found = torch.stack([score(loss) for loss in unimodal])
         else:
             found = torch.stack([torch.as_tensor(scores[name]).to(values).mean() for name in modalities])
             # A score of zero is very far behind; one below zero has no logarithm, and is reported as it is not finite.
             found = torch.where(found == 0, torch.finfo(found.dtype).tiny, found).log() if logarithmic else found
-        found = ranks.log_mean_exp(found, group) if logarithmic else ranks.mean(found, group)
-        return Seen(values[0], values[1:], found)
+        found = collectives.log_mean_exp(found, group) if logarithmic else collectives.mean(found, group)
+        return LossValues(values[0], values[1:], found)
 
 
-def metrics(
+def check_metrics(
     owner: str, given: Mapping[str, Mapping[str, float]], needs: Sequence[str], modalities: Sequence[str]
 ) -> dict[str, Tensor]:
     """What an epoch's end was given, one tensor over modalities per metric, or one message for all missing."""
@@ -190,9 +190,9 @@ class FiniteWatch:
         """Return True if it still fits: modalities become known, and losses move to another device."""
         return self.names[1:] == tuple(modalities) and self._finite.device == device
 
-    def note(self, seen: Seen) -> None:
+    def note(self, values: LossValues) -> None:
         """Look at once where that costs nothing; elsewhere it would stall the device."""
-        self._finite &= torch.cat([seen.fused[None], seen.unimodal, seen.scores]).isfinite()
+        self._finite &= torch.cat([values.fused[None], values.unimodal, values.scores]).isfinite()
         if self._finite.device.type == "cpu":
             self.check()
 
