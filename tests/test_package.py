@@ -173,4 +173,4 @@ def test_a_class_is_abstract_or_final(each: type) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_file_is_one_room(name: str) -> None:
-    assert len(inspect.getsource(importlib.import_module(name)).splitlines()) <= 400
+    assert len(inspect.getsource(importlib.import_module(name)).splitlines()) <= 450
