@@ -6,26 +6,28 @@
 Every round times every line once by each clock, in turn. "t" is balance + update, "t + backward" adds the backward
 pass: the paper's definition can be read both ways. The last columns give the ratio of t to that of joint training
 beside the ratio that the paper publishes for CREMA-D. Lines with "imitated" are written here after what public code
-does; see `equipoise.measure.imitation`.
+does; see `imitation.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
+from statistics import fmean, median, pstdev
 from typing import Any
 
 import torch
+from imitation import copied_mmpareto, looped_agm, looped_ogmge, looped_score, vectorised_score
 
 import equipoise
 from equipoise.data import Part
-from equipoise.measure.imitation import copied_mmpareto, looped_agm, looped_ogmge, looped_score, vectorised_score
-from equipoise.measure.subroutine import CLOCKS, PIECES, Step, balanced_step, subroutine_seconds
+from equipoise.measure.timing import WARM_UP, TimedStep, time_steps, timed_step
 from equipoise.models import CNN1d, LateFusion, ResNet18
 
+CLOCKS = {"synchronised": True, "launched": False}
+PIECES = ("forward", "balance", "backward", "update")
 PUBLISHED = {  # seconds, CREMA-D, Table 1 of the paper; on other GPUs, so that only ratios compare
     "msl": 0.038,
     "ew": 0.036,
@@ -45,7 +47,7 @@ OURS: dict[str, Callable[[], equipoise.Balancer]] = {
     "mgda": equipoise.MGDA,
     "mmpareto": equipoise.MMPareto,
 }
-IMITATED: dict[str, tuple[Callable[..., Step], str | None]] = {
+IMITATED: dict[str, tuple[Callable[..., TimedStep], str | None]] = {
     "ogmge, imitated": (looped_ogmge, "split"),
     "agm, imitated": (looped_agm, None),
     "mmpareto, imitated": (copied_mmpareto, "head"),
@@ -64,13 +66,13 @@ def model_for(shapes: str, unimodal: Any, device: torch.device) -> LateFusion:
     return LateFusion(encoders, CLASSES, unimodal=unimodal).to(device)
 
 
-def steps_for(shapes: str, device: torch.device) -> dict[str, Step]:
-    found: dict[str, Step] = {}
+def steps_for(shapes: str, device: torch.device) -> dict[str, TimedStep]:
+    found: dict[str, TimedStep] = {}
     for name, make in OURS.items():
         balancer = make()
         model = model_for(shapes, balancer.unimodal, device)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
-        found[name] = balanced_step(model, balancer.to(device).attach(model, optimizer=optimizer), optimizer)
+        found[name] = timed_step(model, balancer.to(device).attach(model, optimizer=optimizer), optimizer)
     for name, (imitate, unimodal) in IMITATED.items():
         model = model_for(shapes, unimodal, device)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
@@ -78,7 +80,42 @@ def steps_for(shapes: str, device: torch.device) -> dict[str, Step]:
     return found
 
 
-def measured(steps: dict[str, Step], batches: list[Part], rounds: int, count: int) -> dict[str, dict[str, Any]]:
+def subroutine_seconds(
+    step: TimedStep, batches: Sequence[Part], steps: int, clock: str = "synchronised"
+) -> dict[str, float]:
+    """Mean seconds of each piece over a number of steps, after a few to warm up, and t(s).
+
+    Args:
+        step: The step; it trains the model it was made from.
+        batches: Taken in turn, already on the device.
+        steps: How many are timed.
+        clock: "synchronised" waits for the device before and after each piece, so that a piece pays for its own work.
+            "launched" reads the wall clock only, as code that never mentions synchronisation does: a piece then pays
+            for launching its work, and the first one that waits pays for what others have launched.
+
+    Returns:
+        "forward", "balance", "backward" and "update"; "subroutine", the paper's t(s) read narrowly: balance and update;
+        "with backward", read widely; "spread", the standard deviation of "subroutine"; and "total".
+    """
+    device = batches[0].label.device
+    read = lambda number: batches[number % len(batches)]  # noqa: E731
+    return summary(time_steps(step, read, WARM_UP + steps, device, synchronise=CLOCKS[clock])[WARM_UP:])
+
+
+def summary(times: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The means of some steps, and the two readings of t(s)."""
+    means = {name: fmean(seconds[name] for seconds in times) for name in PIECES}
+    narrow = [seconds["balance"] + seconds["update"] for seconds in times]
+    return {
+        **means,
+        "subroutine": fmean(narrow),
+        "with backward": fmean(narrow) + means["backward"],
+        "spread": pstdev(narrow),
+        "total": sum(means.values()),
+    }
+
+
+def measured(steps: dict[str, TimedStep], batches: list[Part], rounds: int, count: int) -> dict[str, dict[str, Any]]:
     """Per line and clock the medians over rounds."""
     found: dict[str, dict[str, list[dict[str, float]]]] = {name: {clock: [] for clock in CLOCKS} for name in steps}
     for _ in range(rounds):
@@ -98,7 +135,7 @@ def score_seconds(batch: int, device: torch.device, repeats: int) -> dict[str, f
     part = Part({}, torch.randint(0, CLASSES, (batch,), device=device))
     logits = torch.randn(batch, CLASSES, device=device)
 
-    def step_with(score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Step:
+    def step_with(score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> TimedStep:
         def step(watch: Any, some: Part) -> None:
             with watch("balance"):
                 score(logits, some.label)

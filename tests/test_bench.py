@@ -18,10 +18,10 @@ from torch import nn
 from equipoise import MGDA, MIMO, MSL, LateFusion
 from equipoise.cli.bench import cases_of, numbers_of
 from equipoise.data import Part
-from equipoise.measure import subroutine
-from equipoise.measure.subroutine import Watch, balanced_step
+from equipoise.measure import timing
+from equipoise.measure.timing import PIECES, Stopwatch, TimedStep, timed_step
 from equipoise.paper import bench, bench_figure, bench_report
-from equipoise.paper.bench import SPLIT, WRITTEN, Case, Row, growth, measure
+from equipoise.paper.bench import WRITTEN, Case, Row, growth, measure
 from equipoise.paper.bench_lines import BARE, JOINT, TORCHJD, bare_step, chosen_methods, loops, methods, torchjd_step
 from equipoise.paper.bench_memory import peak_of
 from equipoise.util.errors import BadInput
@@ -42,8 +42,8 @@ def test_every_line_is_measured_in_every_case(rows: list[Row]) -> None:
         assert set(row.whole) == set(row.to_joint) == set(row.to_bare) == {WRITTEN}
         numbers = [*row.whole.values(), *row.to_joint.values(), *row.to_bare.values(), row.memory]
         assert all(math.isfinite(number) and number > 0 for number in numbers)
-        assert tuple(row.pieces) == SPLIT
-        assert all(row.pieces[piece] > 0 for piece in SPLIT if piece != "balance")
+        assert tuple(row.pieces) == PIECES
+        assert all(row.pieces[piece] > 0 for piece in PIECES if piece != "balance")
         assert row.pieces["balance"] > 0 if row.line != BARE else row.pieces["balance"] == 0
         assert row.as_dict()["pieces together"] == pytest.approx(sum(row.pieces.values()))
         assert row.path == ("capture=false" if row.line not in (BARE, TORCHJD) else "")
@@ -67,13 +67,13 @@ def test_memory_counts_what_a_method_holds(rows: list[Row]) -> None:
 def test_a_clock_that_ticks_once_a_look_shows_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece lasts from one look to the next; a plain backward pass beside the step is taken off the whole one."""
     ticks = iter(range(10**6))
-    monkeypatch.setattr(subroutine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     found = {row.line: row.pieces for row in measure(CASES[:1], chosen_methods("mimo,mgda"), CPU, 1)}
     second = 1000.0
-    assert found["mimo"] == dict.fromkeys(SPLIT, second)
-    assert found["mgda"] == dict.fromkeys(SPLIT, second)
-    assert found[BARE] == {**dict.fromkeys(SPLIT, second), "balance": 0.0}
-    assert found[TORCHJD] == {**dict.fromkeys(SPLIT, second), "balance": 0.0}
+    assert found["mimo"] == dict.fromkeys(PIECES, second)
+    assert found["mgda"] == dict.fromkeys(PIECES, second)
+    assert found[BARE] == {**dict.fromkeys(PIECES, second), "balance": 0.0}
+    assert found[TORCHJD] == {**dict.fromkeys(PIECES, second), "balance": 0.0}
 
 
 def test_ratios_are_taken_within_a_round() -> None:
@@ -83,7 +83,7 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 
 def row_of(count: int, line: str, ratio: float) -> Row:
-    pieces = dict.fromkeys(SPLIT, 0.2)
+    pieces = dict.fromkeys(PIECES, 0.2)
     way = {WRITTEN: 2 * ratio}
     return Row(Case("small", count, 8), line, way, {WRITTEN: ratio}, {WRITTEN: 3 * ratio}, pieces, 1.5)
 
@@ -108,18 +108,18 @@ def tiny(unimodal: Any = "head") -> LateFusion:
     return LateFusion(encoders, 3, unimodal=unimodal)
 
 
-def moved(model: LateFusion, step: subroutine.Step) -> dict[str, torch.Tensor]:
+def moved(model: LateFusion, step: TimedStep) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(1)
     inputs = {name: torch.randn(9, 5, generator=random) for name in model.encoders}
     before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-    step(Watch(CPU, "launched"), Part(inputs, torch.arange(9) % 3))
+    step(Stopwatch(CPU, synchronise=False), Part(inputs, torch.arange(9) % 3))
     return {name: tensor.detach() - before[name] for name, tensor in model.named_parameters()}
 
 
 def test_the_loop_beside_mgda_does_the_same_thing() -> None:
     ours, theirs = tiny(), tiny()
     first, second = (torch.optim.SGD(model.parameters(), lr=1.0) for model in (ours, theirs))
-    found = moved(ours, balanced_step(ours, MGDA().attach(ours), first))
+    found = moved(ours, timed_step(ours, MGDA().attach(ours), first))
     for beside in (False, True):
         other = moved(theirs, torchjd_step(theirs, second, beside))
         theirs.load_state_dict(tiny().state_dict())
@@ -130,7 +130,7 @@ def test_the_loop_beside_mgda_does_the_same_thing() -> None:
 def test_the_bare_loop_moves_encoders_as_joint_training_does() -> None:
     ours, bare = tiny("detached"), tiny(None)
     first, second = (torch.optim.SGD(model.parameters(), lr=1.0) for model in (ours, bare))
-    found = moved(ours, balanced_step(ours, MSL().attach(ours), first))
+    found = moved(ours, timed_step(ours, MSL().attach(ours), first))
     other = moved(bare, bare_step(bare, second))
     assert set(other) < set(found)
     for name, change in other.items():

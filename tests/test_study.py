@@ -19,7 +19,7 @@ import torch
 import study_program
 from equipoise import Balancer
 from equipoise.data.sets.generated import two_sensors
-from equipoise.measure.timing import APART
+from equipoise.measure.timing import PROTOCOL
 from equipoise.study import store as stores
 from equipoise.study.catalogue import DataSet, all_data, all_methods, entries
 from equipoise.study.diagnose import diagnose
@@ -294,7 +294,7 @@ def test_the_time_of_a_step_is_that_of_the_loop(tmp_path: Path, monkeypatch: pyt
         assert parts < 0.03, "which are timed apart"
         assert row["timing"] == {
             "step": f"wall clock of epochs 2 to 3, median, by {steps} steps",
-            "parts": APART,
+            "parts": PROTOCOL,
             "workers": 2,
         }
     (alone,), splits = jobs_of("ew")

@@ -10,9 +10,12 @@ import torch
 from torch.nn import functional as F
 
 import equipoise
+from equipoise.data import Part
 from equipoise.measure import peak_memory, step_seconds, timing
+from equipoise.measure.timing import Stopwatch, TimedStep
 from measure.constructed import random_model, random_part, series_model, series_part
 
+CPU = torch.device("cpu")
 PARTS = ["forward", "backward", "balance", "update"]
 METHODS = [
     equipoise.MSL,
@@ -73,12 +76,15 @@ def test_every_method_is_timed_and_nothing_changes(
     assert balancer.follows_optimizer
 
 
-def test_the_copy_is_trained_by_the_method() -> None:
+def test_the_copy_is_trained_by_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[Any] = []
+    make = timing.timed_step
+    monkeypatch.setattr(timing, "timed_step", lambda *given: (copies.extend(given), make(*given))[1])
     model, part = random_model(2), random_part(2)
     mover = torch.optim.SGD(model.parameters(), lr=0.1)
     balancer = equipoise.OGM().attach(model, optimizer=mover)
-    twin, twin_mover, twin_balancer = timing._copies(model, balancer, mover)
-    timing._step(twin, twin_balancer, twin_mover, part)
+    step_seconds(model, balancer, mover, part, batch=8, steps=1)
+    twin, twin_balancer, _ = copies
     assert all(
         not torch.equal(one, other)
         for one, other in zip(twin.encoders.parameters(), model.encoders.parameters(), strict=True)
@@ -86,6 +92,84 @@ def test_the_copy_is_trained_by_the_method() -> None:
     )
     assert twin_balancer.table.values.any()
     assert all(parameter.grad is None for parameter in twin.parameters())
+
+
+@pytest.mark.parametrize("method", [equipoise.MSL, equipoise.MIMO, equipoise.OGMGE, equipoise.MGDA])
+def test_a_timed_step_trains_as_the_method_does(method: type[equipoise.Balancer]) -> None:
+    part, weights = random_part(2), []
+    for timed in (True, False):
+        model = random_model(2, unimodal=method.unimodal)
+        mover = torch.optim.SGD(model.parameters(), lr=0.1)
+        balancer = method().attach(model, optimizer=mover)
+        if timed:
+            timing.timed_step(model, balancer, mover)(Stopwatch(CPU), part)
+        else:
+            losses, beside, _ = timing.step_losses(model, balancer, part)
+            balancer(losses, extra=beside).backward()
+            mover.step()
+        weights.append(torch.cat([each.detach().flatten() for each in model.parameters()]))
+    assert torch.equal(*weights)
+
+
+class FakeTime:
+    """A clock that a test moves, and a device whose work is done when somebody waits for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.queued, self.waits = 0.0, 0.0, 0
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(Stopwatch, "wait", lambda _: self.wait())
+
+    def launch(self, *, seconds: float, of_work: float) -> None:
+        self.now += seconds
+        self.queued += of_work
+
+    def wait(self) -> None:
+        self.now, self.queued, self.waits = self.now + self.queued, 0.0, self.waits + 1
+
+
+def step_of(clock: FakeTime, *, balance_waits: bool) -> TimedStep:
+    """Every piece takes 1 s to launch; the device then works 10 s forward, 20 s backward and 3 s on the update."""
+
+    def step(watch: Stopwatch, _: Part) -> None:
+        with watch("forward"):
+            clock.launch(seconds=1, of_work=10)
+        with watch("balance"):
+            clock.launch(seconds=1, of_work=0)
+            if balance_waits:
+                clock.wait()
+        with watch("backward"):
+            clock.launch(seconds=1, of_work=20)
+        with watch("update"):
+            clock.launch(seconds=1, of_work=3)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("synchronise", "balance_waits", "expected"),
+    [
+        (True, False, [11, 21, 1, 4]),
+        (True, True, [11, 21, 1, 4]),
+        (False, False, [1, 1, 1, 1]),
+        (False, True, [1, 1, 11, 1]),  # who waits first pays for the forward pass
+    ],
+)
+def test_the_two_clocks_book_the_work_of_the_device_as_described(
+    monkeypatch: pytest.MonkeyPatch, synchronise: bool, balance_waits: bool, expected: list[int]
+) -> None:
+    clock = FakeTime(monkeypatch)
+    step = step_of(clock, balance_waits=balance_waits)
+    found = timing.time_steps(step, lambda _: random_part(1), 4, CPU, synchronise=synchronise)
+    assert found == [dict(zip(timing.PIECES, [0, *expected], strict=True))] * 4
+    assert clock.queued == 0  # nothing is left for whoever is timed next
+
+
+def test_what_a_backward_pass_takes_beyond_a_plain_one_is_balancing() -> None:
+    watch = Stopwatch(CPU)
+    watch.seconds |= {"plain": 5.0, "backward": 9.0, "balance": 2.0, "forward": 1.0}
+    assert watch.pieces() == {"data": 0, "forward": 1, "backward": 5, "balance": 6, "update": 0}
+    watch.seconds["plain"] = 12.0
+    assert watch.pieces() == {"data": 0, "forward": 1, "backward": 9, "balance": 2, "update": 0}
 
 
 @pytest.mark.parametrize(
@@ -100,12 +184,9 @@ def test_the_copy_is_trained_by_the_method() -> None:
 def test_seconds_are_divided_as_described(
     monkeypatch: pytest.MonkeyPatch, method: type[equipoise.Balancer], seconds: list[int], expected: dict[str, int]
 ) -> None:
-    script = iter(seconds * 7)
-
-    def timed(_: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
-        return work(), next(script)
-
-    monkeypatch.setattr(timing, "_timed", timed)
+    # The clock is looked at before and after each piece; reading the batch comes first, and takes no time.
+    looks = iter(look for _ in range(7) for second in [0, *seconds] for look in (0, second))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(looks)))
     model, part = random_model(2, unimodal=method.unimodal), random_part(2)
     mover = torch.optim.SGD(model.parameters(), lr=0.1)
     assert step_seconds(model, method(), mover, part, batch=8, steps=4) == expected
@@ -113,13 +194,13 @@ def test_seconds_are_divided_as_described(
 
 def test_a_batch_larger_than_the_part_is_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    step = timing._step
+    losses = timing.step_losses
 
-    def noting(model: Any, balancer: Any, optimizer: Any, part: Any) -> dict[str, float]:
+    def noting(model: Any, balancer: Any, part: Part) -> Any:
         sizes.append(len(part))
-        return step(model, balancer, optimizer, part)
+        return losses(model, balancer, part)
 
-    monkeypatch.setattr(timing, "_step", noting)
+    monkeypatch.setattr(timing, "step_losses", noting)
     model = random_model(1)
     mover = torch.optim.SGD(model.parameters(), lr=0.1)
     step_seconds(model, equipoise.EW(), mover, random_part(1, samples=10), batch=99, steps=1)

@@ -1,15 +1,21 @@
-"""The cost of a training step: seconds as it was trained, seconds of each of its parts, and memory."""
+"""The cost of a training step: its pieces by one stopwatch, its wall-clock time in training, and memory.
+
+A step is cut into pieces: reading the data, forward, balance, backward and update. What a backward pass takes beyond a
+plain one of the fused loss is balancing.
+"""
 
 from __future__ import annotations
 
 import copy
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from statistics import median
-from typing import Any
+from typing import Any, final
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from equipoise.balance.attach import unwrap_optimizer
@@ -17,12 +23,130 @@ from equipoise.balance.balancer import Balancer
 from equipoise.data.splits import Part
 from equipoise.measure.outputs import check_model
 from equipoise.models.late_fusion import LateFusion
-from equipoise.training.train import step_losses
+from equipoise.training.step import step_losses
 
+PIECES = ("data", "forward", "backward", "balance", "update")
 WARM_UP = 3
-APART = "after training, on a copy: without autocast, neither compiled nor recorded, waiting after each part"
+PROTOCOL = "after training, on a copy: without autocast, neither compiled nor recorded, waiting after each part"
 """The way `step_seconds` measures, for a row of results."""
 MEBIBYTE = 2**20
+
+
+@final
+class Stopwatch:
+    """Measures the pieces of one training step; the times of a piece that comes twice are added.
+
+    Args:
+        device: The device that the step runs on.
+        synchronise: Wait for the device before and after each piece, so that a piece pays for its own work. Otherwise
+            only the wall clock is read: a piece pays for launching its work, and the first one that waits pays for what
+            others have launched.
+
+    Example:
+        >>> watch = Stopwatch(torch.device("cpu"))
+        >>> with watch("forward"):
+        ...     product = torch.ones(3) * 2
+        >>> watch.pieces()["forward"] > 0
+        True
+    """
+
+    def __init__(self, device: torch.device, *, synchronise: bool = True) -> None:
+        self.device, self.synchronise = device, synchronise
+        self.seconds = dict.fromkeys((*PIECES, "plain"), 0.0)
+
+    @contextmanager
+    def __call__(self, piece: str) -> Generator[None]:
+        """Add the time of the block to a piece; "plain" is a backward pass beside the step."""
+        if self.synchronise:
+            self.wait()
+        start = time.perf_counter()
+        yield
+        if self.synchronise:
+            self.wait()
+        self.seconds[piece] += time.perf_counter() - start
+
+    def wait(self) -> None:
+        """Wait for the device, outside of any piece."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    def pieces(self) -> dict[str, float]:
+        """Give the seconds of each piece, counting as balance what the backward pass takes beyond the plain one."""
+        pieces = {name: self.seconds[name] for name in PIECES}
+        if self.seconds["plain"] > 0:
+            pieces["backward"] = min(self.seconds["plain"], pieces["backward"])
+            pieces["balance"] += self.seconds["backward"] - pieces["backward"]
+        return pieces
+
+
+TimedStep = Callable[[Stopwatch, Part], None]
+"""A whole training step on a batch, whose pieces run under the stopwatch."""
+
+
+def timed_step(model: LateFusion, balancer: Balancer, optimizer: Optimizer) -> TimedStep:
+    """Make the training step of a method, as `equipoise.training.train` takes it.
+
+    A loss method balances in its call, and its backward pass is an ordinary one. Other methods do part of their work
+    inside the backward pass, so a plain backward pass of the fused loss, that of joint training, is timed beside it.
+
+    Args:
+        model: The model.
+        balancer: The method, attached to the model.
+        optimizer: The optimiser of the model.
+    """
+
+    def step(watch: Stopwatch, part: Part) -> None:
+        if balancer.route != "loss":
+            plain_backward(watch, step_losses(model, balancer, part)[2]["fused"].mean(), optimizer)
+        with watch("forward"):
+            losses, beside, _ = step_losses(model, balancer, part)
+        with watch("balance"):
+            loss = balancer(losses, extra=beside)
+        backward_and_update(watch, loss, optimizer)
+
+    return step
+
+
+def plain_backward(watch: Stopwatch, loss: Tensor, optimizer: Optimizer) -> None:
+    """Time a backward pass beside the step, and discard its gradients."""
+    watch.wait()
+    with watch("plain"):
+        loss.backward()
+    optimizer.zero_grad()
+    watch.wait()
+
+
+def backward_and_update(watch: Stopwatch, loss: Tensor, optimizer: Optimizer) -> None:
+    """Time the end of a step: the backward pass, and the update with clearing the gradients."""
+    with watch("backward"):
+        loss.backward()
+    with watch("update"):
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def time_steps(
+    step: TimedStep, read: Callable[[int], Part], count: int, device: torch.device, *, synchronise: bool = True
+) -> list[dict[str, float]]:
+    """Measure the seconds of each piece of consecutive steps; every step begins on an idle device.
+
+    Args:
+        step: The step, which trains the model it was made from.
+        read: Gives the batch of a step by its number.
+        count: Number of steps.
+        device: The device that the steps run on.
+        synchronise: As for `Stopwatch`.
+    """
+    times = []
+    for number in range(count):
+        watch = Stopwatch(device, synchronise=synchronise)
+        watch.wait()
+        with watch("data"):
+            part = read(number)
+        step(watch, part)
+        watch.wait()
+        times.append(watch.pieces())
+    return times
 
 
 def step_seconds(
@@ -30,35 +154,36 @@ def step_seconds(
 ) -> dict[str, float]:
     """Time training steps on copies: nothing of model, balancer, optimiser or the random state changes.
 
-    Loss methods balance in their call, and the backward pass is an ordinary one. Other methods do part of their work
-    inside the backward pass: there a plain backward pass of the fused loss, that of joint training, is timed beside
-    it; "backward" is the time of the plain one, at most that of the whole, and "balance" is the rest of the whole plus
-    the call. It is never negative.
-
-    The copy is in training mode and stands on the device of the model. Copies of compiled encoders run uncompiled.
+    The copy is in training mode, on the device of the model. Copies of compiled encoders run uncompiled.
 
     Args:
         model: The model.
         balancer: The method; the copy is attached to the copied model and optimiser.
         optimizer: The optimiser of the model, bare or wrapped.
         part: The samples to take batches from, in order and round again; moving them to the device is not timed.
-        batch: How many samples a step has, at most those of the part.
-        steps: How many steps are timed, after a few to warm up.
+        batch: Samples of a step, at most those of the part.
+        steps: Steps that are timed, after a few to warm up.
 
     Returns:
         Medians over the steps, in seconds: "forward" (with the losses), "backward", "balance", "update" (with clearing
-        the gradients) and "total", each step's sum.
+        the gradients) and "total", each step's sum. None is negative.
     """
     check_model(model)
     device = model.committee.device
+
+    def read(number: int) -> Part:
+        rows = torch.arange(number * batch, number * batch + min(batch, len(part))) % len(part)
+        return part.take(rows.to(part.label.device)).to(device).ready()
+
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        twin, twin_optimizer, twin_balancer = _copies(model, balancer, unwrap_optimizer(optimizer))
-        found = []
-        for number in range(WARM_UP + steps):
-            rows = torch.arange(number * batch, number * batch + min(batch, len(part))) % len(part)
-            chosen = part.take(rows.to(part.label.device)).to(device).ready()
-            found.append(_step(twin, twin_balancer, twin_optimizer, chosen))
-    return {name: median(step[name] for step in found[WARM_UP:]) for name in found[0]}
+        # Copied together, so that the copied optimiser moves the copied model.
+        twin, twin_optimizer, twin_balancer = copy.deepcopy((model, unwrap_optimizer(optimizer), balancer))
+        twin_balancer.attach(twin, optimizer=twin_optimizer, group=balancer.group)
+        step = timed_step(twin.train(), twin_balancer.train(), twin_optimizer)
+        times = time_steps(step, read, WARM_UP + steps, device)[WARM_UP:]
+    pieces = {name: [seconds[name] for seconds in times] for name in PIECES if name != "data"}
+    pieces["total"] = [sum(seconds) for seconds in zip(*pieces.values(), strict=True)]
+    return {name: median(seconds) for name, seconds in pieces.items()}
 
 
 def trained_step(epochs: Sequence[float], steps: int) -> tuple[float | None, str]:
@@ -89,7 +214,7 @@ def peak_memory(device: torch.device | str = "cpu") -> float:
     the resident set of this process, which only ever grows.
 
     Args:
-        device: Where.
+        device: The device.
     """
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MEBIBYTE
@@ -97,43 +222,3 @@ def peak_memory(device: torch.device | str = "cpu") -> float:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / MEBIBYTE if sys.platform == "darwin" else peak / 1024  # bytes there, KiB elsewhere
-
-
-def _copies(model: LateFusion, balancer: Balancer, optimizer: Optimizer) -> tuple[LateFusion, Optimizer, Balancer]:
-    # In one go, so that the copied optimiser moves the copied model.
-    twin, twin_optimizer, twin_balancer = copy.deepcopy((model, optimizer, balancer))
-    twin_balancer.attach(twin, optimizer=twin_optimizer, group=balancer.group)
-    return twin.train(), twin_optimizer, twin_balancer.train()
-
-
-def _step(model: LateFusion, balancer: Balancer, optimizer: Optimizer, part: Part) -> dict[str, float]:
-    device = part.label.device
-    plain = None
-    if balancer.route != "loss":
-        _, plain = _timed(device, step_losses(model, balancer, part)[2]["fused"].mean().backward)
-        optimizer.zero_grad()
-    (losses, beside, _), forward = _timed(device, lambda: step_losses(model, balancer, part))
-    loss, call = _timed(device, lambda: balancer(losses, extra=beside))
-    _, whole = _timed(device, loss.backward)
-    _, update = _timed(device, lambda: (optimizer.step(), optimizer.zero_grad()))
-    backward = whole if plain is None else min(plain, whole)
-    return {
-        "forward": forward,
-        "backward": backward,
-        "balance": call + whole - backward,
-        "update": update,
-        "total": forward + call + whole + update,
-    }
-
-
-def _timed(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
-    _synchronise(device)
-    start = time.perf_counter()
-    result = work()
-    _synchronise(device)
-    return result, time.perf_counter() - start
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

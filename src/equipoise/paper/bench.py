@@ -19,7 +19,7 @@ from torch import Tensor
 from equipoise.balance.balancer import Balancer
 from equipoise.data.feed import Feed
 from equipoise.data.splits import Part, Splits
-from equipoise.measure.subroutine import Step, Watch, balanced_step
+from equipoise.measure.timing import PIECES, Stopwatch, TimedStep, time_steps, timed_step
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
 from equipoise.paper.bench_lines import BARE, JOINT, Maker, loops, views_of
@@ -30,7 +30,6 @@ from equipoise.training.step import build_model
 from equipoise.training.train import train
 
 WRITTEN, RECORDED = "as written", "recorded"
-SPLIT = ("data", "forward", "backward", "balance", "update")
 CLASSES = 6
 WARM_UP = 3
 Tell = Callable[[str], None]
@@ -177,7 +176,7 @@ class _Bench:
                     row.whole[way] = median(whole[line, way])
                     row.to_joint[way] = _ratio(whole[line, way], whole[JOINT, way])
                     row.to_bare[way] = _ratio(whole[line, way], whole[BARE, WRITTEN])
-            row.pieces = {piece: 1e3 * median(each[piece] for each in pieces[line]) for piece in SPLIT}
+            row.pieces = {piece: 1e3 * median(each[piece] for each in pieces[line]) for piece in PIECES}
             row.memory = self._memory(line)
         return list(found.values())
 
@@ -195,32 +194,25 @@ class _Bench:
         step = self._step(line, beside=False)
         epochs = []
         for _ in range(self.epochs):
-            watch = Watch(self.device, "synchronised")
+            watch = Stopwatch(self.device)
             with watch("update"):
                 for rows in self.batches:
-                    step(Watch(self.device, "launched"), self.feed.made(rows))
+                    step(Stopwatch(self.device, synchronise=False), self.feed.made(rows))
             epochs.append(watch.seconds["update"])
         return 1e3 * median(epochs[1:]) / self.steps
 
-    def _pieces(self, step: Step, warm_up: int) -> list[dict[str, float]]:
-        found = []
-        for rows in self.batches:
-            watch = Watch(self.device, "synchronised")
-            watch.seconds["data"] = 0.0
-            with watch("data"):
-                part = self.feed.made(rows)
-            step(watch, part)
-            found.append({"data": watch.seconds["data"], **watch.split()})
-        return found[warm_up:]
+    def _pieces(self, step: TimedStep, warm_up: int) -> list[dict[str, float]]:
+        times = time_steps(step, lambda number: self.feed.made(self.batches[number]), len(self.batches), self.device)
+        return times[warm_up:]
 
     def _memory(self, line: str) -> float:
         step = self._step(line, beside=False)
         part = self.feed.made(self.batches[0])
-        watch = Watch(self.device, "launched")
+        watch = Stopwatch(self.device, synchronise=False)
         step(watch, part)  # makes what the optimiser keeps
         return peak_of(lambda: step(watch, part), self.device)
 
-    def _step(self, line: str, *, beside: bool) -> Step:
+    def _step(self, line: str, *, beside: bool) -> TimedStep:
         """A step whose pieces are named; `beside` takes a plain backward pass beside it where one is needed."""
         torch.manual_seed(0)
         if line not in self.methods:
@@ -232,7 +224,7 @@ class _Bench:
         model = self._prepared(build_model(self.splits, balancer, self.settings))
         optimizer = make_optimizer(model, self.settings)
         balancer.to(self.device).attach(model, optimizer=optimizer)
-        return balanced_step(model, balancer, optimizer)
+        return timed_step(model, balancer, optimizer)
 
     def _prepared(self, model: LateFusion) -> LateFusion:
         """A model as `train` would have it: on the device, in its memory format, its encoders in its precision."""

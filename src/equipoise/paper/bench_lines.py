@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from equipoise import MGDA, MSES, Balancer, MMPareto
 from equipoise.data.splits import Part
-from equipoise.measure.subroutine import Step, Watch, learn
+from equipoise.measure.timing import Stopwatch, TimedStep, backward_and_update, plain_backward
 from equipoise.models import LateFusion, SequenceTransformer
 from equipoise.models.arguments import Unimodal
 from equipoise.study.catalogue import all_methods
@@ -23,7 +23,7 @@ from equipoise.util.errors import BadInput, look_up
 BARE, JOINT, TORCHJD = "bare loop", "msl", "torchjd mgda"
 NEVER = 10**6  # epochs without a better accuracy: an encoder that stands still would cost less
 
-Maker: TypeAlias = "Callable[[LateFusion, Optimizer, bool], Step]"
+Maker: TypeAlias = "Callable[[LateFusion, Optimizer, bool], TimedStep]"
 
 
 def methods() -> dict[str, Callable[[], Balancer]]:
@@ -67,7 +67,7 @@ def views_of(loop: str) -> Unimodal | None:
     return None if loop == BARE else "head"
 
 
-def bare_step(model: LateFusion, optimizer: Optimizer, beside: bool = False) -> Step:  # noqa: ARG001
+def bare_step(model: LateFusion, optimizer: Optimizer, beside: bool = False) -> TimedStep:  # noqa: ARG001
     """A step of joint training as one would write it without a library.
 
     Args:
@@ -76,15 +76,15 @@ def bare_step(model: LateFusion, optimizer: Optimizer, beside: bool = False) -> 
         beside: Without meaning here: its backward pass is the plain one.
     """
 
-    def step(watch: Watch, part: Part) -> None:
+    def step(watch: Stopwatch, part: Part) -> None:
         with watch("forward"):
             loss = F.cross_entropy(model(part.inputs)["fused"], part.label)
-        learn(watch, loss, optimizer)
+        backward_and_update(watch, loss, optimizer)
 
     return step
 
 
-def torchjd_step(model: LateFusion, optimizer: Optimizer, beside: bool = False) -> Step:
+def torchjd_step(model: LateFusion, optimizer: Optimizer, beside: bool = False) -> TimedStep:
     """A step of MGDA with TorchJD: on each encoder the fused and its own loss, as our MGDA does; heads on the sum.
 
     Args:
@@ -103,12 +103,9 @@ def torchjd_step(model: LateFusion, optimizer: Optimizer, beside: bool = False) 
     def losses_of(part: Part) -> dict[str, Tensor]:
         return {name: F.cross_entropy(logits, part.label) for name, logits in model(part.inputs).items()}
 
-    def step(watch: Watch, part: Part) -> None:
+    def step(watch: Stopwatch, part: Part) -> None:
         if beside:
-            fused = losses_of(part)["fused"]
-            with watch("plain"):
-                fused.backward()
-            optimizer.zero_grad()
+            plain_backward(watch, losses_of(part)["fused"], optimizer)
         with watch("forward"):
             losses = losses_of(part)
         with watch("backward"):

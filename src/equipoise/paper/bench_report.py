@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from equipoise import __version__
-from equipoise.paper.bench import RECORDED, SPLIT, WRITTEN, Case, Row, growth
+from equipoise.measure.timing import PIECES
+from equipoise.paper.bench import RECORDED, WRITTEN, Case, Row, growth
 from equipoise.paper.bench_lines import BARE, JOINT, TORCHJD
 from equipoise.util.inside import write_whole
 
@@ -73,12 +74,12 @@ def in_brief(rows: Sequence[Row]) -> list[Table]:
 
 def _split(case: Case, rows: Sequence[Row]) -> Table:
     recorded = any(RECORDED in row.whole for row in rows)
-    heads = ["line", "ms", "× joint", "× bare", *([f"ms {RECORDED}", "× joint"] if recorded else []), *SPLIT, "MiB"]
+    heads = ["line", "ms", "× joint", "× bare", *([f"ms {RECORDED}", "× joint"] if recorded else []), *PIECES, "MiB"]
     cells = []
     for row in rows:
         played = [_number(row.whole.get(RECORDED)), _number(row.to_joint.get(RECORDED))] if recorded else []
         whole = [row.whole[WRITTEN], row.to_joint[WRITTEN], row.to_bare[WRITTEN]]
-        pieces = [row.pieces[piece] for piece in SPLIT]
+        pieces = [row.pieces[piece] for piece in PIECES]
         cells.append([row.line, *map(_number, whole), *played, *map(_number, pieces), f"{row.memory:.1f}"])
     title = f"{case.encoder} encoders, {case.modalities} modalities, batch {case.batch}: a step, and its pieces in ms"
     return title, heads, cells
@@ -129,13 +130,13 @@ def as_csv(rows: Sequence[Row]) -> str:
     """One row per line and case, every number in full."""
     written = io.StringIO()
     heads = ["encoder", "modalities", "batch", "line", "ms", "to_joint", "to_bare", "ms_recorded", "to_joint_recorded"]
-    heads += [*(f"ms_{piece}" for piece in SPLIT), "memory_mib"]
+    heads += [*(f"ms_{piece}" for piece in PIECES), "memory_mib"]
     table = csv.writer(written, lineterminator="\n")
     table.writerow(heads)
     for row in rows:
         whole = [row.whole[WRITTEN], row.to_joint[WRITTEN], row.to_bare[WRITTEN]]
         played = [row.whole.get(RECORDED, ""), row.to_joint.get(RECORDED, "")]
-        table.writerow([*row.case, row.line, *whole, *played, *(row.pieces[piece] for piece in SPLIT), row.memory])
+        table.writerow([*row.case, row.line, *whole, *played, *(row.pieces[piece] for piece in PIECES), row.memory])
     return written.getvalue()
 
 

@@ -22,7 +22,7 @@ from equipoise.balance.balancer import Balancer
 from equipoise.data.splits import Splits
 from equipoise.deploy.kept import keep
 from equipoise.measure import measure_run, peak_memory, step_seconds
-from equipoise.measure.timing import APART, trained_step
+from equipoise.measure.timing import PROTOCOL, trained_step
 from equipoise.models import LateFusion
 from equipoise.study.catalogue import DataSet, Entry
 from equipoise.study.store import SCHEMA
@@ -192,7 +192,7 @@ def _row(
         "selected": {"epoch": trained.epoch, "by": _selected_by(entry.settings.select, splits)},
         **measured,
         "seconds": {**parts, "step": step, "total": trained.seconds},
-        "timing": {"step": how, "parts": APART, "workers": workers},
+        "timing": {"step": how, "parts": PROTOCOL, "workers": workers},
         "memory": peak_memory(torch.device(trained.device)),
         "versions": _versions(),
         "device": trained.device,

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from equipoise.data.splits import Part
-from equipoise.measure.subroutine import Step, Watch, learn
+from equipoise.measure.timing import Stopwatch, TimedStep, backward_and_update, plain_backward
 from equipoise.models.evaluation import evaluating
 from equipoise.models.late_fusion import LateFusion
 
@@ -54,10 +54,10 @@ def vectorised_score(logits: Tensor, label: Tensor) -> Tensor:
     return torch.softmax(logits, dim=1).gather(1, label[:, None]).sum()
 
 
-def looped_ogmge(model: LateFusion, optimizer: Optimizer, strength: float = 0.8, *, noise: bool = True) -> Step:
+def looped_ogmge(model: LateFusion, optimizer: Optimizer, strength: float = 0.8, *, noise: bool = True) -> TimedStep:
     """OGM-GE with scores in a loop, its decision on the CPU, and gradients changed after the backward pass."""
 
-    def step(watch: Watch, part: Part) -> None:
+    def step(watch: Stopwatch, part: Part) -> None:
         with watch("forward"):
             outputs, shares = model.with_shares(part.inputs)
             loss = F.cross_entropy(outputs["fused"], part.label)
@@ -84,17 +84,12 @@ def _ogm_factor(name: str, scores: dict[str, Tensor], strength: float) -> float:
     return 1 - math.tanh(strength * ratio.item()) if ratio > 1 else 1.0
 
 
-def looped_agm(model: LateFusion, optimizer: Optimizer, strength: float = 1.0) -> Step:
+def looped_agm(model: LateFusion, optimizer: Optimizer, strength: float = 1.0) -> TimedStep:
     """AGM by its 2^K forward passes, with scores in a loop; the factors act on the responses in the backward pass."""
     usual, count = dict.fromkeys(model.encoders, 0.0), [0]
 
-    def step(watch: Watch, part: Part) -> None:
-        alone_loss = F.cross_entropy(model(part.inputs)["fused"], part.label)
-        watch.wait()
-        with watch("plain"):
-            alone_loss.backward()
-        optimizer.zero_grad()
-        watch.wait()
+    def step(watch: Stopwatch, part: Part) -> None:
+        plain_backward(watch, F.cross_entropy(model(part.inputs)["fused"], part.label), optimizer)
         with watch("forward"):
             whole = model(part.inputs)["fused"]
         with watch("balance"):
@@ -112,7 +107,7 @@ def looped_agm(model: LateFusion, optimizer: Optimizer, strength: float = 1.0) -
             for name, score in scores.items():
                 usual[name] += (score - usual[name]) / count[0]
             loss = F.cross_entropy(responses[one] + responses[other], part.label)
-        learn(watch, loss, optimizer)
+        backward_and_update(watch, loss, optimizer)
 
     return step
 
@@ -121,10 +116,10 @@ def _only(name: str | None, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: value if key == name else torch.zeros_like(value) for key, value in inputs.items()}
 
 
-def copied_mmpareto(model: LateFusion, optimizer: Optimizer, boost: float = 1.5) -> Step:
+def copied_mmpareto(model: LateFusion, optimizer: Optimizer, boost: float = 1.5) -> TimedStep:
     """MMPareto with K + 2 backward passes, gradients copied and flattened, and weights found on the CPU."""
 
-    def step(watch: Watch, part: Part) -> None:
+    def step(watch: Stopwatch, part: Part) -> None:
         with watch("forward"):
             losses = {name: F.cross_entropy(logits, part.label) for name, logits in model(part.inputs).items()}
         with watch("balance"):
