@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from equipoise.paper.ablation import Curve, in_words
 from equipoise.paper.ablation_runs import Outcome, Point
+from equipoise.paper.claims import Claim, Verdict, all_of, tally
 from equipoise.report.paired import Difference, paired
 
 MARGIN = 0.02
@@ -18,24 +19,6 @@ WEAK, ENOUGH, LARGEST = 1.0, 10.0, 100.0
 
 SMOOTHEST = 1.0
 """The largest μ of the paper's grid."""
-
-Verdict = Literal["agrees", "differs", "open"]
-
-
-class Claim(NamedTuple):
-    """One claim.
-
-    Args:
-        where: Where it is made.
-        says: The claim.
-        measured: What was found.
-        verdict: Whether it agrees; "open" where the error is too large to tell.
-    """
-
-    where: str
-    says: str
-    measured: str
-    verdict: Verdict
 
 
 class Change(NamedTuple):
@@ -77,14 +60,10 @@ def claims(outcome: Outcome) -> list[Claim]:
 
 def shape(found: Sequence[Claim]) -> str:
     """Whether the paper's shape came out, in one sentence."""
-    verdicts = [claim.verdict for claim in found if claim.where.startswith("Figure 3")]
-    agree, differ, unclear = (verdicts.count(verdict) for verdict in ("agrees", "differs", "open"))
-    told = f"of {len(verdicts)} claims of Figure 3 {agree} agree, {differ} differ, {unclear} stay open"
-    if differ:
-        return f"The paper's shape is not reproduced here: {told}."
-    if unclear:
-        return f"The paper's shape is neither reproduced nor refuted here: {told}."
-    return f"The paper's shape is reproduced here: {told}."
+    figure = [claim for claim in found if claim.where.startswith("Figure 3")]
+    verdict = all_of([claim.verdict for claim in figure] or ["agrees"])
+    said = {"agrees": "reproduced", "differs": "not reproduced", "open": "neither reproduced nor refuted"}[verdict]
+    return f"The paper's shape is {said} here: of {len(figure)} claims of Figure 3 {tally(figure)}."
 
 
 # -- verdicts --
@@ -140,7 +119,7 @@ def _of_penalty(outcome: Outcome, curve: Curve) -> list[Claim]:
         said = "; ".join(f"λ = {in_words(value)}: {step}" for value, step in flat.items())
         verdicts = [stays(step) for step in flat.values()]
         says = f"above λ = 10 gains are marginal, up to the 100 where the paper's grid ends{rate}"
-        found.append(Claim(where, says, said, _all_of(verdicts)))
+        found.append(Claim(where, says, said, all_of(verdicts)))
     return found if curve.divided else [*found, *_of_step_size(outcome, curve, above)]
 
 
@@ -188,12 +167,6 @@ def _of_smoothing(outcome: Outcome, curve: Curve) -> list[Claim]:
             where = "Figure 3, μ" if value == inside else "control to Figure 3"
             found.append(Claim(where, says, said, rises(turned)))
     return found
-
-
-def _all_of(verdicts: Sequence[Verdict]) -> Verdict:
-    if "differs" in verdicts:
-        return "differs"
-    return "open" if "open" in verdicts else "agrees"
 
 
 def _same_line(one: Curve, other: Curve) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from equipoise.paper.ablation import Curve, in_words
 from equipoise.paper.ablation_claims import MARGIN, claims, shape
 from equipoise.paper.ablation_runs import Outcome, Point
+from equipoise.paper.claims import claim_lines, text_table
 from equipoise.report.aggregate import PROTOCOLS, Spread
 
 PARTS = ("validation", "test")
@@ -117,7 +118,7 @@ def _curve(outcome: Outcome, curve: Curve) -> Iterator[str]:
         note = "validation chooses this" if value == chosen else note
         rows.append([in_words(value), *([f"{point.lr:.3g}"] if rates else []), *map(_percent, numbers), note])
     yield f"Over {curve.title}:"
-    yield from _table([curve.axis, *rates, "validation", "test", *(f"{name} alone" for name in names), ""], rows)
+    yield from text_table([curve.axis, *rates, "validation", "test", *(f"{name} alone" for name in names), ""], rows)
     if chosen is not None:
         yield f"  {_choice(points, chosen)}"
 
@@ -154,9 +155,7 @@ def _claims(outcome: Outcome) -> Iterator[str]:
         return
     yield ""
     yield "What the paper says (of CREMA-D), and what was measured: test accuracy, paired by run, 95 % intervals."
-    for claim in found:
-        yield textwrap.fill(f"{claim.verdict:<8} {claim.where}: {claim.says}.", 118, subsequent_indent=" " * 9)
-        yield textwrap.fill(f"{claim.measured}.", 118, initial_indent=" " * 9, subsequent_indent=" " * 9)
+    yield from claim_lines(found)
     yield shape(found)
     points = f"{100 * MARGIN:g} points"
     yield f"differs: surely not so, or by less than {points}; flat: within {points}; open: the interval cannot tell."
@@ -168,9 +167,3 @@ def _percent(found: Spread | None) -> str:
     if found is None:
         return "–"
     return f"{100 * found.mean:.1f}" + ("" if found.deviation is None else f" ± {100 * found.deviation:.1f}")
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[at]) for row in [titles, *rows]) for at in range(len(titles))]
-    for row in [titles, *rows]:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

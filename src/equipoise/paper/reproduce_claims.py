@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from equipoise.paper.ablation_claims import Claim, Verdict
+from equipoise.paper.claims import Claim, Verdict, all_of, opposite, tally
 from equipoise.paper.reproduce import CONTROL
 from equipoise.paper.reproduce_outcome import Outcome
 from equipoise.paper.reproduce_time_claims import JOINT, OURS, Asked, close, faster, fastest, not_run
@@ -30,8 +30,7 @@ def claims(outcome: Outcome) -> list[Claim]:
 
 def summary(found: Sequence[Claim]) -> str:
     """How many agree, in one sentence."""
-    agree, differ, unclear = (sum(claim.verdict == kind for claim in found) for kind in ("agrees", "differs", "open"))
-    return f"Of {len(found)} claims {agree} agree, {differ} differ, {unclear} stay open."
+    return f"Of {len(found)} claims {tally(found)}."
 
 
 # -- differences --
@@ -53,17 +52,6 @@ def above(found: Difference | None) -> Verdict:
     if found is None or found.low is None or found.high is None:
         return "open"
     return "agrees" if found.low > 0 else "differs" if found.high < 0 else "open"
-
-
-def all_of(verdicts: Sequence[Verdict]) -> Verdict:
-    """A claim on several things holds if it holds for all, and fails if it fails for one."""
-    if "differs" in verdicts:
-        return "differs"
-    return "open" if not verdicts or "open" in verdicts else "agrees"
-
-
-def _opposite(verdict: Verdict) -> Verdict:
-    return {"agrees": "differs", "differs": "agrees", "open": "open"}[verdict]
 
 
 def _seeds(line: Line, *path: str) -> dict[int, float]:
@@ -131,7 +119,7 @@ def _beats_sensors(name: str) -> Asked:
 
 def _fails_to_beat_sensors(name: str) -> Asked:
     return lambda outcome: _against_sensors(
-        outcome, name, "does not match the best single sensor", lambda found: _opposite(above(found))
+        outcome, name, "does not match the best single sensor", lambda found: opposite(above(found))
     )
 
 
@@ -167,7 +155,7 @@ def _does_not_improve(name: str) -> Asked:
         )
         said += "; its own table has it the other way round)" if paper.acc[0] > joint.acc[0] else ")"
         found = difference(_fused(outcome, name), _fused(outcome, JOINT))
-        return not_run(said) if found is None else Claim("accuracy", said, _said(found), _opposite(above(found)))
+        return not_run(said) if found is None else Claim("accuracy", said, _said(found), opposite(above(found)))
 
     return claim
 
@@ -194,7 +182,7 @@ def _less_disparity(other: str) -> Asked:
         said = f"MIMO's disparity is smaller than {other}'s"
         said += f" (paper: {100 * ours.disparity:.1f} against {100 * theirs.disparity:.1f} points)"
         found = difference(*(_seeds(outcome.lines[name], "test", "disparity") for name in (OURS, other)))
-        return not_run(said) if found is None else Claim("balance", said, _said(found), _opposite(above(found)))
+        return not_run(said) if found is None else Claim("balance", said, _said(found), opposite(above(found)))
 
     return claim
 

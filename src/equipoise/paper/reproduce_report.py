@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.paper.ablation import in_words
+from equipoise.paper.claims import WIDTH, claim_lines
 from equipoise.paper.reproduce_claims import claims, summary
 from equipoise.paper.reproduce_outcome import Outcome
 from equipoise.paper.reproduce_tables import tables
@@ -17,7 +18,6 @@ from equipoise.util.inside import write_whole
 
 NAME = "reproduce"
 SUFFIXES = {"markdown": "md", "latex": "tex", "csv": "csv"}
-WIDTH = 118
 
 
 def show(outcome: Outcome) -> None:
@@ -99,9 +99,7 @@ def _claims(outcome: Outcome) -> Iterator[str]:
     if not found:
         return
     yield "What the paper says, and what was measured: test part, paired by seed, 95 % intervals."
-    for claim in found:
-        yield textwrap.fill(f"{claim.verdict:<8} {claim.says}.", WIDTH, subsequent_indent=" " * 9)
-        yield textwrap.fill(f"{claim.measured}.", WIDTH, initial_indent=" " * 9, subsequent_indent=" " * 9)
+    yield from claim_lines(found, places=False)
     yield summary(found)
     yield "open: the interval cannot tell, or the two readings of t disagree."
     yield "Seeds of one split say nothing of other data."

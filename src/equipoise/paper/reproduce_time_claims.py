@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from equipoise.paper.ablation_claims import Claim
+from equipoise.paper.claims import Claim
 from equipoise.paper.reproduce_outcome import Outcome
 
 Asked = Callable[[Outcome], Claim | None]

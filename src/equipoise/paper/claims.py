@@ -1,0 +1,86 @@
+"""Claims of the paper beside what was measured, and the plain text that reports of experiments share."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+WIDTH = 118  # letters of a line in a terminal
+INDENT = " " * 9  # the longest verdict and a space
+
+Verdict = Literal["agrees", "differs", "open"]
+"""The outcome of a comparison with the paper; "open" where the measurement cannot tell."""
+
+
+class Claim(NamedTuple):
+    """A statement of the paper, and the measurement beside it.
+
+    Args:
+        where: The place in the paper that makes it.
+        says: The statement.
+        measured: The measurement, in words, and why it leads to the verdict.
+        verdict: The outcome of the comparison.
+    """
+
+    where: str
+    says: str
+    measured: str
+    verdict: Verdict
+
+
+def verdict_of(holds: bool) -> Verdict:
+    """Turn the outcome of a measurement that always decides into a verdict."""
+    return "agrees" if holds else "differs"
+
+
+def opposite(verdict: Verdict) -> Verdict:
+    """Give the verdict on the negation of a statement."""
+    return {"agrees": "differs", "differs": "agrees", "open": "open"}[verdict]
+
+
+def all_of(verdicts: Sequence[Verdict]) -> Verdict:
+    """Give the verdict on a statement about several things: it fails if it fails for one, and holds if for all."""
+    if "differs" in verdicts:
+        return "differs"
+    return "open" if not verdicts or "open" in verdicts else "agrees"
+
+
+def tally(claims: Sequence[Claim]) -> str:
+    """Count verdicts, in words.
+
+    Example:
+        >>> tally([Claim("Table I", "it is fast", "twice as slow", "differs")])
+        '0 agree, 1 differ, 0 stay open'
+    """
+    verdicts = [claim.verdict for claim in claims]
+    return ", ".join(f"{verdicts.count(verdict)} {words}" for verdict, words in _IN_WORDS.items())
+
+
+_IN_WORDS: dict[Verdict, str] = {"agrees": "agree", "differs": "differ", "open": "stay open"}
+
+
+def claim_lines(claims: Sequence[Claim], *, places: bool = True, stop: str = ".") -> Iterator[str]:
+    """Print each claim as a verdict with the statement, and the measurement below it.
+
+    Args:
+        claims: The claims.
+        places: Name the place in the paper before each statement.
+        stop: The end of a measurement.
+    """
+    for claim in claims:
+        statement = f"{claim.where}: {claim.says}" if places else claim.says
+        yield textwrap.fill(f"{claim.verdict:<8} {statement}.", WIDTH, subsequent_indent=INDENT)
+        yield textwrap.fill(f"{claim.measured}{stop}", WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+
+
+def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Print rows of cells in aligned columns, below their titles.
+
+    Example:
+        >>> list(text_table(["λ", "gap"], [["10", "0.5"], ["100", "0.05"]]))
+        ['  λ    gap', '  10   0.5', '  100  0.05']
+    """
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    for row in [titles, *rows]:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
