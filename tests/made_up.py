@@ -45,10 +45,7 @@ class MadeUp(Original):
 
     @property
     def fields(self) -> dict[str, Field]:
-        return {
-            "tone": Field((2, self.width)),
-            "film": Field((STEPS, 2), "uint8", ragged=True, view=TimeLast()),
-        }
+        return {"tone": Field((2, self.width)), "film": Field((STEPS, 2), "uint8", ragged=True, view=TimeLast())}
 
     def open(self, source: Path) -> MadeUpClips:
         if not (source / "list.txt").is_file():

@@ -18,9 +18,9 @@ import torch
 
 import equipoise_command
 from ended import Ended
-from equipoise.cli import main as cli
 from equipoise.data import Splits
 from equipoise.data.sets.generated import two_sensors
+from equipoise.study import comparison
 from equipoise.study.catalogue import DataSet, all_data, entries
 from equipoise.study.progress import Progress
 from equipoise.study.store import Store
@@ -435,7 +435,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     def interrupted(*_: object, **__: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.comparison, "compare", interrupted)
+    monkeypatch.setattr(comparison, "compare", interrupted)
     ended = equipoise("train", *QUICK, "--out", tmp_path / "a b")
     assert (ended.code, ended.out) == (130, "")
     assert ended.err.splitlines()[-2:] == [

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from equipoise.cli import main as cli
+from equipoise.study import comparison
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Captur
             caught.append((lines, source.name, list(seeds), out, options))
             return [{}]
 
-        monkeypatch.setattr(cli.comparison, "compare", catch)
+        monkeypatch.setattr(comparison, "compare", catch)
         config = ["--config", "study.yaml"] if text else []
         monkeypatch.setattr(sys, "argv", ["equipoise", command, *config, *words, "--json"])
         with pytest.raises(SystemExit) as ended:

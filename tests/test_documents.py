@@ -102,9 +102,7 @@ def test_examples_in_docstrings(name: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         found = doctest.testmod(
-            module,
-            extraglobs={"torch": torch, "nn": nn},
-            optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
+            module, extraglobs={"torch": torch, "nn": nn}, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         )
     assert found.failed == 0
 

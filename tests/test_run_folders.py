@@ -65,10 +65,7 @@ VALUES = (
 def trained(folder: Path, method: str = "mimo", *words: str) -> Splits:
     generator = torch.Generator().manual_seed(0)
     label = torch.arange(60) % 3
-    inputs = {
-        "strong": torch.randn(60, 4, generator=generator),
-        "weak": torch.randn(60, 2, 6, generator=generator),
-    }
+    inputs = {"strong": torch.randn(60, 4, generator=generator), "weak": torch.randn(60, 2, 6, generator=generator)}
     splits = Splits.from_arrays(inputs, label)
     (entry,) = entries([method], ["epochs=1", "features=4", "device=cpu", *words])
     job = Job(entry, DataSet("own", lambda _: splits, 0, ""), None, 0, splits.fingerprint())

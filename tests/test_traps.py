@@ -14,18 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from equipoise import AGM, MGDA, MIMO, OGM, OGMGE, Balancer, MMPareto, Window
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
-from everything import (
-    GRADIENT_PATH,
-    LOSS_ROUTE,
-    METHODS,
-    MIXING,
-    WEIGHING,
-    Data,
-    assert_same,
-    batches,
-    part,
-    taught,
-)
+from everything import GRADIENT_PATH, LOSS_ROUTE, METHODS, MIXING, WEIGHING, Data, assert_same, batches, part, taught
 
 
 class Checkpointed(nn.Module):

@@ -75,10 +75,7 @@ def moved(model: LateFusion, step: Callable[[Part], None], part: Part) -> dict[s
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     ("imitate", "method"),
-    [
-        (partial(imitation.looped_ogmge, noise=False), equipoise.OGM),
-        (imitation.copied_mmpareto, equipoise.MMPareto),
-    ],
+    [(partial(imitation.looped_ogmge, noise=False), equipoise.OGM), (imitation.copied_mmpareto, equipoise.MMPareto)],
 )
 def test_imitations_move_encoders_as_our_methods_do(
     imitate: Callable[..., TimedStep], method: type[equipoise.Balancer], seed: int

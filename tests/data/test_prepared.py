@@ -172,10 +172,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: os.truncate(f / "tone.safetensors", 9000),
         r"tone.safetensors: expected 5,440 bytes, found 9,000",
     ),
-    "empty": (
-        lambda f: os.truncate(f / "film.safetensors", 0),
-        r"film.*: expected a header .*, found none",
-    ),
+    "empty": (lambda f: os.truncate(f / "film.safetensors", 0), r"film.*: expected a header .*, found none"),
     "gone": (lambda f: (f / "film.safetensors").unlink(), r"film.safetensors: expected a file, found no such file"),
     "exchanged": (
         lambda f: (f / "film.safetensors").write_bytes((f / "tone.safetensors").read_bytes()),
@@ -186,16 +183,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "edited list": (lambda f: (f / "skipped.csv").write_text("id,reason\n"), r"skipped.csv: its content was changed"),
     "no facts": (lambda f: (f / "prepared.json").unlink(), r"expected a folder that .* made, found no prepared.json"),
     "torn facts": (lambda f: os.truncate(f / "prepared.json", 90), r"prepared.json: expected what .* JSONDecodeError"),
-    "bytes": (
-        lambda f: (f / "prepared.json").write_bytes(b"\xff\xfe"),
-        r"expected .* UnicodeDecodeError",
-    ),
+    "bytes": (lambda f: (f / "prepared.json").write_bytes(b"\xff\xfe"), r"expected .* UnicodeDecodeError"),
     "list": (lambda f: (f / "prepared.json").write_text("[]"), r"prepared.json: expected .* TypeError"),
     "few facts": (lambda f: (f / "prepared.json").write_text('{"schema": 1}'), r"prepared.json: expected .* KeyError"),
-    "later": (
-        lambda f: (f / "prepared.json").write_text('{"schema": 9}'),
-        r"expected schema 1, found 9; prepare",
-    ),
+    "later": (lambda f: (f / "prepared.json").write_text('{"schema": 9}'), r"expected schema 1, found 9; prepare"),
     "strange view": (
         lambda f: (f / "prepared.json").write_text((f / "prepared.json").read_text().replace("TimeLast", "Prism")),
         r"prepared.json: expected .* KeyError: 'Prism'",

@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from equipoise.cli import toy as command
+from equipoise.cli.options import from_words
 from equipoise.paper import toy_report
 from equipoise.paper.toy import Recipe
 from equipoise.paper.toy_claims import claims
@@ -36,7 +37,7 @@ def equipoise_toy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture(scope="module")
 def facts() -> Facts:
-    return gather(command.recipe_of(WORDS), [0], theory=False)
+    return gather(from_words("toy", Recipe, WORDS), [0], theory=False)
 
 
 def looks_right(folder: Path, names: list[str]) -> None:
@@ -120,12 +121,14 @@ def test_a_claim_that_does_not_hold_is_said_to_differ(facts: Facts) -> None:
 
 
 def test_words_become_a_recipe() -> None:
-    found = command.recipe_of(["scales=5,0.5,1", "coefficients=0.001,1,0.3", "label=mean", "penalty=3", "level=0.001"])
+    found = from_words(
+        "toy", Recipe, ["scales=5,0.5,1", "coefficients=0.001,1,0.3", "label=mean", "penalty=3", "level=0.001"]
+    )
     assert found == Recipe(
         scales=(5.0, 0.5, 1.0), coefficients=(0.001, 1.0, 0.3), label="mean", penalty=3.0, level=0.001
     )
     assert found.names == ("m1", "m2", "m3")
-    assert command.recipe_of([]) == Recipe()
+    assert from_words("toy", Recipe, []) == Recipe()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +148,7 @@ def test_words_become_a_recipe() -> None:
 )
 def test_bad_words_get_one_message(words: list[str], parts: list[str]) -> None:
     with pytest.raises(BadInput) as found:
-        command.recipe_of(words)
+        from_words("toy", Recipe, words, "samples=700")
     for part in parts:
         assert part in str(found.value)
 

@@ -18,10 +18,7 @@ def settled(encoder: nn.Module, *shape: int) -> nn.Module:
     return encoder.eval()
 
 
-@pytest.mark.parametrize(
-    ("shape", "kind"),
-    [((6,), MLP), ((3, 20), CNN1d), ((3, 9, 7), CNN2d), ((3, 4, 9, 7), Frames)],
-)
+@pytest.mark.parametrize(("shape", "kind"), [((6,), MLP), ((3, 20), CNN1d), ((3, 9, 7), CNN2d), ((3, 4, 9, 7), Frames)])
 def test_the_shape_chooses_the_encoder(shape: tuple[int, ...], kind: type[nn.Module]) -> None:
     encoder = encoder_for(shape, features=10)
     assert isinstance(encoder, kind)

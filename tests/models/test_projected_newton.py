@@ -26,11 +26,7 @@ def test_a_quadratic_meets_its_optimality_conditions(size: int, seed: int) -> No
 def test_a_step_too_far_is_shortened() -> None:
     def steep(point: Tensor) -> Derivatives:  # Newton's own steps diverge from 30
         x = point - 20
-        return (
-            (1 + x.square()).sqrt().sum(),
-            x / (1 + x.square()).sqrt(),
-            torch.diag((1 + x.square()).pow(-1.5)),
-        )
+        return ((1 + x.square()).sqrt().sum(), x / (1 + x.square()).sqrt(), torch.diag((1 + x.square()).pow(-1.5)))
 
     found = minimise_without_negatives(steep, torch.tensor([30.0], dtype=torch.float64))
     assert found.item() == pytest.approx(20, abs=1e-8)

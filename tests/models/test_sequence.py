@@ -30,12 +30,7 @@ def some(encoder: nn.Module, batch: int, steps: int) -> Tensor:
     return torch.randn(batch, 3, steps) * 10
 
 
-MAKERS = {
-    "first step": first_step,
-    "lstm": pooled,
-    "linear": lambda: pooled(start="linear"),
-    "tokens": tokens,
-}
+MAKERS = {"first step": first_step, "lstm": pooled, "linear": lambda: pooled(start="linear"), "tokens": tokens}
 
 
 @pytest.mark.parametrize("maker", MAKERS)

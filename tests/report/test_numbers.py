@@ -198,15 +198,9 @@ def study(*gains: float) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("gains", "words"),
     [
-        (
-            (0.05, 0.06, 0.05),
-            "clearly better than joint training: mimo (+5.3 points, 95 % interval +3.9 to +6.8",
-        ),
+        ((0.05, 0.06, 0.05), "clearly better than joint training: mimo (+5.3 points, 95 % interval +3.9 to +6.8"),
         ((-0.05, -0.06, -0.05), "none is clearly better than joint training; clearly worse: mimo."),
-        (
-            (0.05, -0.02, 0.01),
-            "no clear difference: mimo (+1.3 points, 95 % interval −7.4 to +10.1 over 3 seeds",
-        ),
+        ((0.05, -0.02, 0.01), "no clear difference: mimo (+1.3 points, 95 % interval −7.4 to +10.1 over 3 seeds"),
         ((0.05,), "too few runs to compare with joint training: mimo (+5.0 points)."),
     ],
 )

@@ -249,10 +249,7 @@ class Dependence:
                 del connected[number][key]
 
     def _probe(
-        self,
-        losses: Sequence[Tensor | None],
-        connected: Sequence[dict[int, Tensor]],
-        pairs: Sequence[tuple[int, int]],
+        self, losses: Sequence[Tensor | None], connected: Sequence[dict[int, Tensor]], pairs: Sequence[tuple[int, int]]
     ) -> None:
         if not pairs:
             return

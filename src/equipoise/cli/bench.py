@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from equipoise.cli.options import Json
+from equipoise.cli import options
 from equipoise.cli.telling import telling
 from equipoise.util.errors import BadInput, answers
 
@@ -33,7 +33,7 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer modalities and three rounds: about a minute.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option("--out", help="Folder for tables, numbers and the figure.")] = Path("runs/bench"),
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Time and memory of a training step: whole, in pieces, and against joint training and a bare loop."""
     import torch

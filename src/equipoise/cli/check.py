@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from equipoise.cli import options
 from equipoise.util.errors import shown
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ MOST_CLASSES = 40
 
 def check(
     data: Annotated[str, typer.Option("--data", help="A name, a prepared folder, an .npz, a .csv or a .parquet.")],
-    split: Annotated[str | None, typer.Option("--split", help="The protocol that cuts prepared data.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    split: options.Split = None,
+    as_json: options.Json = False,
     words: Annotated[
         list[str] | None, typer.Argument(help="encoder=text:words: the encoders that are to read it; see `compare`.")
     ] = None,

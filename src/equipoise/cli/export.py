@@ -8,18 +8,18 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.options import Encoder, Json, Trust
+from equipoise.cli import options
 
 EXAMPLE = "Example: equipoise export runs/one --to onnx"
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or of a command that made one.")],
+    run: options.RunFolder,
     to: Annotated[str, typer.Option("--to", help="onnx or torch-export.")] = "onnx",
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the file and its card; RUN/export.")] = None,
-    encoder: Encoder = None,
-    trust: Trust = False,
-    as_json: Json = False,
+    encoder: options.Encoder = None,
+    trust: options.Trust = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write a trained model as one graph that knows missing sensors, compare it with PyTorch, and write its card."""
     import torch

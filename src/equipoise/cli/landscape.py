@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise import __version__
-from equipoise.cli.options import Data, Json, PresetName, Split, data_and
+from equipoise.cli import options
 from equipoise.cli.telling import telling
 from equipoise.data.source import DataSet
 from equipoise.study.catalogue import Entry, entries
 from equipoise.training import settings
 from equipoise.training.presets import Preset
 from equipoise.util.errors import answers
-from equipoise.util.inside import write_whole
 
 if TYPE_CHECKING:
     from equipoise.paper.landscape import Facts, Recipe, Tell
@@ -34,9 +33,9 @@ def landscape(
         typer.Argument(help="name=value: steps=1500, a setting (batch=64, lr=0.01) or a parameter (mimo.penalty=10)."),
     ] = None,
     *,
-    data: Data = "watch",
-    split: Split = None,
-    preset: PresetName = "auto",
+    data: options.Data = "watch",
+    split: options.Split = None,
+    preset: options.PresetName = "auto",
     plane: Annotated[
         str, typer.Option("--plane", help="own: one around each solution; both: one through the two.")
     ] = "own",
@@ -48,7 +47,7 @@ def landscape(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, batches, samples and directions.")] = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder for the figure and the numbers.")] = Path("runs/landscape"),
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Figure 2 of the paper: the loss around the solutions of joint training and MIMO, and which sensor leads there."""
     view = {"plane": plane, "points": points, "reach": reach, "samples": samples, "protocol": protocol, "seed": seed}
@@ -66,7 +65,7 @@ def landscape(
         chosen_data = {"data": data, "split": split, "preset": None if preset == "auto" else preset}
         figures = draw(facts, out, f"Made by `{_typed(chosen_data, view, words or ())}`: {recipe.steps:,} steps.")
     content = {**facts.as_dict(), "figures": [str(path) for path in figures]}
-    write_whole(out, f"{recipe.stem}.json", json.dumps(content, indent=1) + "\n")
+    options.write_json(out, f"{recipe.stem}.json", content)
     if as_json:
         print(json.dumps(content))
         return
@@ -97,7 +96,7 @@ def _asked(
             chosen_protocol(made, chosen[0].settings.fusion)
         return made
 
-    found, both, count, made = data_and(data, split, preset, methods, number_of_steps, recipe)
+    found, both, count, made = options.data_and(data, split, preset, methods, number_of_steps, recipe)
     (whole,) = answers(lambda: dataclasses.replace(made, steps=count))
     return found, both, whole
 

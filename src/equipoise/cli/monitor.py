@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from equipoise.cli.options import Encoder, Json, Split, Trust
+from equipoise.cli import options
 
 if TYPE_CHECKING:
     from equipoise.deploy import SensorMonitor, Trial
@@ -17,17 +17,17 @@ EXAMPLE = "Example: equipoise monitor runs/one"
 
 
 def monitor(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or of a command that made one.")],
+    run: options.RunFolder,
     data: Annotated[str | None, typer.Option("--data", help="The data of the run, where it was a file.")] = None,
-    split: Split = None,
+    split: options.Split = None,
     false_alarms: Annotated[
         float, typer.Option(help="Share of a healthy stream's stretches in which an alarm may be up.")
     ] = 0.01,
     stretch: Annotated[int, typer.Option(min=1, help="Windows of a stretch.")] = 10,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for monitor.json; RUN/export.")] = None,
-    encoder: Encoder = None,
-    trust: Trust = False,
-    as_json: Json = False,
+    encoder: options.Encoder = None,
+    trust: options.Trust = False,
+    as_json: options.Json = False,
 ) -> None:
     """Calibrate a monitor on healthy validation data, then break every sensor of the test data and see.
 

@@ -1,18 +1,28 @@
-"""Options that several commands have."""
+"""Options and inputs that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from equipoise.cli.config import WORDS
+from equipoise.cli.config import WORDS, after_config
 from equipoise.data.source import DataSet, data_set
 from equipoise.study.catalogue import all_methods
 from equipoise.training import settings
 from equipoise.training.presets import Preset, preset_for
-from equipoise.util.errors import answers
+from equipoise.training.tracking import NAMES, Trackers
+from equipoise.util.errors import BadInput, answers, look_up
+from equipoise.util.inside import write_whole
+
+T = TypeVar("T")
 
 Data = Annotated[str, typer.Option("--data", help="A name (`equipoise datasets`), a prepared folder, or a file.")]
 Split = Annotated[str | None, typer.Option("--split", help="The protocol that cuts prepared data.")]
@@ -20,6 +30,7 @@ PresetName = Annotated[
     str, typer.Option("--preset", help="Published settings (`equipoise presets`); auto: those of the data set.")
 ]
 OneMethod = Annotated[str, typer.Option(help="One method; see `equipoise methods`.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs per method, with seeds 0, 1, …")]
 Folds = Annotated[bool, typer.Option("--folds", help="Every group-wise fold instead of the one fixed cut.")]
 Workers = Annotated[
     int | None,
@@ -28,35 +39,35 @@ Workers = Annotated[
 On = Annotated[
     str | None, typer.Option("--on", help="Where runs take place: ray, ray://HOST:10001, or slurm; by default here.")
 ]
+Track = Annotated[str, typer.Option("--track", help=f"Log every epoch to {', '.join(NAMES)}; commas between.")]
+StudyFolder = Annotated[Path, typer.Option("--out", help="Folder for results, curves, checkpoints and the page.")]
+RunFolder = Annotated[Path, typer.Argument(help="The folder of a finished run, or of a command that made one.")]
 Encoder = Annotated[
     str | None,
     typer.Option("--encoder", help="The encoders as named for training, where one was your own: my.module.Encoder."),
 ]
 Trust = Annotated[bool, typer.Option("--trust", help="Run the code of the encoders that the folder names.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(callback=after_config, help="name=value: a setting (epochs=30) or a parameter (mimo.penalty=10)."),
+]
 
 
-def complaint(found: Any) -> str:
-    """What the parser of a command line says of it, and what to type where an option should have been a word.
+def typed_command() -> str:
+    """Return the command as it was typed, to be recorded."""
+    return shlex.join(["equipoise", *sys.argv[1:]])
 
-    Args:
-        found: The parser's error.
-    """
-    said = found.format_message()
-    if said.startswith("Usage: "):  # nothing was typed, and this is the help
-        return said
-    option = getattr(found, "option_name", "")
-    name = option.removeprefix("--").replace("-", "_")
-    known = {*settings.names(), *(each for method in all_methods().values() for each in method.defaults())}
-    if name in known and any(each.name == WORDS for each in found.ctx.command.params):
-        return f"equipoise: no such option: {option}; settings and parameters are words: type {name}=…"
-    return f"equipoise: {said}"
+
+def trackers_of(text: str) -> Trackers:
+    """Return the trackers that ``--track`` names."""
+    return Trackers(tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip())))
 
 
 def data_and(
     data: str, split: str | None, preset: str, lines: Callable[[Preset | None], Any], *others: Callable[[], Any]
 ) -> list[Any]:
-    """The data, what is made of its preset, and the rest, or one message with everything that is wrong.
+    """Return the data, what is made of its preset, and the rest, or raise one error with every problem.
 
     Args:
         data: As typed.
@@ -65,10 +76,61 @@ def data_and(
         lines: Makes what a command runs, from the preset.
         others: Further inputs to read.
     """
-    found: list[DataSet] = []
+    names: list[str] = []
 
     def source() -> DataSet:
-        found.append(data_set(data, split))
-        return found[0]
+        chosen = data_set(data, split)
+        names.append(chosen.name)
+        return chosen
 
-    return answers(source, lambda: lines(preset_for(preset, found[0].name if found else "")), *others)
+    return answers(source, lambda: lines(preset_for(preset, names[0] if names else "")), *others)
+
+
+def from_words(owner: str, kind: Callable[..., T], words: Sequence[str], example: str = "") -> T:
+    """Build a dataclass from ``name=value`` words, or raise one error with every problem.
+
+    Args:
+        owner: Of the options, for messages.
+        kind: The dataclass.
+        words: As typed.
+        example: A word to show where one is none.
+    """
+    hints: Mapping[str, Any] = get_type_hints(kind)
+    fields = dataclasses.fields(kind)  # ty: ignore[invalid-argument-type]
+    kinds = {field.name: hints[field.name] for field in fields if field.init}
+    (made,) = answers(
+        partial(kind, **dict(answers(*(partial(_option, owner, kinds, word, example) for word in words))))
+    )
+    return made
+
+
+def _option(owner: str, kinds: Mapping[str, Any], word: str, example: str) -> tuple[str, Any]:
+    key, sign, text = word.partition("=")
+    if not sign or not key:
+        such = f", such as {example}" if example else ""
+        has = f"; it has {', '.join(kinds)}" if kinds else ""
+        raise BadInput(f"{word!r} should read name=value, an option of {owner}{such}{has}")
+    if not kinds:
+        raise BadInput(f"{key}: {owner} has no options")
+    look_up(f"option of {owner}", key, kinds)
+    if kinds[key] == tuple[float, ...]:
+        return key, tuple(settings.convert(key, part, float) for part in text.split(","))
+    return key, settings.convert(f"{owner}: {key}", text, kinds[key])
+
+
+def write_json(folder: Path, name: str, content: Mapping[str, Any]) -> None:
+    """Write the numbers of an experiment beside its figures."""
+    write_whole(folder, name, json.dumps(content, indent=1) + "\n")
+
+
+def parser_message(error: Any) -> str:
+    """Return what the parser says of a command line, and what to type where an option should have been a word."""
+    text = error.format_message()
+    if text.startswith("Usage: "):  # nothing was typed, and this is the help
+        return text
+    option = getattr(error, "option_name", "")
+    name = option.removeprefix("--").replace("-", "_")
+    known = {*settings.names(), *(key for method in all_methods().values() for key in method.defaults())}
+    if name in known and any(parameter.name == WORDS for parameter in error.ctx.command.params):
+        return f"equipoise: no such option: {option}; settings and parameters are words: type {name}=…"
+    return f"equipoise: {text}"

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, final, get_type_hints
+from typing import Annotated, Any, final
 
 import typer
 
+from equipoise.cli import options
 from equipoise.data.prepare.original import Original
 from equipoise.data.prepare.prepared import SKIPPED, Prepared
 from equipoise.data.sets.originals import ORIGINALS
-from equipoise.study.catalogue import look_up
-from equipoise.training import settings
-from equipoise.util.errors import BadInput, answers, shown
+from equipoise.util.errors import answers, look_up, shown
 
 EXAMPLE = "Example: equipoise prepare cremad --source downloads/CREMA-D --out data/cremad frames=3"
 STAGES = {"check": "comparing checksums", "read": "reading clips", "pack": "closing up", "sum": "fingerprints"}
@@ -34,7 +31,7 @@ def prepare(
     out: Annotated[Path | None, typer.Option("--out", help="Folder to make; data/NAME by default.")] = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes; one per core by default.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="End at the first clip that cannot be read.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Turn the publisher's files of a data set into a folder to train from. Stopped, the same command goes on."""
     from equipoise.data.prepare.prepare import prepare as make
@@ -52,24 +49,9 @@ def prepare(
 
 
 def original_of(name: str, words: Sequence[str]) -> Original:
-    """A data set with its options, or one message with everything that is wrong."""
-    kind: Any
+    """Return a data set with its options, or raise one error with every problem."""
     (kind,) = answers(lambda: look_up("data set", name, ORIGINALS))
-    chosen = answers(*(partial(_option, kind, word) for word in words))
-    (original,) = answers(lambda: kind(**dict(chosen)))
-    return original
-
-
-def _option(kind: type[Original], word: str) -> tuple[str, Any]:
-    known = [field.name for field in dataclasses.fields(kind) if field.init]  # ty: ignore[invalid-argument-type]
-    key, sign, text = word.partition("=")
-    if not sign or not key:
-        offered = f"; it has {', '.join(known)}" if known else ""
-        raise BadInput(f"{word!r} should read name=value, an option of {kind.name}{offered}")
-    if not known:
-        raise BadInput(f"{key}: {kind.name} has no options")
-    look_up(f"option of {kind.name}", key, dict.fromkeys(known))
-    return key, settings.convert(f"{kind.name}: {key}", text, get_type_hints(kind)[key])
+    return options.from_words(name, kind, words)
 
 
 def _say(prepared: Prepared, seconds: float, *, already: bool) -> None:

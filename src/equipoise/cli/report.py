@@ -1,4 +1,4 @@
-"""Printing for `equipoise report`, and for `compare` at its end."""
+"""`equipoise report`: the tables of finished runs; `compare` prints them at its end, too."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from equipoise.cli import options
 from equipoise.study import comparison
 from equipoise.study.catalogue import look_up
 from equipoise.util.errors import answers
@@ -16,27 +19,27 @@ from equipoise.util.inside import inside
 if TYPE_CHECKING:
     from equipoise.report import Results
 
+EXAMPLE = "Example: equipoise report runs/watch --format latex"
 MOST_PRINTED = 200  # lines of a table in the terminal
 
 
-def print_report(folder: Path, form: str) -> None:
-    """Print the table of finished runs in one of the formats; in the terminal, write the page anew.
-
-    Args:
-        folder: Of a study.
-        form: "terminal", or a key of `equipoise.report.FORMATS`.
-    """
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder that `compare` or `train` wrote.")],
+    form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex, csv or json.")] = "terminal",
+    as_json: options.Json = False,
+) -> None:
+    """Print the table of finished runs again, and write the page anew."""
     from equipoise import report
 
+    form = "json" if as_json else form
     with _without_collecting():
         _, results = answers(
             lambda: look_up("format", form, {"terminal": None, **report.FORMATS}), lambda: report.read(folder)
         )
         if form == "terminal":
             print_tables(folder, results)
-            return
-        tables = dict(zip(results.by_data(), report.tables(results), strict=True))
-        print(report.written(form, tables))
+        else:
+            print(report.written(form, dict(zip(results.by_data(), report.tables(results), strict=True))))
 
 
 def print_tables(folder: Path, results: Results | None = None) -> None:
@@ -59,7 +62,7 @@ def print_tables(folder: Path, results: Results | None = None) -> None:
 
 @contextmanager
 def _without_collecting() -> Generator[None]:
-    """Leave cycles alone for a while: rows are many and hold none, and looking for some takes a quarter of the time."""
+    """Pause the garbage collector: many rows hold no cycles, and looking for some takes a quarter of the time."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli.options import Json, On, PresetName, Split, Workers
-from equipoise.cli.typed import typed
+from equipoise.cli import options
 from equipoise.paper.paper import TABLES
 from equipoise.study.executors import place_of
 from equipoise.util.errors import BadInput, FailedRuns, answers, look_up
@@ -29,8 +28,8 @@ def reproduce(
     data: Annotated[
         str | None, typer.Option("--data", help="A prepared folder, or a file; by default the table's data set.")
     ] = None,
-    split: Split = None,
-    preset: PresetName = "auto",
+    split: options.Split = None,
+    preset: options.PresetName = "auto",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs per method, with seeds 0, 1, …")] = 3,
     grid: Annotated[
         bool, typer.Option("--grid/--no-grid", help="Choose MIMO's λ and μ on validation data, or take the paper's.")
@@ -46,9 +45,9 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for everything; by default runs/reproduce-NAME.")
     ] = None,
-    workers: Workers = None,
-    on: On = None,
-    as_json: Json = False,
+    workers: options.Workers = None,
+    on: options.On = None,
+    as_json: options.Json = False,
 ) -> None:
     """A table of the paper: every method it holds, in its layout, beside its numbers, and what it claims of them."""
     from equipoise.paper import reproduce_figure, reproduce_report
@@ -70,12 +69,12 @@ def reproduce(
             recipe = full_recipe(table, words or (), data, split, preset, grid=grid)
         recipe = replace(recipe, control=control)
         given = {"--data": data, "--split": split, "--preset": preset if preset != "auto" else None}
-        options = [part for option, value in given.items() if value for part in (option, value)]
-        options += ["--scale", scale] if small else []
-        options += ["--seeds", str(seeds), *([] if grid else ["--no-grid"]), *(["--control"] if control else [])]
-        command = shlex.join(["equipoise", "reproduce", name, *(words or ()), *options])
+        chosen = [part for option, value in given.items() if value for part in (option, value)]
+        chosen += ["--scale", scale] if small else []
+        chosen += ["--seeds", str(seeds), *([] if grid else ["--no-grid"]), *(["--control"] if control else [])]
+        command = shlex.join(["equipoise", "reproduce", name, *(words or ()), *chosen])
         how = {"grid_seeds": grid_seeds, "workers": workers, "on": on, "quiet": as_json}
-        run(recipe, seeds, folder, command=command, typed=typed(), **how)
+        run(recipe, seeds, folder, command=command, typed=options.typed_command(), **how)
     outcome = outcome_of(folder, name)
     content = reproduce_report.write(outcome, folder, reproduce_figure.draw(outcome, folder))
     if as_json:

@@ -88,13 +88,7 @@ class Feed:
     """
 
     def __init__(
-        self,
-        part: Part,
-        device: torch.device | str,
-        mode: Mode = "auto",
-        seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
+        self, part: Part, device: torch.device | str, mode: Mode = "auto", seed: int = 0, rank: int = 0, ranks: int = 1
     ) -> None:
         self.device, self.seed, self.rank, self.ranks = torch.device(device), seed, rank, ranks
         self.resident = mode == "resident" or (mode == "auto" and fits(part, self.device))

@@ -242,10 +242,7 @@ def _real(array: Tensor, lengths: Tensor) -> Tensor:
 
 
 def split_by_group(
-    inputs: Mapping[str, Tensor],
-    label: Tensor,
-    group: Tensor,
-    where: Mapping[str, Sequence[int]],
+    inputs: Mapping[str, Tensor], label: Tensor, group: Tensor, where: Mapping[str, Sequence[int]]
 ) -> dict[str, Part]:
     """Cut samples into parts by the group they belong to.
 

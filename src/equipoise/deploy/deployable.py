@@ -165,11 +165,7 @@ class Deployable(nn.Module):
             return {FUSED: fused.exp()}
         votes = torch.stack([fused, *heads.values()], dim=1).clamp(min=_SURE_ENOUGH)
         committee = (self._weights(present).unsqueeze(2) * votes).sum(dim=1).softmax(dim=1)
-        return {
-            COMMITTEE: committee,
-            FUSED: fused.exp(),
-            **{f"{name}{HEAD}": log for name, log in heads.items()},
-        }
+        return {COMMITTEE: committee, FUSED: fused.exp(), **{f"{name}{HEAD}": log for name, log in heads.items()}}
 
     def _features(self, name: str, inputs: Mapping[str, Tensor], here: Tensor) -> Tensor:
         """What the encoder of a sensor makes of its input; zeros where it is not valid."""

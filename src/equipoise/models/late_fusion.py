@@ -173,10 +173,7 @@ class LateFusion(nn.Module):
         return self.fusion.parts()
 
     def _respond(
-        self,
-        features: Mapping[str, Tensor],
-        inputs: Mapping[str, Tensor | None],
-        lengths: Mapping[str, Tensor] | None,
+        self, features: Mapping[str, Tensor], inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Give the fused output as a sum of responses whose gradients can be scaled, and the responses."""
         sensors, steps = self._sort_inputs(inputs, lengths or {})

@@ -14,11 +14,7 @@ _LISTS = (nn.Sequential, nn.ModuleList)
 
 
 def layerwise(
-    model: nn.Module,
-    lr: float | Tensor,
-    decay: float = 0.8,
-    *,
-    encoders: Mapping[str, Encoder] | None = None,
+    model: nn.Module, lr: float | Tensor, decay: float = 0.8, *, encoders: Mapping[str, Encoder] | None = None
 ) -> list[dict[str, Any]]:
     """Groups of parameters for an optimiser: heads learn at ``lr``, each layer of an encoder more slowly than the next.
 

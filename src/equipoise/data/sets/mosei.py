@@ -77,8 +77,7 @@ for the other versions one pickle with vision, audio, text, labels and id, or th
   mosei_raw.pkl                    version=raw"""
     protocols: ClassVar[dict[str, Protocol]] = {
         "official": Protocol(
-            "The publisher's folds, no video in two of them. Selection sees valid alone.",
-            by_group=True,
+            "The publisher's folds, no video in two of them. Selection sees valid alone.", by_group=True
         ),
         "agm-valid": Protocol(
             "As in AGM's code: train learns, and valid both selects the epoch and is reported. Test is not used.",
@@ -86,8 +85,7 @@ for the other versions one pickle with vision, audio, text, labels and id, or th
             selects_on_test=True,
         ),
         "videos": Protocol(
-            "Videos drawn by a hash of their names: 70 % train, 10 % validate, 20 % test.",
-            by_group=True,
+            "Videos drawn by a hash of their names: 70 % train, 10 % validate, 20 % test.", by_group=True
         ),
     }
 

@@ -1,0 +1,59 @@
+"""`equipoise compare`: every method on the same data."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from equipoise.cli import options
+from equipoise.cli.config import Config
+from equipoise.cli.report import print_tables
+from equipoise.study import comparison
+from equipoise.study.catalogue import entries
+from equipoise.study.executors import place_of
+from equipoise.training import distributed
+
+EXAMPLE = "Example: equipoise compare --data watch --methods msl,ew,mimo --seeds 3 --out runs/watch epochs=20"
+
+
+def compare(
+    words: options.Words = None,
+    *,
+    _config: Config = None,
+    data: options.Data = "watch",
+    split: options.Split = None,
+    preset: options.PresetName = "auto",
+    methods: Annotated[str, typer.Option(help="Names with commas between, or all.")] = "all",
+    seeds: options.Seeds = 3,
+    folds: options.Folds = False,
+    tune: Annotated[int, typer.Option(min=0, help="Trials per method and fold, chosen on validation data.")] = 0,
+    controls: Annotated[bool, typer.Option("--controls", help="Add EW at weight λ/K and modality dropout.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out sensor faults and the costlier protocols.")] = False,
+    out: options.StudyFolder = Path("runs/compare"),
+    workers: options.Workers = None,
+    on: options.On = None,
+    track: options.Track = "",
+    as_json: options.Json = False,
+) -> None:
+    """Train every method on the same data and print the table; the page is written beside it."""
+    lines = partial(entries, methods.split(","), words or ())
+    trackers_and_place = (lambda: options.trackers_of(track), lambda: place_of(on))
+    source, chosen, trackers, place = options.data_and(data, split, preset, lines, *trackers_and_place)
+    if controls:
+        chosen += comparison.controls(chosen, source)
+    how: dict[str, Any] = {"folds": folds, "tune": tune, "quick": quick, "workers": workers, "on": place}
+    how |= {"trackers": trackers, "quiet": as_json, "command": options.typed_command()}
+    show_rows(out, comparison.compare(chosen, source, range(seeds), out, **how), as_json=as_json)
+
+
+def show_rows(out: Path, rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    """Print the rows as JSON, or the tables of their folder; of several processes, only the first prints."""
+    if distributed.leads():
+        if as_json:
+            print(json.dumps(rows))
+        else:
+            print_tables(out)

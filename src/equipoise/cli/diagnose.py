@@ -1,0 +1,51 @@
+"""`equipoise diagnose`: is there an imbalance worth treating?"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from equipoise.cli import options
+from equipoise.cli.config import Config
+from equipoise.study import comparison
+from equipoise.study.catalogue import entries
+
+EXAMPLE = "Example: equipoise diagnose --data watch --seeds 3 epochs=20"
+
+
+def diagnose(
+    words: options.Words = None,
+    *,
+    _config: Config = None,
+    data: options.Data = "watch",
+    split: options.Split = None,
+    preset: options.PresetName = "auto",
+    seeds: options.Seeds = 3,
+    folds: options.Folds = False,
+    out: options.StudyFolder = Path("runs/diagnose"),
+    workers: options.Workers = None,
+    as_json: options.Json = False,
+) -> None:
+    """Is there an imbalance worth treating? Joint training against uni-modal training, measured alike."""
+    from equipoise.study.diagnose import diagnose as judge
+
+    both = ["msl", "unimodal"]
+    source, chosen = options.data_and(data, split, preset, partial(entries, both, words or ()))
+    how: dict[str, Any] = {"folds": folds, "workers": workers, "quiet": as_json, "command": options.typed_command()}
+    rows = comparison.compare(chosen, source, range(seeds), out, **how)
+    joint, alone = ([row for row in rows if row["method"] == name] for name in both)
+    diagnosis = judge(joint, alone)
+    if as_json:
+        gaps = [gap.as_dict() for gap in diagnosis.gaps]
+        print(json.dumps({"answer": diagnosis.answer, "advice": diagnosis.advice, "gaps": gaps}))
+        return
+    print(f"An imbalance worth treating? {diagnosis.answer.upper()}: {diagnosis.advice}.")
+    print("Accuracy of a fresh linear layer on each encoder's features (protocol: probe), mean over runs:")
+    for gap in diagnosis.gaps:
+        interval = f"95 % interval {100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
+        print(
+            f"  {gap.modality}: {100 * gap.alone:.1f} % trained alone, {100 * gap.joint:.1f} % in joint training; "
+            f"{100 * gap.difference:+.1f} points lost ({interval if len(joint) > 1 else 'one run, no interval'})"
+        )

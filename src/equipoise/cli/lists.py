@@ -1,0 +1,70 @@
+"""`equipoise methods`, `datasets`, `presets` and `version`: what there is, with one line each."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from equipoise import __version__
+from equipoise.cli import options
+from equipoise.data.sets.originals import ORIGINALS
+from equipoise.data.source import all_data
+from equipoise.study.catalogue import all_methods
+from equipoise.training.presets import all_presets
+from equipoise.training.settings import Settings
+
+
+def methods(as_json: options.Json = False) -> None:
+    """Every method, with one line and its parameters."""
+    every = all_methods()
+    if as_json:
+        print(json.dumps({name: {"summary": m.summary, "parameters": m.defaults()} for name, m in every.items()}))
+        return
+    for name, method in every.items():
+        words = " ".join(f"{key}={value}" for key, value in method.defaults().items())
+        print(f"{name:<10} {method.summary}" + (f"\n{'':<10} {words}" if words else ""))
+
+
+def datasets(as_json: options.Json = False) -> None:
+    """Every data set, with one line. Those that have to be prepared first say what from."""
+    ready = all_data()
+    if as_json:
+        content: dict[str, Any] = {name: {"summary": data.summary, "folds": data.folds} for name, data in ready.items()}
+        for name, original in ORIGINALS.items():
+            protocols = list(original.protocols)
+            content[name] = {"summary": original.summary, "splits": protocols, "prepare": original.layout}
+        print(json.dumps(content))
+        return
+    for name, data in ready.items():
+        print(f"{name:<16} {data.summary} {data.folds} folds by group.")
+    for name, original in ORIGINALS.items():
+        summary = original.summary[0].upper() + original.summary[1:]
+        print(f"{name:<16} {summary}. Splits: {', '.join(original.protocols)}.")
+    print("\nFrom cremad on, from the publisher's files: equipoise prepare NAME --source DIR --out data/NAME")
+
+
+def presets(as_json: options.Json = False) -> None:
+    """Published settings by name, and where each number comes from."""
+    every = all_presets()
+    if as_json:
+        content = {
+            name: {
+                "data": preset.data,
+                "run": preset.settings.as_dict(),
+                "params": preset.params,
+                "source": preset.source,
+            }
+            for name, preset in every.items()
+        }
+        print(json.dumps(content))
+        return
+    plain = Settings().as_dict()
+    for name, preset in every.items():
+        changed = [f"{key}={value}" for key, value in preset.settings.as_dict().items() if value != plain[key]]
+        changed += [f"{method}.{key}={value}" for method, own in preset.params.items() for key, value in own.items()]
+        print(f"{name:<16} for {preset.data}: {' '.join(changed)}\n{'':<16} {preset.source}")
+
+
+def version() -> None:
+    """The version."""
+    print(__version__)

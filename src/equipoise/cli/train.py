@@ -1,0 +1,42 @@
+"""`equipoise train`: one model."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from equipoise.cli import options
+from equipoise.cli.compare import show_rows
+from equipoise.cli.config import Config
+from equipoise.study import comparison
+from equipoise.study.catalogue import entries
+from equipoise.training.safe_step import words_for
+
+EXAMPLE = "Example: equipoise train --data watch --method mimo --out runs/one penalty=10 smoothing=0.1 epochs=20"
+
+
+def train(
+    words: options.Words = None,
+    *,
+    _config: Config = None,
+    data: options.Data = "watch",
+    split: options.Split = None,
+    preset: options.PresetName = "auto",
+    method: options.OneMethod = "mimo",
+    seed: Annotated[int, typer.Option(help="Of weights, batches and dropout.")] = 0,
+    step: Annotated[str, typer.Option("--step", help="given (lr), safe (1/L̂, before) or safe-each-epoch.")] = "given",
+    out: options.StudyFolder = Path("runs/train"),
+    track: options.Track = "",
+    as_json: options.Json = False,
+) -> None:
+    """Train one model and say what it can do."""
+    lines = partial(entries, [method], [*words_for(step), *(words or ())])
+    source, chosen, trackers = options.data_and(data, split, preset, lines, lambda: options.trackers_of(track))
+    how: dict[str, Any] = {"workers": 1, "trackers": trackers, "quiet": as_json, "command": options.typed_command()}
+    rows = comparison.compare(chosen, source, [seed], out, **how)
+    show_rows(out, rows, as_json=as_json)
+    if not as_json and (rate := rows[0].get("path", {}).get("learning rate")):
+        print(f"Learning rate: {rate}")
