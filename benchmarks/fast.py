@@ -27,7 +27,7 @@ from equipoise import AGM, EW, MGDA, MIMO, MSES, MSL, MSLR, OGMGE, Balancer, MMP
 from equipoise.data import Part, Splits
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.prepare.prepared import Prepared
-from equipoise.data.views import Frames, Scaled
+from equipoise.data.views import Rescaled, VideoFrames
 from equipoise.training.presets import all_presets
 from equipoise.training.settings import Settings
 from equipoise.training.train import train
@@ -51,7 +51,7 @@ def cremad(count: int = 40 * 64) -> Splits:
     """Spectrograms of 257 × 188 and three stored frames of 256 × 256, of which two of 224 × 224 are read."""
     sound = torch.randn(count, 1, 257, 188)
     frames = torch.randint(256, (count, 3, 3, 256, 256), dtype=torch.uint8)
-    return _splits({"audio": sound, "video": frames}, 6, {"video": Frames(2, 224)})
+    return _splits({"audio": sound, "video": frames}, 6, {"video": VideoFrames(2, 224)})
 
 
 def avmnist(count: int = 300 * 64) -> Splits:
@@ -60,7 +60,7 @@ def avmnist(count: int = 300 * 64) -> Splits:
         name: torch.randint(256, (count, 1, size, size), dtype=torch.uint8)
         for name, size in (("image", 28), ("audio", 112))
     }
-    return _splits(inputs, 10, dict.fromkeys(inputs, Scaled(1 / 255)))
+    return _splits(inputs, 10, dict.fromkeys(inputs, Rescaled(1 / 255)))
 
 
 def sensors(modalities: int, count: int = 100 * 64) -> Splits:

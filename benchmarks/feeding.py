@@ -26,7 +26,7 @@ from equipoise.data.prepare.original import Clip, Clips, Field, Original, Protoc
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.prepare.prepared import Prepared
 from equipoise.data.splits import Splits
-from equipoise.data.views import Frames
+from equipoise.data.views import VideoFrames
 from equipoise.training.presets import all_presets
 from equipoise.training.run import Run
 from equipoise.training.settings import Settings
@@ -61,7 +61,7 @@ class Synthetic(Original):
 
     @property
     def fields(self) -> dict[str, Field]:
-        frames = Field((3, 3, self.size, self.size), "uint8", ragged=True, view=Frames(2, 224))
+        frames = Field((3, 3, self.size, self.size), "uint8", ragged=True, view=VideoFrames(2, 224))
         return {"audio": Field((1, 257, 188)), "video": frames}
 
     def open(self, source: Path) -> Clips:  # noqa: ARG002

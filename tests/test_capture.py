@@ -15,7 +15,7 @@ from equipoise.balance.balancer import Balancer as Base
 from equipoise.data import Part, Splits
 from equipoise.data.feed import Feed
 from equipoise.data.sets.generated import two_sensors
-from equipoise.data.views import Frames
+from equipoise.data.views import VideoFrames
 from equipoise.training.capture import WARM_UP, Player
 from equipoise.training.settings import Settings
 from equipoise.training.train import Trained, train
@@ -108,7 +108,7 @@ def test_random_views_are_drawn_anew_for_every_batch() -> None:
     random = torch.Generator().manual_seed(0)
     frames = torch.randint(256, (90, 4, 3, 24, 24), dtype=torch.uint8, generator=random)
     sound = torch.randn(90, 6, generator=random)
-    part = Part({"video": frames, "sound": sound}, torch.arange(90) % 3, views={"video": Frames(2, 16)})
+    part = Part({"video": frames, "sound": sound}, torch.arange(90) % 3, views={"video": VideoFrames(2, 16)})
     splits = Splits("made up", part, part, part, ("a", "b", "c"))
     changes = {"batch": 10, "encoder": "video:frames,sound:mlp"}
     captured, plain = both(METHODS["mimo"], splits, **changes)
@@ -125,7 +125,7 @@ def test_random_views_are_drawn_anew_for_every_batch() -> None:
 def _first_frames(part: Part) -> Part:
     """The same samples, of which every view is the same."""
     video = part.inputs["video"][:, :1, :, :16, :16].expand(-1, 4, -1, -1, -1).contiguous()
-    return Part({**part.inputs, "video": video}, part.label, views={"video": Frames(2, 16)})
+    return Part({**part.inputs, "video": video}, part.label, views={"video": VideoFrames(2, 16)})
 
 
 def _apart(one: Trained, other: Trained) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.data.splits import Splits
-from equipoise.data.views import LogSTFT, Scaled, TimeLast
+from equipoise.data.views import LogSTFT, Rescaled, TimeLast
 from equipoise.deploy import Deployable, Exported, Intake, KeptRun, export, exporting, kept, open_run
 from equipoise.deploy.card import card
 from equipoise.models import LateFusion
@@ -205,7 +205,7 @@ def test_views_and_scales_of_training_are_in_the_graph() -> None:
     mean, deviation = torch.tensor([[5.0], [-3.0], [0.1]]), torch.tensor([[2.0], [0.5], [10.0]])
     intakes = {
         "sound": Intake((3, 8), mean=mean, deviation=deviation),
-        "image": Intake((1, 6, 6), torch.uint8, view=Scaled(1 / 255)),
+        "image": Intake((1, 6, 6), torch.uint8, view=Rescaled(1 / 255)),
     }
     raw = {"sound": 10 * torch.randn(4, 3, 8), "image": torch.randint(256, (4, 1, 6, 6), dtype=torch.uint8)}
     everybody = {name: torch.ones(4, dtype=torch.bool) for name in raw}

@@ -10,7 +10,7 @@ from equipoise import MIMO, MSL, OGMGE, Balancer, LateFusion, MMPareto
 from equipoise.data import Part, Splits
 from equipoise.data.feed import Feed, epoch_rows
 from equipoise.data.sets.generated import two_sensors
-from equipoise.data.views import Frames
+from equipoise.data.views import VideoFrames
 from equipoise.models import CNN1d
 from equipoise.study.catalogue import DataSet, entries
 from equipoise.study.store import Store
@@ -63,7 +63,7 @@ def test_a_nan_is_said_at_the_next_look_and_stalls_nothing_before() -> None:
 def test_feeding_does_not_wait_for_the_device() -> None:
     """Gathering and augmenting run ahead of the steps; only the order of an epoch is sent over, once."""
     frames = torch.randint(256, (40, 4, 3, 32, 32), dtype=torch.uint8)
-    part = Part({"video": frames}, torch.arange(40) % 3, views={"video": Frames(2, 24)})
+    part = Part({"video": frames}, torch.arange(40) % 3, views={"video": VideoFrames(2, 24)})
     feed = Feed(part, "cuda", "resident")
     rows = epoch_rows(40, 8, torch.Generator().manual_seed(0))
     batches = training(feed, rows, epoch=0)

@@ -17,7 +17,7 @@ from torch import nn
 
 from ended import Ended
 from equipoise.data.splits import Splits
-from equipoise.data.views import Frames, LogSTFT, Scaled, TimeLast
+from equipoise.data.views import LogSTFT, Rescaled, TimeLast, VideoFrames
 from equipoise.deploy import Exported, KeptRun, description, kept, open_run
 from equipoise.deploy.card import write_card
 from equipoise.deploy.kept import keep
@@ -370,7 +370,7 @@ def test_no_code_is_run_because_a_file_names_it(path: str, run: Path, monkeypatc
         open_run(run, trust=True)
 
 
-@pytest.mark.parametrize("view", [Scaled(0.5), TimeLast(), Frames(2, 8), LogSTFT(20, 8, 4)])
+@pytest.mark.parametrize("view", [Rescaled(0.5), TimeLast(), VideoFrames(2, 8), LogSTFT(20, 8, 4)])
 def test_every_view_is_described_as_it_is_read(view: Any) -> None:
     plain = json.loads(json.dumps(view.as_dict()))
     assert [*description._check_view(plain, "view")] == []

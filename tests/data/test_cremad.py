@@ -24,7 +24,7 @@ from data.promises import (
 )
 from equipoise.data.sets.cremad import AGM, CREMAD, EMOTIONS
 from equipoise.data.splits import PARTS
-from equipoise.data.views import Frames
+from equipoise.data.views import VideoFrames
 from equipoise.util.unreadable import Unreadable
 from media.made import index_of, make_image, make_video, make_wav, shade
 
@@ -46,8 +46,8 @@ def test_shapes_classes_and_parts(source: Path) -> None:
     check_arrays(SMALL, arrays)
     assert arrays["audio"].shape == (1, 257, 188)
     assert CREMAD().fields["video"].shape == (6, 3, 256, 256)
-    assert SMALL.fields["video"].view == Frames(2, 16)
-    assert Frames(2, 16).shape(SMALL.fields["video"].shape) == (3, 2, 16, 16)
+    assert SMALL.fields["video"].view == VideoFrames(2, 16)
+    assert VideoFrames(2, 16).shape(SMALL.fields["video"].shape) == (3, 2, 16, 16)
 
 
 def test_frames_are_those_of_each_second(source: Path) -> None:
@@ -175,7 +175,9 @@ def test_the_layout_of_agm(source: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_frames_that_are_drawn_are_the_frames_that_are_seen(source: Path) -> None:
     frames = torch.from_numpy(SMALL.open(source).read(0)["video"]).unsqueeze(0)
-    view = Frames(count=SMALL.frames, size=SMALL.crop, mean=(0.0,) * 3, deviation=(1 / 255,) * 3)  # leaves bytes be
+    view = VideoFrames(
+        count=SMALL.frames, size=SMALL.crop, mean=(0.0,) * 3, deviation=(1 / 255,) * 3
+    )  # leaves bytes be
     lengths = torch.tensor([frames.shape[1]])
     seen = {tuple(index_of(each.numpy()) for each in view(frames, lengths, None)[0].transpose(0, 1)) for _ in range(5)}
     assert seen == {(0, 8)}  # of three frames, those in the middle of each half: always

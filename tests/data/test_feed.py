@@ -8,7 +8,7 @@ import torch
 
 from equipoise.data import Part
 from equipoise.data.feed import Feed, Mode, Piece, epoch_rows, share_of_rank
-from equipoise.data.views import Frames
+from equipoise.data.views import VideoFrames
 from fed import training
 
 
@@ -20,7 +20,7 @@ def mapped(folder: Path, count: int = 40) -> Part:
     array.flush()
     whole = torch.from_numpy(np.memmap(path, np.uint8, "c", shape=array.shape))
     rows = torch.arange(0, 3 * count, 3)
-    return Part({"video": whole}, rows.clone(), rows=rows, views={"video": Frames(2, 8)})
+    return Part({"video": whole}, rows.clone(), rows=rows, views={"video": VideoFrames(2, 8)})
 
 
 @pytest.mark.parametrize("mode", ["resident", "streamed"])

@@ -22,7 +22,7 @@ from data.promises import (
 )
 from equipoise.data.sets.kinetics_sounds import KineticsSounds
 from equipoise.data.splits import PARTS, Part
-from equipoise.data.views import Frames
+from equipoise.data.views import VideoFrames
 from equipoise.util.unreadable import Unreadable
 from media.made import index_of, make_image, make_video, make_wav, shade
 
@@ -77,7 +77,7 @@ def test_shapes_classes_and_parts(source: Path) -> None:
         assert arrays["audio"].shape == (1, 1024, 128)
         assert [index_of(frame) for frame in arrays["video"]] == [0, 7, 4]  # frames 0, 7 and 14
     assert KineticsSounds().fields["video"].shape == (10, 3, 256, 256)
-    assert KineticsSounds().fields["video"].view == Frames(3, 224)
+    assert KineticsSounds().fields["video"].view == VideoFrames(3, 224)
 
 
 def test_filter_bank_of_silence_by_hand(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_two_files_for_one_clip_are_a_problem(source: Path, tmp_path: Path) -> N
 
 def test_clips_of_few_frames_have_every_frame_they_need(source: Path) -> None:
     frames = torch.from_numpy(SMALL.open(source).read(0)["video"][:1]).unsqueeze(0)
-    view = Frames(3, 16)
+    view = VideoFrames(3, 16)
     for count in (1, 2, 3):
         several = frames.expand(1, count, 3, 32, 32)
         for generator in (None, torch.Generator().manual_seed(0)):

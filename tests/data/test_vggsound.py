@@ -22,7 +22,7 @@ from data.promises import (
 )
 from equipoise.data.sets.vggsound import VGGSound
 from equipoise.data.splits import PARTS
-from equipoise.data.views import Frames, LogSTFT
+from equipoise.data.views import LogSTFT, VideoFrames
 from equipoise.util.unreadable import Unreadable
 from media.made import index_of, make_image, make_video, make_wav, shade
 
@@ -79,7 +79,7 @@ def test_shapes_classes_and_parts(source: Path) -> None:
         expected = list(range(10)) if number == 3 else [0, 7, 4]
         assert [index_of(frame) for frame in arrays["video"]] == expected
     assert VGGSound().fields["video"].shape == (10, 3, 256, 256)
-    assert VGGSound().fields["video"].view == Frames(3, 224)
+    assert VGGSound().fields["video"].view == VideoFrames(3, 224)
 
 
 def test_sound_is_stored_sample_by_sample(source: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from equipoise.data import Part
-from equipoise.data.views import Frames, LogSTFT, Scaled, TimeLast, View, view_of
+from equipoise.data.views import LogSTFT, Rescaled, TimeLast, VideoFrames, View, view_of
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "deviation": (1 / 255, 1 / 255, 1 / 255)}  # bytes stay what they are
 
@@ -27,13 +27,13 @@ def draws(seed: int = 0) -> torch.Generator:
     [(10, 1, [5]), (10, 2, [2, 7]), (9, 3, [1, 4, 7]), (3, 3, [0, 1, 2]), (1, 3, [0, 0, 0]), (2, 4, [0, 0, 1, 1])],
 )
 def test_evaluation_takes_the_middle_of_each_segment(length: int, count: int, expected: list[int]) -> None:
-    seen = Frames(count, 8, **PLAIN)(numbered(2, 12), torch.tensor([length, 12]), None)
+    seen = VideoFrames(count, 8, **PLAIN)(numbered(2, 12), torch.tensor([length, 12]), None)
     assert seen.shape == (2, 3, count, 8, 8)
     assert seen[0, 0, :, 4, 4].round().int().tolist() == expected
 
 
 def test_training_takes_every_frame_of_a_segment_alike_and_none_of_the_padding() -> None:
-    view, stored, lengths = Frames(3, 8, **PLAIN), numbered(2000, 12), torch.full((2000,), 9)
+    view, stored, lengths = VideoFrames(3, 8, **PLAIN), numbered(2000, 12), torch.full((2000,), 9)
     rows = view.chosen(stored, lengths, draws())
     for segment, column in enumerate(rows.unbind(dim=1)):
         counts = column.bincount(minlength=12)
@@ -42,7 +42,7 @@ def test_training_takes_every_frame_of_a_segment_alike_and_none_of_the_padding()
 
 
 def test_training_differs_from_batch_to_batch_and_evaluation_never() -> None:
-    view, stored = Frames(2, 16), torch.randint(256, (4, 6, 3, 20, 30), dtype=torch.uint8)
+    view, stored = VideoFrames(2, 16), torch.randint(256, (4, 6, 3, 20, 30), dtype=torch.uint8)
     assert torch.equal(view(stored, None, None), view(stored, None, None))
     assert torch.equal(view(stored, None, draws(1)), view(stored, None, draws(1)))
     assert not torch.equal(view(stored, None, draws(1)), view(stored, None, draws(2)))
@@ -53,7 +53,7 @@ def test_crops_cover_what_they_should_and_flip_half_of_the_time() -> None:
     across, down = torch.meshgrid(torch.arange(200), torch.arange(200), indexing="xy")
     picture = torch.stack([across, down, across]).to(torch.uint8)
     stored = picture.expand(3000, 1, 3, 200, 200)
-    seen = Frames(1, 32, **PLAIN)(stored, None, draws())[:, :, 0]
+    seen = VideoFrames(1, 32, **PLAIN)(stored, None, draws())[:, :, 0]
     left, right = seen[:, 0, 16, 0], seen[:, 0, 16, -1]
     wide = (right - left).abs() * 32 / 31
     high = (seen[:, 1, -1, 16] - seen[:, 1, 0, 16]) * 32 / 31
@@ -71,12 +71,12 @@ def test_crops_cover_what_they_should_and_flip_half_of_the_time() -> None:
 
 def test_a_frame_of_its_own_size_is_not_changed_in_evaluation() -> None:
     stored = torch.randint(256, (2, 1, 3, 24, 24), dtype=torch.uint8)
-    torch.testing.assert_close(Frames(1, 24, **PLAIN)(stored, None, None)[:, :, 0], stored[:, 0].float())
+    torch.testing.assert_close(VideoFrames(1, 24, **PLAIN)(stored, None, None)[:, :, 0], stored[:, 0].float())
 
 
 def test_colours_are_normalised_as_imagenet_has_them() -> None:
     stored = torch.tensor([124, 116, 104], dtype=torch.uint8).reshape(1, 1, 3, 1, 1).expand(1, 1, 3, 9, 9)
-    seen = Frames(1, 9)(stored, None, None)[0, :, 0, 0, 0]
+    seen = VideoFrames(1, 9)(stored, None, None)[0, :, 0, 0, 0]
     expected = [(124 / 255 - 0.485) / 0.229, (116 / 255 - 0.456) / 0.224, (104 / 255 - 0.406) / 0.225]
     torch.testing.assert_close(seen, torch.tensor(expected), atol=1e-5, rtol=0)
 
@@ -93,7 +93,7 @@ def test_a_stretch_of_sound_is_the_middle_one_in_evaluation() -> None:
     assert found >= {10, 20, 30}
 
 
-@pytest.mark.parametrize("view", [Scaled(1 / 255), TimeLast(), Frames(3, 32), LogSTFT(80, 16, 8)])
+@pytest.mark.parametrize("view", [Rescaled(1 / 255), TimeLast(), VideoFrames(3, 32), LogSTFT(80, 16, 8)])
 def test_a_view_survives_being_written_down(view: View) -> None:
     assert view_of(json.loads(json.dumps(view.as_dict()))) == view
 
@@ -106,7 +106,7 @@ def test_a_part_is_made_ready_with_its_lengths() -> None:
         "text_length": torch.tensor([5, 4, 3, 2]),
         "plain": torch.randn(4, 7),
     }
-    part = Part(inputs, torch.arange(4), views={"video": Frames(1, 8, **PLAIN), "text": TimeLast()})
+    part = Part(inputs, torch.arange(4), views={"video": VideoFrames(1, 8, **PLAIN), "text": TimeLast()})
     ready = part.ready()
     assert set(ready.inputs) == {"video", "text", "text_length", "plain"}
     assert ready.inputs["video"][:, 0, 0, 0, 0].tolist() == [3, 0, 1, 1]

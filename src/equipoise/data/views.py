@@ -44,12 +44,13 @@ class View(ABC):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values that `view_of` reads back."""
-        return {"kind": type(self).__name__, **dataclasses.asdict(self)}  # ty: ignore[invalid-argument-type]
+        kind = next((name for name, view in _KINDS.items() if view is type(self)), type(self).__name__)
+        return {"kind": kind, **dataclasses.asdict(self)}  # ty: ignore[invalid-argument-type]
 
 
 @final
 @dataclass(frozen=True)
-class Scaled(View):
+class Rescaled(View):
     """x ↦ x · scale, as float32.
 
     Args:
@@ -83,7 +84,7 @@ class TimeLast(View):
 
 @final
 @dataclass(frozen=True)
-class Frames(View):
+class VideoFrames(View):
     """Frames of a video, stored as bytes [F, 3, H, W] → [3, count, size, size], normalised.
 
     A clip of L frames is cut into `count` equal segments. Training takes one frame of each at random, then a random
@@ -167,11 +168,14 @@ class LogSTFT(View):
         return log_stft(wave, self.n_fft, self.hop).unsqueeze(1)
 
 
+_KINDS: dict[str, Any] = {"Scaled": Rescaled, "TimeLast": TimeLast, "Frames": VideoFrames, "LogSTFT": LogSTFT}
+"""Views by the name under which prepared folders and saved models hold them."""
+
+
 def view_of(plain: dict[str, Any]) -> View:
     """A view from its plain values."""
-    kinds: dict[str, Any] = {kind.__name__: kind for kind in (Scaled, TimeLast, Frames, LogSTFT)}
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items() if key != "kind"}
-    return kinds[plain["kind"]](**values)
+    return _KINDS[plain["kind"]](**values)
 
 
 @lru_cache

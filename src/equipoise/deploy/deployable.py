@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from equipoise.data.views import Scaled, TimeLast, View
+from equipoise.data.views import Rescaled, TimeLast, View
 from equipoise.models.committee import _SURE_ENOUGH, FLOOR
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.ragged import real_steps
@@ -21,7 +21,7 @@ from equipoise.util.names import NamedModules, raise_all
 
 VALID, LENGTH, HEAD = "_valid", "_length", "_head"
 COMMITTEE, FUSED = "committee", "fused"
-IN_THE_GRAPH = (Scaled, TimeLast)  # the other views choose frames or transform sound, which is left to the caller
+IN_THE_GRAPH = (Rescaled, TimeLast)  # the other views choose frames or transform sound, which is left to the caller
 
 
 @final

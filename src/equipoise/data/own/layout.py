@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.views import Scaled, View
+from equipoise.data.views import Rescaled, View
 from equipoise.util.processes import beyond_memory
 
 COLOURS = (1, 3, 4)
@@ -97,7 +97,7 @@ def lay_out(
     values = torch.from_numpy(array if array.flags.writeable else array.copy())
     ragged = found is not None and bool((found < array.shape[TIME]).any())
     kept = torch.from_numpy(found) if found is not None and ragged else None
-    return Laid(values, kept, Scaled(1 / 255) if picture else None, note, whole)
+    return Laid(values, kept, Rescaled(1 / 255) if picture else None, note, whole)
 
 
 def as_numpy(given: Any) -> np.ndarray:

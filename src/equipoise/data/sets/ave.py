@@ -19,7 +19,7 @@ from equipoise.data.sets.ave_lists import ANNOTATIONS, EVENTS, LISTS, Row, parts
 from equipoise.data.sets.ave_segments import CLASSES, MAP, SOUND, open_segments
 from equipoise.data.sets.footage import positive
 from equipoise.data.sets.lists import refuse, some
-from equipoise.data.views import Frames, LogSTFT, Scaled
+from equipoise.data.views import LogSTFT, Rescaled, VideoFrames
 from equipoise.util.errors import BadInput
 from equipoise.util.unreadable import Unreadable
 
@@ -91,10 +91,10 @@ for task=segments the publisher's features and PSP's corrected labels (or the pu
     def fields(self) -> dict[str, Field]:
         """Sound and frames of a clip, or features of a second."""
         if self.task == "segments":
-            return {"audio": Field(SOUND), "video": Field(MAP, "float16", view=Scaled(1.0))}
+            return {"audio": Field(SOUND), "video": Field(MAP, "float16", view=Rescaled(1.0))}
         heard = Field((SECONDS * HERTZ,), "int16", view=LogSTFT(STRETCH, N_FFT, HOP))
         shape = (SECONDS, 3, self.size, self.size)
-        return {"audio": heard, "video": Field(shape, "uint8", ragged=True, view=Frames(self.frames, self.crop))}
+        return {"audio": heard, "video": Field(shape, "uint8", ragged=True, view=VideoFrames(self.frames, self.crop))}
 
     def open(self, source: Path) -> Clips:
         """Find the clips or the features."""

@@ -31,7 +31,7 @@ from equipoise.data.sets.avmnist_published import PROTOCOLS, is_published, open_
 from equipoise.data.sets.avmnist_sound import COLUMNS, ROWS, SAMPLES, mixed, spectrogram
 from equipoise.data.sets.lists import refuse
 from equipoise.data.splits import PARTS
-from equipoise.data.views import Scaled
+from equipoise.data.views import Rescaled
 from equipoise.util.checks import demand
 from equipoise.util.errors import BadInput, answers
 
@@ -102,8 +102,8 @@ class AVMNIST(Original):
     def fields(self) -> dict[str, Field]:
         """Images with white at 1 and no limits, since what is left of an image may be blacker than black."""
         return {
-            "image": Field((1, SIDE, SIDE), "float16", view=Scaled(1.0)),
-            "sound": Field((1, ROWS, COLUMNS), "uint8", view=Scaled(1 / 255)),
+            "image": Field((1, SIDE, SIDE), "float16", view=Rescaled(1.0)),
+            "sound": Field((1, ROWS, COLUMNS), "uint8", view=Rescaled(1 / 255)),
         }
 
     def open(self, source: Path) -> Clips:

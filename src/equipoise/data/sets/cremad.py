@@ -18,7 +18,7 @@ from equipoise.data.sets.filterbank import RATE, SHAPE, filter_bank
 from equipoise.data.sets.footage import Footage, Recordings, positive
 from equipoise.data.sets.hashing import cut
 from equipoise.data.sets.lists import find_list, refuse, rows_of, some
-from equipoise.data.views import Frames
+from equipoise.data.views import VideoFrames
 from equipoise.util.errors import BadInput
 from equipoise.util.unreadable import Unreadable
 
@@ -89,7 +89,7 @@ Expected the publisher's repository CheyneyComputerScience/CREMA-D, fetched with
     def fields(self) -> dict[str, Field]:
         """A spectrogram or a filter bank, and frames."""
         heard = SHAPE if self.audio == "fbank" else (1, N_FFT // 2 + 1, SECONDS * HERTZ // HOP + 1)
-        view = Frames(self.frames, self.crop)
+        view = VideoFrames(self.frames, self.crop)
         seen = Field((self._kept, 3, self.size, self.size), "uint8", ragged=True, view=view)
         return {"audio": Field(heard), "video": seen}
 

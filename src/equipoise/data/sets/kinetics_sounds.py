@@ -18,7 +18,7 @@ from equipoise.data.sets.footage import Footage, Recordings, positive
 from equipoise.data.sets.hashing import cut
 from equipoise.data.sets.lists import find_list, refuse, rows_of, some
 from equipoise.data.sets.youtube import Cut, cut_of, key_of, keys_in
-from equipoise.data.views import Frames
+from equipoise.data.views import VideoFrames
 from equipoise.util.errors import BadInput
 
 CLASSES = 31
@@ -79,7 +79,7 @@ A start may be padded with zeros or not, and an end may be missing: -3Mwkq-7TV4_
     @property
     def fields(self) -> dict[str, Field]:
         """A filter bank and frames."""
-        view = Frames(self.frames, self.crop)
+        view = VideoFrames(self.frames, self.crop)
         seen = Field((self._kept, 3, self.size, self.size), "uint8", ragged=True, view=view)
         return {"audio": Field(SHAPE), "video": seen}
 

@@ -18,7 +18,7 @@ from equipoise.data.sets.footage import Footage, Recordings, positive
 from equipoise.data.sets.hashing import cut
 from equipoise.data.sets.lists import find_list, refuse, rows_of, some
 from equipoise.data.sets.youtube import Cut, cut_of, key_of, keys_in
-from equipoise.data.views import Frames, LogSTFT
+from equipoise.data.views import LogSTFT, VideoFrames
 from equipoise.util.errors import BadInput
 
 RATE, SECONDS, HEARD = 16_000, 10, 5  # stored: ten seconds; heard at a time: five
@@ -71,7 +71,7 @@ A start may be padded with zeros or not; a folder of frames may be called like t
     def fields(self) -> dict[str, Field]:
         """Ten seconds of sound, of which five are heard at a time, and frames."""
         heard = Field((SECONDS * RATE,), "int16", view=LogSTFT(HEARD * RATE, n_fft=256, hop=128))
-        view = Frames(self.frames, self.crop)
+        view = VideoFrames(self.frames, self.crop)
         seen = Field((self._kept, 3, self.size, self.size), "uint8", ragged=True, view=view)
         return {"audio": heard, "video": seen}
 
