@@ -39,4 +39,4 @@ with tempfile.TemporaryDirectory() as folder:
     jobs, splits = plan(methods, data_set(str(path)), seeds=[0, 1], folds=[None], measure="quick")
     run_study(jobs, splits, Store(Path(folder) / "runs"))
     for table in report.tables(report.read(Path(folder) / "runs")):
-        report.terminal(table)
+        report.print_table(table)

@@ -13,7 +13,7 @@ from equipoise.paper.ablation import Sweep, sweep_of
 from equipoise.paper.ablation_claims import FAILS, Change, change, claims, rises, shape, stays
 from equipoise.paper.ablation_figure import draw
 from equipoise.paper.ablation_runs import Outcome, Point
-from equipoise.report.aggregate import Line
+from equipoise.report.aggregate import RunGroup
 from equipoise.study.catalogue import Entry
 
 
@@ -29,7 +29,7 @@ def row(label: str, seed: int, test: float, validation: float) -> dict[str, Any]
 
 def point(label: str, tests: Sequence[float], validation: float = 0.5, failed: int = 0) -> Point:
     rows = tuple(row(label, seed, test, validation) for seed, test in enumerate(tests))
-    return Point(Line(label, rows), failed, 0.01)
+    return Point(RunGroup(label, rows), failed, 0.01)
 
 
 def outcome(

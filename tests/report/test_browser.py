@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.report import page
+from equipoise.report import write_page
 from report.chromium import Chromium, find
 from report.example import write_study
 
@@ -28,7 +28,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_study(tmp_path_factory.mktemp("study"), folds=4, epochs=10)
     write_study(folder, ["<script>console.error('label')</script>", "mwmwmwmwmwmwmwmwmwmw"], folds=4, epochs=10)
-    return page(folder, command="equipoise compare --data watch")
+    return write_page(folder, command="equipoise compare --data watch")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -11,12 +10,10 @@ from typing import Any
 import pytest
 
 from equipoise import report
-from equipoise.report import paired, results
-from equipoise.report.aggregate import Line, aggregate, as_text, settings
+from equipoise.report import page, paired_differences, results
+from equipoise.report.aggregate import RunGroup, aggregate, as_text, settings
 from equipoise.report.table import shortened
 from report.example import make_row, write_study
-
-pages = import_module("equipoise.report.page")  # the package has a function of this name
 
 
 def many(count: int, runs: int) -> list[dict[str, Any]]:
@@ -56,7 +53,7 @@ def calls_of(work: Callable[[], object]) -> int:
 @pytest.mark.parametrize("runs", [2, 50])
 def test_work_grows_with_the_number_of_runs_and_no_faster(runs: int, tmp_path: Path) -> None:
     def work(folder: Path) -> None:
-        report.page(folder)
+        report.write_page(folder)
         report.tables(report.read(folder))
 
     few, more = (write(tmp_path / str(count), many(count, runs)) for count in (200, 800))
@@ -65,16 +62,16 @@ def test_work_grows_with_the_number_of_runs_and_no_faster(runs: int, tmp_path: P
 
 
 def test_ordinary_studies_are_shown_whole(tmp_path: Path) -> None:
-    text = report.page(write_study(tmp_path, epochs=2)).read_text(encoding="utf-8")
+    text = report.write_page(write_study(tmp_path, epochs=2)).read_text(encoding="utf-8")
     assert "Shown:" not in text
     assert "results.jsonl." not in text
 
 
 def test_what_a_page_leaves_out_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "MOST_LISTED", 10)
+    monkeypatch.setattr(page, "MOST_LISTED", 10)
     rows = many(120, 2)
     folder = write(tmp_path / "out", [row for row in rows if row["data"] == "watch"])
-    text = report.page(folder).read_text(encoding="utf-8")
+    text = report.write_page(folder).read_text(encoding="utf-8")
     assert "Tables, differences and settings show 10 of 30 lines, best by fused." in text
     assert text.count("Shown: 10 of 30 lines, the best by fused.") == 4
     assert "equipoise report FOLDER --format csv" in text
@@ -98,20 +95,20 @@ def test_a_table_is_cut_below_its_best_and_keeps_what_one_compares_with() -> Non
 def test_curves_of_very_many_runs_are_read_when_they_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_study(tmp_path, ["msl", "mimo"], seeds=8, epochs=3)
     whole = report.read(folder)
-    for module in (results, pages):
+    for module in (results, page):
         monkeypatch.setattr(module, "MOST_CURVES", 6)
     found = report.read(folder)
     assert dict(found.curves) == whole.curves
     assert len(found.curves) == 16
     read, healthy = [], results._curve
     monkeypatch.setattr(results, "_curve", lambda folder, config: read.append(config) or healthy(folder, config))
-    text = report.page(folder).read_text(encoding="utf-8")
+    text = report.write_page(folder).read_text(encoding="utf-8")
     assert len(read) == 6
     assert len(set(read)) == 6
     assert "Curves over epochs are those of the first 3 runs of a line." in text
 
 
-def nearness(base: Line, line: Line) -> tuple[bool, int]:
+def nearness(base: RunGroup, line: RunGroup) -> tuple[bool, int]:
     """Whether two lines have pairs, and how many settings they share: the definition, one base after the other."""
     runs = [{(row.get("fold"), row.get("seed"), row.get("split")) for row in each.rows} for each in (base, line)]
     ours, theirs = settings(line.rows[0]), settings(base.rows[0])
@@ -134,6 +131,6 @@ def test_the_nearest_baseline_is_the_one_that_shares_most() -> None:
     expected = {
         line.label: max(bases, key=lambda base: nearness(base, line)).label for line in lines if line not in bases
     }
-    found = {each.label: each.baseline for each in paired(rows)}
+    found = {each.label: each.baseline for each in paired_differences(rows)}
     assert len(found) > 20
     assert found == {label: expected[label] for label in found}

@@ -5,40 +5,15 @@ from typing import Any
 
 import pytest
 
-from equipoise.report import Spread, aggregate, paired
+from equipoise.report import MeanStd, aggregate, paired_differences
 from equipoise.report.answer import answer, caution
 from equipoise.report.paired import compared_with
-from equipoise.report.student import two_sided_quantile
 from equipoise.report.tables import main_table
 
 
 def row(label: str, fused: float | None, seed: int = 0, fold: int | None = None, **more: Any) -> dict[str, Any]:
     test = {"fused": fused, **more.pop("test", {})}
     return {"label": label, "method": label, "seed": seed, "fold": fold, "split": f"split {fold}", "test": test, **more}
-
-
-# -- Student's t --
-
-
-@pytest.mark.parametrize(
-    ("freedom", "t"),
-    [(1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (29, 2.0452), (100, 1.9840), (10**6, 1.9600)],
-)
-def test_quantiles_are_those_of_the_tables(freedom: int, t: float) -> None:
-    assert two_sided_quantile(0.95, freedom) == pytest.approx(t, abs=5e-5)
-
-
-def test_quantiles_of_one_and_two_degrees_have_closed_forms() -> None:
-    for confidence in (0.01, 0.5, 0.9, 0.999):
-        assert two_sided_quantile(confidence, 1) == pytest.approx(math.tan(math.pi * confidence / 2), rel=1e-9)
-        expected = confidence * math.sqrt(2 / (1 - confidence**2))
-        assert two_sided_quantile(confidence, 2) == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize(("confidence", "freedom"), [(0.0, 3), (1.0, 3), (0.95, 0)])
-def test_impossible_quantiles_are_refused(confidence: float, freedom: int) -> None:
-    with pytest.raises(ValueError, match="expected 0 < confidence < 1 and freedom ≥ 1"):
-        two_sided_quantile(confidence, freedom)
 
 
 # -- aggregation --
@@ -52,7 +27,7 @@ def test_mean_and_sample_deviation() -> None:
 
 def test_a_single_run_has_no_deviation() -> None:
     (line,) = aggregate([row("msl", 0.75)])
-    assert line.fused == Spread(0.75, None, 1)
+    assert line.fused == MeanStd(0.75, None, 1)
 
 
 def test_every_measure_of_a_line() -> None:
@@ -62,15 +37,15 @@ def test_every_measure_of_a_line() -> None:
     }  # fmt: skip
     (line,) = aggregate([row("ogmge", 0.7, test=test, seconds={"step": 0.004})])
     assert line.protocol == "split"
-    assert line.alone == {"a": Spread(0.6, None, 1), "b": Spread(0.5, None, 1)}
-    assert (line.committee, line.disparity) == (Spread(0.8, None, 1), Spread(0.1, None, 1))
-    assert (line.faults, line.step) == (Spread(0.4, None, 1), Spread(0.004, None, 1))
+    assert line.alone == {"a": MeanStd(0.6, None, 1), "b": MeanStd(0.5, None, 1)}
+    assert (line.committee, line.disparity) == (MeanStd(0.8, None, 1), MeanStd(0.1, None, 1))
+    assert (line.faults, line.step) == (MeanStd(0.4, None, 1), MeanStd(0.004, None, 1))
 
 
 def test_the_protocol_a_row_names_is_its_own() -> None:
     test = {"view": "split", "head": {"a": 0.6}, "split": {"a": 0.5}}
     (line,) = aggregate([row("ogmge", 0.7, test=test)])
-    assert line.alone == {"a": Spread(0.5, None, 1)}
+    assert line.alone == {"a": MeanStd(0.5, None, 1)}
 
 
 @pytest.mark.parametrize("value", [None, "0.5", True, math.nan, math.inf, {}])
@@ -111,7 +86,7 @@ def test_the_fixed_cut_and_folds_and_changed_data_never_mix() -> None:
         "msl (folds of version 2)": (0.3, 3),
         "mimo (split split None)": (0.6, 2),
     }
-    gains = {each.label: (each.baseline, each.mean) for each in paired([*changed, *folds, *fixed, *other])}
+    gains = {each.label: (each.baseline, each.mean) for each in paired_differences([*changed, *folds, *fixed, *other])}
     assert gains == {"mimo (split split None)": ("msl (split split None)", pytest.approx(0.1))}
     assert [line.label for line in aggregate([*folds, *(row("mimo", 0.1, fold=fold) for fold in range(3))])] == [
         "msl",
@@ -130,7 +105,7 @@ def test_tuning_in_each_fold_stays_one_line() -> None:
 def test_an_interval_over_seeds() -> None:
     # Differences 0.01, 0.02, 0.03: mean 0.02, deviation 0.01, half width 4.3027 · 0.01 / √3 = 0.024841.
     rows = [row("msl", 0.7, seed) for seed in range(3)] + [row("mimo", 0.71 + seed / 100, seed) for seed in range(3)]
-    (difference,) = paired(rows)
+    (difference,) = paired_differences(rows)
     assert (difference.label, difference.baseline, difference.pairs, difference.over) == ("mimo", "msl", 3, "seeds")
     assert difference.mean == pytest.approx(0.02)
     assert difference.low == pytest.approx(0.02 - 0.024841, abs=1e-6)
@@ -143,7 +118,7 @@ def test_an_interval_over_folds_averages_the_seeds_of_a_fold_first() -> None:
     # half width 12.7062 · 0.014142 / √2 = 0.127062.
     rows = [row("msl", 0.5, 0, 0), row("msl", 0.5, 1, 0), row("msl", 0.6, 0, 1)]
     rows += [row("mimo", 0.51, 0, 0), row("mimo", 0.53, 1, 0), row("mimo", 0.64, 0, 1)]
-    (difference,) = paired(rows)
+    (difference,) = paired_differences(rows)
     assert (difference.pairs, difference.over) == (2, "folds")
     assert difference.mean == pytest.approx(0.03)
     assert difference.low == pytest.approx(0.03 - 0.127062, abs=1e-6)
@@ -151,22 +126,22 @@ def test_an_interval_over_folds_averages_the_seeds_of_a_fold_first() -> None:
 
 def test_one_fold_with_several_seeds_is_over_seeds() -> None:
     rows = [row(label, value + seed / 50, seed, 4) for label, value in (("msl", 0.5), ("mimo", 0.6)) for seed in (0, 1)]
-    (difference,) = paired(rows)
+    (difference,) = paired_differences(rows)
     assert (difference.pairs, difference.over) == (2, "seeds")
 
 
 def test_one_pair_has_no_interval() -> None:
-    (difference,) = paired([row("msl", 0.5), row("mimo", 0.6)])
+    (difference,) = paired_differences([row("msl", 0.5), row("mimo", 0.6)])
     assert (difference.low, difference.high, difference.verdict) == (None, None, "too few runs")
 
 
 def test_only_runs_on_the_same_split_are_pairs() -> None:
-    assert paired([row("msl", 0.5), {**row("mimo", 0.6), "split": "another"}]) == []
-    assert paired([row("msl", 0.5, seed=0), row("mimo", 0.6, seed=1)]) == []
+    assert paired_differences([row("msl", 0.5), {**row("mimo", 0.6), "split": "another"}]) == []
+    assert paired_differences([row("msl", 0.5, seed=0), row("mimo", 0.6, seed=1)]) == []
 
 
 def test_without_the_baseline_there_are_no_differences() -> None:
-    assert paired([row("ew", 0.5), row("mimo", 0.6)]) == []
+    assert paired_differences([row("ew", 0.5), row("mimo", 0.6)]) == []
 
 
 def test_a_baseline_that_was_run_in_two_ways_is_compared_in_the_nearest() -> None:
@@ -175,14 +150,14 @@ def test_a_baseline_that_was_run_in_two_ways_is_compared_in_the_nearest() -> Non
         row("msl", 0.7, run={"epochs": 30}),
         row("mimo", 0.71, run={"epochs": 30}),
     ]
-    (difference,) = paired(rows)
+    (difference,) = paired_differences(rows)
     assert difference.baseline == "msl (epochs=30)"
     assert difference.mean == pytest.approx(0.01)
 
 
 def test_other_measures_are_paired_too() -> None:
     rows = [row("msl", 0.9, test={"committee": 0.5}), row("mimo", 0.1, test={"committee": 0.7})]
-    (difference,) = paired(rows, measure=("test", "committee"))
+    (difference,) = paired_differences(rows, measure=("test", "committee"))
     assert difference.mean == pytest.approx(0.2)
 
 
@@ -206,12 +181,12 @@ def study(*gains: float) -> list[dict[str, Any]]:
 )
 def test_the_answer_claims_what_the_interval_allows(gains: tuple[float, ...], words: str) -> None:
     rows = study(*gains)
-    assert words in answer(aggregate(rows), paired(rows), "msl", "fused accuracy")
+    assert words in answer(aggregate(rows), paired_differences(rows), "msl", "fused accuracy")
 
 
 def test_the_answer_without_joint_training() -> None:
     rows = [row("mimo", 0.6)]
-    said = answer(aggregate(rows), paired(rows), "msl", "fused accuracy")
+    said = answer(aggregate(rows), paired_differences(rows), "msl", "fused accuracy")
     assert "no pair with joint training (msl)" in said
     assert "60.0 %, by mimo" in said
 
@@ -219,19 +194,19 @@ def test_the_answer_without_joint_training() -> None:
 def test_of_several_the_most_is_named() -> None:
     rows = [*study(0.05, 0.06, 0.05), *(row("ew", 0.5 + gain, seed) for seed, gain in enumerate((0.02, 0.03, 0.02)))]
     assert "better than joint training: mimo, ew (most: mimo +5.3 points" in answer(
-        aggregate(rows), paired(rows), "msl", "fused accuracy"
+        aggregate(rows), paired_differences(rows), "msl", "fused accuracy"
     )
 
 
 def test_a_baseline_by_another_label_is_called_by_it() -> None:
     rows = [row("msl + dropout", 0.5, seed, method="msl") for seed in range(2)]
     rows += [row("mimo", 0.6, seed) for seed in range(2)]
-    assert compared_with(paired(rows), "msl") == "msl + dropout"
+    assert compared_with(paired_differences(rows), "msl") == "msl + dropout"
     table = main_table(rows, "watch")
     assert [column.title for column in table.columns if column.key == "difference"] == ["vs msl + dropout"]
-    assert compared_with(paired(study(0.1)), "msl") == compared_with([], "msl") == "msl"
+    assert compared_with(paired_differences(study(0.1)), "msl") == compared_with([], "msl") == "msl"
 
 
 def test_intervals_over_seeds_come_with_a_caution() -> None:
-    assert "this one split" in caution(paired(study(0.1, 0.2)))
-    assert caution(paired(study(0.1))) == ""
+    assert "this one split" in caution(paired_differences(study(0.1, 0.2)))
+    assert caution(paired_differences(study(0.1))) == ""

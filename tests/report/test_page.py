@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.report import aggregate, page, read, tables
+from equipoise.report import aggregate, read, tables, write_page
 from equipoise.report.curves import accuracy_curves
 from report.example import make_row, write_study
 
@@ -56,7 +56,7 @@ def checked(path: Path) -> Checked:
 
 @pytest.fixture(params=[0, 3], ids=["seeds", "folds"])
 def written(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return page(write_study(tmp_path, folds=request.param, epochs=6), command="equipoise compare --data watch")
+    return write_page(write_study(tmp_path, folds=request.param, epochs=6), command="equipoise compare --data watch")
 
 
 def test_the_page_is_well_formed(written: Path) -> None:
@@ -123,7 +123,7 @@ def test_text_from_data_is_only_text(tmp_path: Path, where: str) -> None:
     if where == "sensor":
         lines = lines.replace('"gyroscope"', json.dumps(HOSTILE))
     (tmp_path / "results.jsonl").write_text(lines, encoding="utf-8")
-    path = page(tmp_path, command=HOSTILE if where == "command" else None)
+    path = write_page(tmp_path, command=HOSTILE if where == "command" else None)
     found = checked(path)
     assert [tag for tag, _ in found.attributes].count("script") == 1
     assert "img" not in [tag for tag, _ in found.attributes]
@@ -133,13 +133,13 @@ def test_text_from_data_is_only_text(tmp_path: Path, where: str) -> None:
 
 def test_a_big_study_stays_a_small_page(tmp_path: Path) -> None:
     labels = [f"mimo (penalty={penalty}, smoothing={smoothing})" for penalty in range(12) for smoothing in range(10)]
-    path = page(write_study(tmp_path, ["msl", *labels], seeds=1, epochs=100))
+    path = write_page(write_study(tmp_path, ["msl", *labels], seeds=1, epochs=100))
     assert path.stat().st_size < 2_000_000
 
 
 def test_a_nearly_empty_study_is_a_page(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text('{"schema": 1, "config": "a", "method": "msl"}\n{"torn', encoding="utf-8")
-    text = checked(page(tmp_path)).text
+    text = checked(write_page(tmp_path)).text
     assert "no pair with joint training" in text
     assert "line 2 is torn" in text
     assert "was not passed on" in text
@@ -148,17 +148,17 @@ def test_a_nearly_empty_study_is_a_page(tmp_path: Path) -> None:
 def test_two_data_sets_share_a_page(tmp_path: Path) -> None:
     for data in ("watch", "avmnist"):
         write_study(tmp_path, ["msl", "mimo"], seeds=2, epochs=2, data=data)
-    found = checked(page(tmp_path))
+    found = checked(write_page(tmp_path))
     assert len(found.ids) == len(set(found.ids))
     assert "joint training (msl) on avmnist?" in found.text
 
 
 def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
-    path = page(write_study(tmp_path, ["msl", "mimo"], epochs=3))
+    path = write_page(write_study(tmp_path, ["msl", "mimo"], epochs=3))
     before = path.read_bytes()
     results = tmp_path / "results.jsonl"
     results.write_text("".join(reversed(results.read_text("utf-8").splitlines(keepends=True))), encoding="utf-8")
-    assert page(tmp_path).read_bytes() == before
+    assert write_page(tmp_path).read_bytes() == before
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -179,6 +179,6 @@ def test_times_of_parts_and_of_trained_steps_stand_apart(tmp_path: Path) -> None
     parts = dict(zip(("forward", "backward", "balance", "update"), (0.001, 0.002, 0.003, 0.004), strict=True))
     row["seconds"] = {**parts, "step": 0.005, "total": 1.0}
     (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
-    text = checked(page(tmp_path)).text
+    text = checked(write_page(tmp_path)).text
     assert "timed after training, on a copy. A step that trains may take less or more" in text
     assert re.search(r"parts together\s*step as trained\s*mimo\s*1\.00\s*2\.00\s*3\.00\s*4\.00\s*10\.00\s*5\.00", text)

@@ -13,17 +13,17 @@ from rich.console import Console
 
 from equipoise.report import (
     Cell,
-    Column,
-    Table,
+    ResultColumn,
+    ResultTable,
     aggregate,
     as_csv,
     as_json,
     as_latex,
     as_markdown,
+    print_table,
     read,
+    render,
     tables,
-    terminal,
-    written,
 )
 from equipoise.report.aggregate import modalities
 from equipoise.report.markup import html_table
@@ -32,18 +32,18 @@ from report.example import make_row, write_study
 
 
 @pytest.fixture(params=[0, 4], ids=["seeds", "folds"])
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> ResultTable:
     (table,) = tables(read(write_study(tmp_path, folds=request.param, epochs=1)))
     return table
 
 
-def printed(table: Table, width: int) -> str:
+def printed(table: ResultTable, width: int) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
-    terminal(table, console)
+    print_table(table, console)
     return console.export_text()
 
 
-def as_written(table: Table) -> list[list[str]]:
+def as_written(table: ResultTable) -> list[list[str]]:
     """Every line of the table: its label, then its cells."""
     return [[label, *(cell.text for cell in cells)] for label, cells in zip(table.labels, table.cells, strict=True)]
 
@@ -66,14 +66,14 @@ def test_estimated_shapley_values_are_shown_with_their_standard_error() -> None:
 # -- the same numbers --
 
 
-def test_the_terminal_shows_the_table(table: Table) -> None:
+def test_the_terminal_shows_the_table(table: ResultTable) -> None:
     lines = [re.split(r" {2,}", line.strip()) for line in printed(table, 200).splitlines()]
     for expected in as_written(table):
         assert expected in lines
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_a_narrow_terminal_folds_columns_and_cuts_no_number(table: Table, width: int) -> None:
+def test_a_narrow_terminal_folds_columns_and_cuts_no_number(table: ResultTable, width: int) -> None:
     text = printed(table, width)
     assert max(map(len, text.splitlines())) <= width
     for label, *cells in as_written(table):
@@ -81,12 +81,12 @@ def test_a_narrow_terminal_folds_columns_and_cuts_no_number(table: Table, width:
         assert [cell for line in blocks for cell in re.split(r" {2,}", line.strip())[1:]] == cells
 
 
-def test_a_very_narrow_terminal_folds_labels_too(table: Table) -> None:
+def test_a_very_narrow_terminal_folds_labels_too(table: ResultTable) -> None:
     text = printed(table, 26)
     assert all(cell.text in re.sub(r" +", " ", text) for cells in table.cells for cell in cells)
 
 
-def test_markdown_shows_the_table(table: Table) -> None:
+def test_markdown_shows_the_table(table: ResultTable) -> None:
     text = as_markdown(table).replace("**", "").replace("<u>", "").replace("</u>", "").replace("\\", "")
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("|")
@@ -95,7 +95,7 @@ def test_markdown_shows_the_table(table: Table) -> None:
     assert rows[2:] == as_written(table)
 
 
-def test_latex_shows_the_table(table: Table) -> None:
+def test_latex_shows_the_table(table: ResultTable) -> None:
     text = as_latex(table)
     body = text[text.index("\\midrule") : text.index("\\bottomrule")].splitlines()[1:]
     body = [re.sub(r"\\textbf\{(.*?)\}|\\underline\{(.*?)\}", r"\1\2", line) for line in body]
@@ -104,7 +104,7 @@ def test_latex_shows_the_table(table: Table) -> None:
     assert rows == as_written(table)
 
 
-def test_csv_and_json_hold_every_digit(table: Table) -> None:
+def test_csv_and_json_hold_every_digit(table: ResultTable) -> None:
     rows = list(csv.DictReader(io.StringIO(as_csv(table))))
     lines = json.loads(as_json(table))["lines"]
     assert [row["label"] for row in rows] == [line["label"] for line in lines] == list(table.labels)
@@ -140,7 +140,7 @@ class Rows(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_html_shows_the_table(table: Table) -> None:
+def test_html_shows_the_table(table: ResultTable) -> None:
     parser = Rows()
     text = html_table(table)
     parser.feed(text[text.index("<thead") : text.index("</table>")])
@@ -175,7 +175,7 @@ def test_a_protocol_that_all_share_is_in_the_heading(tmp_path: Path) -> None:
     assert "protocol" not in [column.key for column in table.columns]
 
 
-def test_the_notes_say_how_it_was_measured(table: Table) -> None:
+def test_the_notes_say_how_it_was_measured(table: ResultTable) -> None:
     notes = "\n".join(table.notes)
     assert "Headline: fused" in notes
     assert "Each modality alone is measured by detached" in notes
@@ -284,7 +284,7 @@ def test_no_cell_of_a_csv_is_a_formula(label: str, tmp_path: Path) -> None:
     results = read(tmp_path)
     (table,) = tables(results)
     shown = results.rows[0]["label"]
-    for text in (as_csv(table), written("csv", {results.rows[0]["data"]: table, "other": table})):
+    for text in (as_csv(table), render("csv", {results.rows[0]["data"]: table, "other": table})):
         cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
         assert f"'{shown}" in cells
         texts = [cell for cell in cells if not re.fullmatch(r"-?[0-9.e-]*", cell)]
@@ -292,6 +292,6 @@ def test_no_cell_of_a_csv_is_a_formula(label: str, tmp_path: Path) -> None:
 
 
 def test_numbers_below_zero_stay_numbers() -> None:
-    column = Column("difference", "vs msl", lambda _: None, kind="difference")
-    table = Table("t", (column,), ("ew",), ((Cell("-1.0", value=-0.01, low=-0.02, high=0.0),),))
+    column = ResultColumn("difference", "vs msl", lambda _: None, kind="difference")
+    table = ResultTable("t", (column,), ("ew",), ((Cell("-1.0", value=-0.01, low=-0.02, high=0.0),),))
     assert as_csv(table).splitlines()[1] == "ew,-0.01,-0.02,0.0"

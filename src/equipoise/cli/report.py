@@ -39,7 +39,7 @@ def report(
         if form == "terminal":
             print_tables(folder, results)
         else:
-            print(report.written(form, dict(zip(results.by_data(), report.tables(results), strict=True))))
+            print(report.render(form, dict(zip(results.by_data(), report.tables(results), strict=True))))
 
 
 def print_tables(folder: Path, results: Results | None = None) -> None:
@@ -54,9 +54,11 @@ def print_tables(folder: Path, results: Results | None = None) -> None:
 
     made_by = inside(folder, comparison.COMMAND)
     results = results or report.read(folder)
-    page = report.page(results, command=made_by.read_text("utf-8", "replace").strip() if made_by.is_file() else None)
+    page = report.write_page(
+        results, command=made_by.read_text("utf-8", "replace").strip() if made_by.is_file() else None
+    )
     for table in report.tables(results):
-        report.terminal(shortened(table, MOST_PRINTED))
+        report.print_table(shortened(table, MOST_PRINTED))
     print(f"The page: {page}")
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from equipoise.paper.ablation import Curve, in_words
 from equipoise.paper.ablation_runs import Outcome, Point
 from equipoise.paper.claims import Claim, Verdict, all_of, tally
-from equipoise.report.paired import Difference, paired
+from equipoise.report.paired import Difference, paired_differences
 
 MARGIN = 0.02
 """Two points of accuracy: what is smaller counts as flat."""
@@ -87,7 +87,7 @@ def change(before: Point, after: Point) -> Change | None:
         return None
     if after.failed:
         return FAILS
-    found = paired([*before.line.rows, *after.line.rows], before.line.label)
+    found = paired_differences([*before.line.rows, *after.line.rows], before.line.label)
     return _with_ends(found[0]) if found else None
 
 

@@ -10,7 +10,7 @@ from equipoise.paper.ablation import Curve, in_words
 from equipoise.paper.ablation_report import protocol_of, setting_of
 from equipoise.paper.ablation_runs import Outcome
 from equipoise.report import drawing
-from equipoise.report.aggregate import PROTOCOLS, Spread
+from equipoise.report.aggregate import PROTOCOLS, MeanStd
 from equipoise.report.drawing import FAINT, JOINT, MODALITIES
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def _one_curve(axes: Axes, outcome: Outcome, curve: Curve) -> None:
             )  # fmt: skip
 
 
-def _line(axes: Axes, found: Sequence[Spread | None], colour: str, look: str, name: str, shift: float) -> None:
-    there: list[tuple[int, Spread]] = [(at, each) for at, each in enumerate(found) if each is not None]
+def _line(axes: Axes, found: Sequence[MeanStd | None], colour: str, look: str, name: str, shift: float) -> None:
+    there: list[tuple[int, MeanStd]] = [(at, each) for at, each in enumerate(found) if each is not None]
     bars: Any = [100 * (each.deviation or 0.0) for _, each in there]
     axes.errorbar(
         [at + shift for at, _ in there], [100 * each.mean for _, each in there], yerr=bars, fmt=look, color=colour,

@@ -10,7 +10,7 @@ from equipoise.paper.ablation import Curve, in_words
 from equipoise.paper.ablation_claims import MARGIN, claims, shape
 from equipoise.paper.ablation_runs import Outcome, Point
 from equipoise.paper.claims import claim_lines, text_table
-from equipoise.report.aggregate import PROTOCOLS, Spread
+from equipoise.report.aggregate import PROTOCOLS, MeanStd
 
 PARTS = ("validation", "test")
 
@@ -87,7 +87,7 @@ def _point_as_dict(value: Any, point: Point) -> dict[str, Any]:
     }
 
 
-def _spread_as_dict(found: Spread | None) -> dict[str, Any] | None:
+def _spread_as_dict(found: MeanStd | None) -> dict[str, Any] | None:
     return None if found is None else {"mean": found.mean, "deviation": found.deviation, "count": found.count}
 
 
@@ -163,7 +163,7 @@ def _claims(outcome: Outcome) -> Iterator[str]:
         yield "Seeds on one cut of the data say nothing of other cuts; --folds does."
 
 
-def _percent(found: Spread | None) -> str:
+def _percent(found: MeanStd | None) -> str:
     if found is None:
         return "–"
     return f"{100 * found.mean:.1f}" + ("" if found.deviation is None else f" ± {100 * found.deviation:.1f}")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from equipoise.paper.ablation import Curve, Sweep
-from equipoise.report.aggregate import Line, Spread, modalities, spread
-from equipoise.report.results import Row
+from equipoise.report.aggregate import MeanStd, Row, RunGroup, mean_std, modalities
 from equipoise.study.catalogue import DataSet
 from equipoise.study.comparison import record_command
 from equipoise.study.executors import Place
@@ -33,15 +32,15 @@ class Point:
         lr: The learning rate.
     """
 
-    line: Line
+    line: RunGroup
     failed: int
     lr: float
 
-    def accuracy(self, part: str) -> Spread | None:
+    def accuracy(self, part: str) -> MeanStd | None:
         """Of the fused decision on "validation" or "test"; None unless every run was finished."""
         return None if self.failed else self.line.of(part, "fused")
 
-    def alone(self, part: str) -> dict[str, Spread]:
+    def alone(self, part: str) -> dict[str, MeanStd]:
         """Of each modality, under the protocol of the method."""
         protocol = self.line.protocol if self.line.rows else None
         if self.failed or protocol is None:
@@ -52,7 +51,7 @@ class Point:
     @property
     def score(self) -> float | None:
         """What the setting is chosen by: accuracy on validation, averaged over runs."""
-        found = None if self.failed else spread(headline(row["validation"]) for row in self.line.rows)
+        found = None if self.failed else mean_std(headline(row["validation"]) for row in self.line.rows)
         return found.mean if found else None
 
 
@@ -150,7 +149,7 @@ def collect(sweep: Sweep, jobs: Sequence[Job], rows: Sequence[Row]) -> dict[str,
     for entry in sweep.points:
         own = [by_config.get(job.config) for job in jobs if job.entry.label == entry.label]
         finished = tuple(row for row in own if row is not None and not _diverged(row))
-        found[entry.label] = Point(Line(entry.label, finished), len(own) - len(finished), entry.settings.lr)
+        found[entry.label] = Point(RunGroup(entry.label, finished), len(own) - len(finished), entry.settings.lr)
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from equipoise.paper.paper_notes import NOTES
-from equipoise.report.aggregate import Spread
+from equipoise.report.aggregate import MeanStd
 
 Printed = tuple[float, float]
 """A number and its standard deviation, accuracies in percent and times in seconds."""
@@ -40,11 +40,11 @@ class PaperRow:
         return next(iter(self.alone)) if self.acc is None else None
 
     @property
-    def fused(self) -> Spread | None:
+    def fused(self) -> MeanStd | None:
         """Fused accuracy, from 0 to 1."""
         return None if self.acc is None else _share(self.acc)
 
-    def of(self, modality: str) -> Spread | None:
+    def of(self, modality: str) -> MeanStd | None:
         """Accuracy of a modality alone, from 0 to 1."""
         return _share(self.alone[modality]) if modality in self.alone else None
 
@@ -55,9 +55,9 @@ class PaperRow:
         return (max(means) - min(means)) / 100 if len(means) > 1 else None
 
     @property
-    def seconds(self) -> Spread:
+    def seconds(self) -> MeanStd:
         """Time per batch."""
-        return Spread(*self.time, 1)
+        return MeanStd(*self.time, 1)
 
 
 @final
@@ -138,8 +138,8 @@ def _table(
     return PaperTable(name, title, modalities, tuple(rows), *chosen, split, _BORROWED.get(name, {}))
 
 
-def _share(printed: Printed) -> Spread:
-    return Spread(printed[0] / 100, printed[1] / 100, SEEDS)
+def _share(printed: Printed) -> MeanStd:
+    return MeanStd(printed[0] / 100, printed[1] / 100, SEEDS)
 
 
 _ALL = (

@@ -9,9 +9,8 @@ from equipoise.paper.claims import Claim, Verdict, all_of, opposite, tally
 from equipoise.paper.reproduce import CONTROL
 from equipoise.paper.reproduce_outcome import Outcome
 from equipoise.paper.reproduce_time_claims import JOINT, OURS, Asked, close, faster, fastest, not_run
-from equipoise.report.aggregate import Line
-from equipoise.report.paired import Difference, paired
-from equipoise.report.results import number
+from equipoise.report.aggregate import RunGroup, number
+from equipoise.report.paired import Difference, paired_differences
 
 Seeds = Mapping[int, float]
 """A number for each seed."""
@@ -43,7 +42,7 @@ def difference(ours: Seeds, theirs: Seeds) -> Difference | None:
         for label, numbers in (("ours", ours), ("theirs", theirs))
         for seed, value in numbers.items()
     ]
-    found = paired(rows, "theirs", ("value",))
+    found = paired_differences(rows, "theirs", ("value",))
     return found[0] if found else None
 
 
@@ -54,7 +53,7 @@ def above(found: Difference | None) -> Verdict:
     return "agrees" if found.low > 0 else "differs" if found.high < 0 else "open"
 
 
-def _seeds(line: Line, *path: str) -> dict[int, float]:
+def _seeds(line: RunGroup, *path: str) -> dict[int, float]:
     found = ((row["seed"], number(row, *path)) for row in line.rows)
     return {seed: value for seed, value in found if value is not None}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from equipoise.paper.ablation import in_words
 from equipoise.paper.reproduce_outcome import Outcome
 from equipoise.report import drawing
-from equipoise.report.aggregate import PROTOCOLS, Spread
+from equipoise.report.aggregate import PROTOCOLS, MeanStd
 from equipoise.report.drawing import FAINT, JOINT, MODALITIES
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def caption(outcome: Outcome) -> str:
     )
 
 
-def _points(axes: Axes, found: Sequence[Spread | None], colour: str, mark: str, name: str, shift: float) -> None:
+def _points(axes: Axes, found: Sequence[MeanStd | None], colour: str, mark: str, name: str, shift: float) -> None:
     there = [(at, each) for at, each in enumerate(found) if each is not None]
     axes.errorbar(
         [100 * each.mean for _, each in there], [at + shift for at, _ in there],

@@ -9,8 +9,7 @@ from typing import Any, final
 
 from equipoise.paper.paper import TABLES, PaperTable
 from equipoise.paper.reproduce_runs import GRID_FOLDER, MIMO, Parameters, Plan, diverged, scores_of
-from equipoise.report.aggregate import Line
-from equipoise.report.results import Row
+from equipoise.report.aggregate import Row, RunGroup
 from equipoise.study.job import SEE
 from equipoise.study.store import Store
 from equipoise.util.errors import BadInput
@@ -33,7 +32,7 @@ class Outcome:
 
     plan: Plan
     table: PaperTable
-    lines: Mapping[str, Line]
+    lines: Mapping[str, RunGroup]
     missing: Mapping[str, str]
     scores: Sequence[tuple[Parameters, float | None]]
 
@@ -75,7 +74,7 @@ def collect(plan: Plan, rows: Sequence[Row], trials: Sequence[Row]) -> Outcome:
     for name, method, sensor in [*printed, *((each, each, None) for each in plan.jobs if each not in table.methods)]:
         configs = plan.jobs[method]
         there = [known[config] for config in configs if config in known and not diverged(known[config])]
-        lines[name] = Line(name, tuple(_as_row(row, name, sensor) for row in there))
+        lines[name] = RunGroup(name, tuple(_as_row(row, name, sensor) for row in there))
         if told := _missing(plan, configs, known):
             missing[name] = told
     return Outcome(plan, table, lines, missing, scores_of(plan, trials))

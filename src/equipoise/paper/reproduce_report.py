@@ -13,7 +13,7 @@ from equipoise.paper.claims import WIDTH, claim_lines
 from equipoise.paper.reproduce_claims import claims, summary
 from equipoise.paper.reproduce_outcome import Outcome
 from equipoise.paper.reproduce_tables import tables
-from equipoise.report import FORMATS, as_dict, terminal
+from equipoise.report import FORMATS, as_dict, print_table
 from equipoise.util.inside import write_whole
 
 NAME = "reproduce"
@@ -23,7 +23,7 @@ SUFFIXES = {"markdown": "md", "latex": "tex", "csv": "csv"}
 def show(outcome: Outcome) -> None:
     """Print everything."""
     for table in tables(outcome).values():
-        terminal(table)
+        print_table(table)
         print()
     print("\n".join(words(outcome)))
 

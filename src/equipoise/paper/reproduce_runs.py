@@ -13,8 +13,7 @@ from typing import Any, final
 from equipoise.data.splits import Splits
 from equipoise.paper.paper import PaperTable
 from equipoise.paper.reproduce import MIMO, Recipe
-from equipoise.report.aggregate import spread
-from equipoise.report.results import Row
+from equipoise.report.aggregate import Row, mean_std
 from equipoise.study.catalogue import Entry
 from equipoise.study.comparison import record_command
 from equipoise.study.executors import Place, place_of
@@ -181,7 +180,7 @@ def scores_of(made: Plan, rows: Sequence[Row]) -> list[tuple[Parameters, float |
     found = []
     for params, configs in made.trials:
         there = [known[config] for config in configs if config in known]
-        middle = spread(headline(row["validation"]) for row in there) if len(there) == len(configs) else None
+        middle = mean_std(headline(row["validation"]) for row in there) if len(there) == len(configs) else None
         found.append((params, middle.mean if middle else None))
     return found
 

@@ -9,16 +9,16 @@ from equipoise.paper.ablation import in_words
 from equipoise.paper.paper import PaperRow
 from equipoise.paper.reproduce import CONTROL
 from equipoise.paper.reproduce_outcome import Outcome
-from equipoise.report.aggregate import Line, Spread
+from equipoise.report.aggregate import MeanStd, RunGroup
 from equipoise.report.notes import notes_below
-from equipoise.report.paired import Difference, paired
-from equipoise.report.table import Column, Table, build
+from equipoise.report.paired import Difference, paired_differences
+from equipoise.report.table import ResultColumn, ResultTable, build_table
 
 BASELINE = "MSL"
 MILLISECONDS = 1000.0
 
 
-def tables(outcome: Outcome) -> dict[str, Table]:
+def tables(outcome: Outcome) -> dict[str, ResultTable]:
     """All of them, by the names their files have."""
     found = {"table": layout_table(outcome)}
     if outcome.beside_paper:
@@ -26,31 +26,31 @@ def tables(outcome: Outcome) -> dict[str, Table]:
     return {**found, "time": time_table(outcome)}
 
 
-def layout_table(outcome: Outcome) -> Table:
+def layout_table(outcome: Outcome) -> ResultTable:
     """Our numbers in the paper's layout: its rows in its order, Acc, Acc of each modality, and t."""
     lines = list(outcome.lines.values())
     differences = {each.label: each for each in differences_to_baseline(outcome)}
     columns = [
-        Column("acc", "Acc", lambda line: line.fused, decimals=2, better="higher"),
+        ResultColumn("acc", "Acc", lambda line: line.fused, decimals=2, better="higher"),
         *(
-            Column(f"acc.{name}", f"Acc_{letter}", _alone(name), f"{name}, %", decimals=2, better="higher",
+            ResultColumn(f"acc.{name}", f"Acc_{letter}", _alone(name), f"{name}, %", decimals=2, better="higher",
                    by_protocol=True)
             for name, letter in outcome.table.modalities.items()
         ),
-        Column("t", "t", _time("subroutine"), "ms", scale=MILLISECONDS, decimals=2),
-        Column("disparity", "disparity", lambda line: line.disparity, "points", decimals=2, better="lower",
+        ResultColumn("t", "t", _time("subroutine"), "ms", scale=MILLISECONDS, decimals=2),
+        ResultColumn("disparity", "disparity", lambda line: line.disparity, "points", decimals=2, better="lower",
                by_protocol=True),
-        Column("protocol", "alone by", lambda line: line.protocol, "", kind="words"),
-        Column("difference", f"vs {BASELINE}", lambda line: differences.get(line.label), "points", kind="difference",
-               decimals=2),
+        ResultColumn("protocol", "alone by", lambda line: line.protocol, "", kind="words"),
+        ResultColumn("difference", f"vs {BASELINE}", lambda line: differences.get(line.label), "points",
+                     kind="difference", decimals=2),
     ]  # fmt: skip
     title = f"{outcome.table.title}: the paper's table, run here"
     if not outcome.beside_paper:
         title = f"{outcome.table.title} on a made-up stand-in: these numbers mean nothing"
-    return _underline_fastest(build(title, columns, lines, _notes(outcome, list(differences.values()))), lines)
+    return _underline_fastest(build_table(title, columns, lines, _notes(outcome, list(differences.values()))), lines)
 
 
-def beside_table(outcome: Outcome) -> Table:
+def beside_table(outcome: Outcome) -> ResultTable:
     """Every accuracy and disparity here, in the paper, and the difference."""
     columns = _three(outcome, "acc", "Acc", lambda line: line.fused, lambda row: row.fused)
     for name, letter in outcome.table.modalities.items():
@@ -63,34 +63,36 @@ def beside_table(outcome: Outcome) -> Table:
         "gradient reaches the encoders of MSL and of the modulating methods it does not say. Here it does not.",
     ]
     title = f"{outcome.table.title}: ours beside the paper's"
-    return build(title, columns, list(outcome.lines.values()), notes)
+    return build_table(title, columns, list(outcome.lines.values()), notes)
 
 
-def time_table(outcome: Outcome) -> Table:
+def time_table(outcome: Outcome) -> ResultTable:
     """What a batch costs by two readings of the paper's definition, each also over the time of joint training."""
     singles = {row.name for row in outcome.table.rows if row.sensor}
     lines = [line for line in outcome.lines.values() if line.label not in singles]
     base = outcome.lines.get(BASELINE)
-    columns: list[Column] = []
+    columns: list[ResultColumn] = []
     for key, title in (("subroutine", "t"), ("with backward", "t + backward"), ("step", "whole step")):
         columns += [
-            Column(key, title, _time(key), "ms", scale=MILLISECONDS, decimals=2),
-            Column(f"{key}.ratio", title, _ratio(_time(key), base), f"× {BASELINE}", scale=1.0),
+            ResultColumn(key, title, _time(key), "ms", scale=MILLISECONDS, decimals=2),
+            ResultColumn(f"{key}.ratio", title, _ratio(_time(key), base), f"× {BASELINE}", scale=1.0),
         ]
     if outcome.beside_paper:
         printed = {row.name: row.seconds for row in outcome.table.rows}
         columns += [
-            Column("paper", "paper's t", lambda line: printed.get(line.label), "ms", scale=MILLISECONDS, decimals=1),
-            Column("paper.ratio", "paper's t", _ratio(lambda line: printed.get(line.label), base or Line(BASELINE, ())),
-                   f"× {BASELINE}", scale=1.0),
+            ResultColumn("paper", "paper's t", lambda line: printed.get(line.label), "ms", scale=MILLISECONDS,
+                         decimals=1),
+            ResultColumn("paper.ratio", "paper's t",
+                         _ratio(lambda line: printed.get(line.label), base or RunGroup(BASELINE, ())), f"× {BASELINE}",
+                         scale=1.0),
         ]  # fmt: skip
-    return build(f"{outcome.table.title}: seconds per batch", columns, lines, _time_notes(outcome))
+    return build_table(f"{outcome.table.title}: seconds per batch", columns, lines, _time_notes(outcome))
 
 
 def differences_to_baseline(outcome: Outcome) -> list[Difference]:
     """How far each row's fused accuracy lies above joint training, seed by seed."""
     rows = [row for line in outcome.lines.values() if line.fused for row in line.rows]
-    return paired(rows, BASELINE)
+    return paired_differences(rows, BASELINE)
 
 
 # -- columns --
@@ -100,16 +102,16 @@ def _three(
     outcome: Outcome,
     key: str,
     title: str,
-    ours: Callable[[Line], Spread | None],
-    printed: Callable[[PaperRow], Spread | None],
-) -> list[Column]:
+    ours: Callable[[RunGroup], MeanStd | None],
+    printed: Callable[[PaperRow], MeanStd | None],
+) -> list[ResultColumn]:
     """Ours, the paper's, and the difference."""
 
-    def paper(line: Line) -> Spread | None:
+    def paper(line: RunGroup) -> MeanStd | None:
         row = outcome.table.row(line.label)
         return None if row is None else printed(row)
 
-    def difference(line: Line) -> Difference | None:
+    def difference(line: RunGroup) -> Difference | None:
         one, other = ours(line), paper(line)
         if one is None or other is None:
             return None
@@ -117,33 +119,33 @@ def _three(
 
     unit = "points" if key == "disparity" else "%"
     return [
-        Column(key, title, ours, f"ours, {unit}", decimals=2),
-        Column(f"{key}.paper", title, paper, f"paper, {unit}", decimals=2),
-        Column(f"{key}.difference", title, difference, "difference", kind="difference", decimals=2),
+        ResultColumn(key, title, ours, f"ours, {unit}", decimals=2),
+        ResultColumn(f"{key}.paper", title, paper, f"paper, {unit}", decimals=2),
+        ResultColumn(f"{key}.difference", title, difference, "difference", kind="difference", decimals=2),
     ]
 
 
-def _alone(name: str) -> Callable[[Line], Spread | None]:
+def _alone(name: str) -> Callable[[RunGroup], MeanStd | None]:
     return lambda line: line.alone.get(name)
 
 
-def _paper_disparity(row: PaperRow) -> Spread | None:
-    return None if row.disparity is None else Spread(row.disparity, None, 1)
+def _paper_disparity(row: PaperRow) -> MeanStd | None:
+    return None if row.disparity is None else MeanStd(row.disparity, None, 1)
 
 
-def _time(key: str) -> Callable[[Line], Spread | None]:
+def _time(key: str) -> Callable[[RunGroup], MeanStd | None]:
     return lambda line: line.of("time", key)
 
 
-def _ratio(of: Callable[[Line], Spread | None], base: Line | None) -> Callable[[Line], Spread | None]:
-    def ratio(line: Line) -> Spread | None:
+def _ratio(of: Callable[[RunGroup], MeanStd | None], base: RunGroup | None) -> Callable[[RunGroup], MeanStd | None]:
+    def ratio(line: RunGroup) -> MeanStd | None:
         own, other = of(line), of(base) if base is not None else None
-        return None if own is None or other is None or not other.mean else Spread(own.mean / other.mean, None, 1)
+        return None if own is None or other is None or not other.mean else MeanStd(own.mean / other.mean, None, 1)
 
     return ratio
 
 
-def _underline_fastest(table: Table, lines: Sequence[Line]) -> Table:
+def _underline_fastest(table: ResultTable, lines: Sequence[RunGroup]) -> ResultTable:
     """As the paper does: the lowest t among the three best by accuracy."""
     best = sorted((line for line in lines if line.fused), key=lambda line: -(line.fused.mean if line.fused else 0))[:3]
     times = {line.label: each.mean for line in best if (each := line.of("time", "subroutine"))}
@@ -200,10 +202,10 @@ def _parameters(outcome: Outcome) -> str:
     return told + ("as the paper gives them; nothing was searched." if plan.choice == "paper" else "as typed.")
 
 
-def _once(outcome: Outcome) -> list[Line]:
+def _once(outcome: Outcome) -> list[RunGroup]:
     """The lines, with single sensors together: they are the same runs."""
     singles = [row.name for row in outcome.table.rows if row.sensor]
-    together = [Line(", ".join(singles), outcome.lines[singles[0]].rows)] if singles else []
+    together = [RunGroup(", ".join(singles), outcome.lines[singles[0]].rows)] if singles else []
     return together + [line for name, line in outcome.lines.items() if name not in singles]
 
 

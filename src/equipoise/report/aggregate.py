@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
-from equipoise.report.results import Row, dig, number
+Row = dict[str, Any]
+"""A row of results, as in ``results.jsonl``."""
 
 OWN_PROTOCOLS = ("head", "detached", "split")
 PROTOCOLS = {
@@ -27,7 +28,7 @@ _NOT_SETTINGS = {"seed", "seeds", "fold", "folds", "out", "threads"}
 
 @final
 @dataclass(frozen=True, slots=True)
-class Spread:
+class MeanStd:
     """A mean over runs.
 
     Args:
@@ -43,7 +44,7 @@ class Spread:
 
 @final
 @dataclass(frozen=True)
-class Line:
+class RunGroup:
     """All runs of one label.
 
     Args:
@@ -61,9 +62,9 @@ class Line:
         """The method's name."""
         return self.rows[0]["method"]
 
-    def of(self, *path: str) -> Spread | None:
+    def of(self, *path: str) -> MeanStd | None:
         """Mean and deviation of the number at a path of keys; None where no run has it."""
-        return spread([number(row, *path) for row in self.rows])
+        return mean_std([number(row, *path) for row in self.rows])
 
     @cached_property
     def protocol(self) -> str | None:
@@ -73,17 +74,17 @@ class Line:
         return said or next(measured, None)
 
     @cached_property
-    def fused(self) -> Spread | None:
+    def fused(self) -> MeanStd | None:
         """Accuracy of the fused prediction, the headline."""
         return self.of("test", "fused")
 
     @cached_property
-    def committee(self) -> Spread | None:
+    def committee(self) -> MeanStd | None:
         """Accuracy of the committee of fused and uni-modal heads."""
         return self.of("test", "committee")
 
     @cached_property
-    def alone(self) -> dict[str, Spread]:
+    def alone(self) -> dict[str, MeanStd]:
         """Accuracy of each modality alone, by this line's protocol."""
         if self.protocol is None:
             return {}
@@ -91,37 +92,59 @@ class Line:
         return {name: each for name, each in found.items() if each is not None}
 
     @cached_property
-    def disparity(self) -> Spread | None:
+    def disparity(self) -> MeanStd | None:
         """How far the modalities' accuracies lie apart."""
         return self.of("test", "disparity")
 
     @cached_property
-    def faults(self) -> Spread | None:
+    def faults(self) -> MeanStd | None:
         """Fused accuracy, averaged over the sensor faults."""
         return self.of("test", "faults", "mean", "fused")
 
     @cached_property
-    def step(self) -> Spread | None:
+    def step(self) -> MeanStd | None:
         """Seconds of one training step, as it was trained."""
         return self.of("seconds", "step")
 
 
-def spread(numbers: Iterable[float | None]) -> Spread | None:
+def dig(value: Any, *path: str) -> Any:
+    """What lies at a path of keys; None where a key is absent."""
+    try:
+        for key in path:
+            value = value[key]
+    except (KeyError, TypeError):  # TypeError: no dictionary, and a text or a list has no keys
+        return None
+    return value
+
+
+def number(value: Any, *path: str) -> float | None:
+    """The finite number at a path of keys; None for anything else, since a report shows what it has."""
+    try:
+        for key in path:  # as `dig` does, without a call: a large study asks some million times
+            value = value[key]
+    except (KeyError, TypeError):
+        return None
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def mean_std(numbers: Iterable[float | None]) -> MeanStd | None:
     """Mean and sample standard deviation of the numbers that are there.
 
     Example:
-        >>> spread([1.0, None, 3.0])
-        Spread(mean=2.0, deviation=1.4142135623730951, count=2)
+        >>> mean_std([1.0, None, 3.0])
+        MeanStd(mean=2.0, deviation=1.4142135623730951, count=2)
     """
     found = [each for each in numbers if each is not None]
     if not found:
         return None
     mean = math.fsum(found) / len(found)
     squares = math.fsum((each - mean) ** 2 for each in found)
-    return Spread(mean, math.sqrt(squares / (len(found) - 1)) if len(found) > 1 else None, len(found))
+    return MeanStd(mean, math.sqrt(squares / (len(found) - 1)) if len(found) > 1 else None, len(found))
 
 
-def aggregate(rows: Sequence[Row]) -> list[Line]:
+def aggregate(rows: Sequence[Row]) -> list[RunGroup]:
     """One line per label, the best fused accuracy first, those without a fused prediction last.
 
     Runs of one label with different settings are one line as long as no (fold, seed) occurs twice: tuning may choose
@@ -138,7 +161,7 @@ def aggregate(rows: Sequence[Row]) -> list[Line]:
     for row, cut in zip(rows, cuts, strict=True):
         labels.setdefault((row["label"], cut if several else ""), []).append(row)
     lines = [
-        Line(name, tuple(sorted(some, key=_order)))
+        RunGroup(name, tuple(sorted(some, key=_order)))
         for (label, cut), together in labels.items()
         for name, some in _told_apart(label, cut, together).items()
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equipoise.report.aggregate import Line
+from equipoise.report.aggregate import RunGroup
 from equipoise.report.paired import Difference
 
 MOST_NAMES = 6
@@ -15,7 +15,7 @@ def question(data: str, baseline: str) -> str:
     return f"Which methods beat joint training ({baseline}) on {data}?"
 
 
-def answer(lines: Sequence[Line], differences: Sequence[Difference], baseline: str, measure: str) -> str:
+def answer(lines: Sequence[RunGroup], differences: Sequence[Difference], baseline: str, measure: str) -> str:
     """What may be claimed about one measure, from its paired differences.
 
     Args:

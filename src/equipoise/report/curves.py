@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from equipoise.report.aggregate import Line
-from equipoise.report.results import Results, dig, number
+from equipoise.report.aggregate import RunGroup, dig, number
+from equipoise.report.results import Results
 
 
 @final
 @dataclass(frozen=True)
-class Curve:
+class EpochCurve:
     """A number over epochs.
 
     Args:
@@ -26,17 +26,17 @@ class Curve:
     low: tuple[float, ...]
     high: tuple[float, ...]
 
-    def thinned(self, most: int) -> Curve:
+    def thinned(self, most: int) -> EpochCurve:
         """At most so many epochs, evenly spread, the first and the last among them."""
         count = len(self.epochs)
         if count <= most:
             return self
         kept = sorted({round(step * (count - 1) / (most - 1)) for step in range(most)})
         mean, low, high = (tuple(part[at] for at in kept) for part in (self.mean, self.low, self.high))
-        return Curve(tuple(self.epochs[at] for at in kept), mean, low, high)
+        return EpochCurve(tuple(self.epochs[at] for at in kept), mean, low, high)
 
 
-def over_epochs(results: Results, line: Line, *path: str) -> Curve | None:
+def over_epochs(results: Results, line: RunGroup, *path: str) -> EpochCurve | None:
     """The number at a path of keys of every epoch; None where no run has it."""
     found: dict[int, list[float]] = {}
     for row in line.rows:
@@ -48,7 +48,7 @@ def over_epochs(results: Results, line: Line, *path: str) -> Curve | None:
         return None
     epochs = sorted(found)
     values = [found[epoch] for epoch in epochs]
-    return Curve(
+    return EpochCurve(
         tuple(epochs),
         tuple(sum(each) / len(each) for each in values),
         tuple(min(each) for each in values),
@@ -56,7 +56,7 @@ def over_epochs(results: Results, line: Line, *path: str) -> Curve | None:
     )
 
 
-def accuracy_curves(results: Results, line: Line) -> dict[str, Curve]:
+def accuracy_curves(results: Results, line: RunGroup) -> dict[str, EpochCurve]:
     """Validation accuracy of the fused prediction, where the line trains one, and of each modality.
 
     The sensors of an ensemble are trained alone and vote only afterwards: what runs of earlier versions recorded as
@@ -68,12 +68,12 @@ def accuracy_curves(results: Results, line: Line) -> dict[str, Curve]:
     return {name: curve for name, curve in found.items() if curve is not None}
 
 
-def balancing_curves(results: Results, line: Line) -> dict[tuple[str, str], Curve]:
+def balancing_curves(results: Results, line: RunGroup) -> dict[tuple[str, str], EpochCurve]:
     """The balancing table c[objective, block] over epochs, under (objective, blocks).
 
     Blocks on which an objective has the same coefficient all along are put together.
     """
-    together: dict[tuple[str, Curve], list[str]] = {}
+    together: dict[tuple[str, EpochCurve], list[str]] = {}
     for objective in _keys(results, line, "table"):
         blocks = _keys(results, line, "table", objective)
         for block in blocks:
@@ -87,12 +87,12 @@ def balancing_curves(results: Results, line: Line) -> dict[tuple[str, str], Curv
     return named
 
 
-def changes(curve: Curve) -> bool:
+def changes(curve: EpochCurve) -> bool:
     """Whether a number moved at all, between epochs or between runs."""
     return max(curve.high) - min(curve.low) > 1e-6 * max(abs(max(curve.high)), abs(min(curve.low)))
 
 
-def _keys(results: Results, line: Line, *path: str) -> list[str]:
+def _keys(results: Results, line: RunGroup, *path: str) -> list[str]:
     found: dict[str, None] = {}
     for row in line.rows:
         for epoch in results.curves.get(str(row.get("config")), []):

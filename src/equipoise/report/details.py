@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from equipoise.report.aggregate import Line, as_text
+from equipoise.report.aggregate import Row, RunGroup, as_text, dig
 from equipoise.report.markup import data_table, paragraph, section
-from equipoise.report.results import Results, Row, dig
+from equipoise.report.results import Results
 from equipoise.report.table import MISSING
 
 
@@ -21,7 +21,7 @@ def repeat(results: Results, command: str | None) -> str:
     return section("repeat", "How to repeat it", *shown, *again)
 
 
-def settings_of(rows: Sequence[Row], lines: Sequence[Line]) -> str:
+def settings_of(rows: Sequence[Row], lines: Sequence[RunGroup]) -> str:
     """The settings all runs share, then those of each line."""
     common = _settings(rows, "run")
     shared = data_table("Settings of all runs", ["setting", "value"], _shown(common, only_one=True))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equipoise.report.aggregate import Line, modalities
+from equipoise.report.aggregate import RunGroup, dig, modalities, number
 from equipoise.report.charts import Bar, Dot, Series, axis, bar_chart, dot_plot, line_chart
-from equipoise.report.curves import Curve, accuracy_curves, balancing_curves, changes
+from equipoise.report.curves import EpochCurve, accuracy_curves, balancing_curves, changes
 from equipoise.report.markup import data_table, figure
 from equipoise.report.notes import listed
 from equipoise.report.paired import Difference
-from equipoise.report.results import Results, dig, number
+from equipoise.report.results import Results
 from equipoise.report.table import MISSING
 
 STYLES = 8
@@ -19,7 +19,7 @@ PARTS = ("forward", "backward", "balance", "update")
 _POINTS, _POINTS_OF_ALL, _TABLE_POINTS = 100, 12_000, 9
 
 
-def accuracy_over_epochs(identity: str, results: Results, lines: Sequence[Line]) -> str:
+def accuracy_over_epochs(identity: str, results: Results, lines: Sequence[RunGroup]) -> str:
     """Validation accuracy of fused and each modality, one chart per method, all on one scale."""
     found = {line.label: curves for line in lines if (curves := accuracy_curves(results, line))}
     if not found:
@@ -47,7 +47,7 @@ def accuracy_over_epochs(identity: str, results: Results, lines: Sequence[Line])
     )  # fmt: skip
 
 
-def balancing_over_epochs(identity: str, results: Results, lines: Sequence[Line]) -> str:
+def balancing_over_epochs(identity: str, results: Results, lines: Sequence[RunGroup]) -> str:
     """The coefficients c[objective, block] of the methods that change them."""
     charts, tables, legend = [], [], {}
     for line in lines:
@@ -85,7 +85,7 @@ def balancing_over_epochs(identity: str, results: Results, lines: Sequence[Line]
     )  # fmt: skip
 
 
-def noise_curves(identity: str, lines: Sequence[Line], styles: dict[str, str]) -> str:
+def noise_curves(identity: str, lines: Sequence[RunGroup], styles: dict[str, str]) -> str:
     """Accuracy against noise, one chart per modality and decision, one line per method."""
     rows = [row for line in lines for row in line.rows]
     found: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
@@ -121,7 +121,7 @@ def noise_curves(identity: str, lines: Sequence[Line], styles: dict[str, str]) -
     )  # fmt: skip
 
 
-def time_per_step(identity: str, lines: Sequence[Line]) -> str:
+def time_per_step(identity: str, lines: Sequence[RunGroup]) -> str:
     """Where the time of a step goes, part by part, and beside it what a step took while it trained."""
     bars, rows = [], []
     for line in lines:
@@ -175,14 +175,14 @@ def difference_plots(identity: str, differences: dict[str, list[Difference]]) ->
 # -- from numbers to lines --
 
 
-def _series(name: str, style: str, curve: Curve, scale: float) -> Series:
+def _series(name: str, style: str, curve: EpochCurve, scale: float) -> Series:
     points = [(epoch, scale * value) for epoch, value in zip(curve.epochs, curve.mean, strict=True)]
     band = [(e, scale * low, scale * high) for e, low, high in zip(curve.epochs, curve.low, curve.high, strict=True)]
     return Series(name, style, points, band if any(low != high for _, low, high in band) else ())
 
 
 def _curve_table(
-    caption: str, names: Sequence[str], found: dict[str, dict[str, Curve]], scale: float, decimals: int
+    caption: str, names: Sequence[str], found: dict[str, dict[str, EpochCurve]], scale: float, decimals: int
 ) -> str:
     rows = []
     for label, curves in found.items():
@@ -194,7 +194,7 @@ def _curve_table(
     return data_table(caption, ["method", "epoch", *names], rows)
 
 
-def _noise(line: Line, name: str, decision: str) -> list[tuple[float, float]]:
+def _noise(line: RunGroup, name: str, decision: str) -> list[tuple[float, float]]:
     """(level, accuracy in percent) in order, from the clean test set on."""
     levels = {}
     for row in line.rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from equipoise.report.table import MISSING, Cell, Column, Table
+from equipoise.report.table import MISSING, Cell, ResultColumn, ResultTable
 
 FIGURE_SPACE = "\N{FIGURE SPACE}"
 
@@ -30,7 +30,7 @@ def folded(summary: str, content: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>{content}</details>" if content else ""
 
 
-def html_table(table: Table, *, sortable: bool = False) -> str:
+def html_table(table: ResultTable, *, sortable: bool = False) -> str:
     """A table whose wide lines scroll in their own box; nothing where there are no columns."""
     if not table.columns:
         return ""
@@ -96,18 +96,18 @@ def _scrolling(caption: str, head: str, body: str, *, sortable: bool = False) ->
     )
 
 
-def _heading(column: Column) -> str:
+def _heading(column: ResultColumn) -> str:
     unit = f' <span class="unit">({escape(column.unit)})</span>' if column.unit else ""
     # A short title is not worth two lines.
     title = column.title.replace(" ", "\N{NO-BREAK SPACE}") if len(column.title) <= 12 else column.title
     return f'<span class="name">{escape(title)}</span>{unit}'
 
 
-def _words(column: Column) -> str:
+def _words(column: ResultColumn) -> str:
     return ' class="words"' if column.kind == "words" else ""
 
 
-def _cell(column: Column, cell: Cell, aside_width: int) -> str:
+def _cell(column: ResultColumn, cell: Cell, aside_width: int) -> str:
     if column.kind == "words":
         return f'<td class="words">{escape(cell.main)}</td>'
     main = escape(cell.main.replace("-", "−"))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from equipoise.report.aggregate import PROTOCOLS, Line, varying
+from equipoise.report.aggregate import PROTOCOLS, Row, RunGroup, dig, number, varying
 from equipoise.report.paired import Difference
-from equipoise.report.results import Row, dig, number
 
 MOST_NAMES = 100
 
 
-def notes_below(lines: Sequence[Line], differences: Sequence[Difference]) -> list[str]:
+def notes_below(lines: Sequence[RunGroup], differences: Sequence[Difference]) -> list[str]:
     """One sentence each on decision, protocol, selection, runs, split, marks, times and intervals."""
     return [
         each
@@ -33,13 +32,13 @@ def notes_below(lines: Sequence[Line], differences: Sequence[Difference]) -> lis
     ]
 
 
-def _decisions(lines: Sequence[Line]) -> str:
+def _decisions(lines: Sequence[RunGroup]) -> str:
     headline = "Headline: fused, the model's own fused prediction."
     pool = " committee pools the fused and uni-modal heads and is another decision."
     return headline + (pool if any(line.committee for line in lines) else "")
 
 
-def _protocols(lines: Sequence[Line]) -> str:
+def _protocols(lines: Sequence[RunGroup]) -> str:
     users: dict[str, list[str]] = {}
     for line in lines:
         if line.protocol:
@@ -51,7 +50,7 @@ def _protocols(lines: Sequence[Line]) -> str:
     return f"Each modality alone is measured by {ways}. Protocols do not compare with one another." if users else ""
 
 
-def _selection(lines: Sequence[Line]) -> str:
+def _selection(lines: Sequence[RunGroup]) -> str:
     rules = Counter(str(dig(row, "selected", "by") or "unknown") for line in lines for row in line.rows)
     if len(rules) == 1:
         text = f"Epoch selected by: {next(iter(rules))}."
@@ -61,7 +60,7 @@ def _selection(lines: Sequence[Line]) -> str:
     return text + warning
 
 
-def _runs(lines: Sequence[Line]) -> str:
+def _runs(lines: Sequence[RunGroup]) -> str:
     rows = [row for line in lines for row in line.rows]
     seeds = {row.get("seed") for row in rows}
     folds = {row.get("fold") for row in rows} - {None}
@@ -73,7 +72,7 @@ def _runs(lines: Sequence[Line]) -> str:
     return f"{_plural(len(rows), 'run')} ({each})." + (f" Fewer runs: {listed(fewer)}." if fewer else "")
 
 
-def _splits(lines: Sequence[Line]) -> str:
+def _splits(lines: Sequence[RunGroup]) -> str:
     found = sorted({str(row["split"]) for line in lines for row in line.rows if row.get("split")})
     if not found:
         return "Split: no fingerprint recorded."
@@ -91,13 +90,13 @@ def _way(row: Row) -> str:
     return f"{name}{about[:1].upper()}{about[1:].rstrip('.')}." if about else ""
 
 
-def _marks(lines: Sequence[Line]) -> str:
+def _marks(lines: Sequence[RunGroup]) -> str:
     among = " among lines of one protocol" if len({line.protocol for line in lines if line.protocol}) > 1 else ""
     deviation = "± is the standard deviation over runs. " if any(len(line.rows) > 1 for line in lines) else ""
     return f"{deviation}Bold: best of its column{among}. Underlined: fastest of the three best by fused."
 
 
-def _steps(lines: Sequence[Line]) -> str:
+def _steps(lines: Sequence[RunGroup]) -> str:
     """Say how the time of a step was measured, and beside how many other runs."""
     timed = [row for line in lines for row in line.rows if number(row, "seconds", "step") is not None]
     known = [row for row in timed if dig(row, "timing", "step")]
@@ -133,12 +132,12 @@ def _intervals(differences: Sequence[Difference]) -> str:
     return f"Paired differences to {baselines}: fused accuracy, {'; '.join(texts)}."
 
 
-def _mixtures(lines: Sequence[Line]) -> str:
+def _mixtures(lines: Sequence[RunGroup]) -> str:
     mixed = [f"{line.label} ({', '.join(names)})" for line in lines if (names := varying(line.rows))]
     return f"Settings differ between the runs of: {listed(mixed, '; ')}." if mixed else ""
 
 
-def _forms(lines: Sequence[Line]) -> str:
+def _forms(lines: Sequence[RunGroup]) -> str:
     """Say which form of a method ran, where it has several."""
     forms: dict[str, list[str]] = {}
     for line in lines:
@@ -147,7 +146,7 @@ def _forms(lines: Sequence[Line]) -> str:
     return " ".join(f"Form of {listed(labels)}: {form}." for form, labels in forms.items())
 
 
-def _paths(lines: Sequence[Line]) -> str:
+def _paths(lines: Sequence[RunGroup]) -> str:
     """On GPUs: the precision, and why steps were not played back where they were not."""
     there = [row for line in lines for row in line.rows if str(row.get("device", "")).startswith("cuda")]
     precisions = sorted({str(each) for row in there if (each := dig(row, "path", "precision"))})

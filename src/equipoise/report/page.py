@@ -11,13 +11,13 @@ from pathlib import Path
 from string import Template
 
 from equipoise.report import figures
-from equipoise.report.aggregate import Line, modalities
+from equipoise.report.aggregate import Row, RunGroup, modalities
 from equipoise.report.answer import answer, caution, question
 from equipoise.report.details import repeat, settings_of, versions_of
 from equipoise.report.markup import folded, html_table, paragraph, section
-from equipoise.report.paired import BASELINE, compared_with, paired_lines
-from equipoise.report.results import MOST_CURVES, Results, Row, read
-from equipoise.report.table import Table, shortened
+from equipoise.report.paired import BASELINE, compared_with, differences_between
+from equipoise.report.results import MOST_CURVES, Results, read
+from equipoise.report.table import ResultTable, shortened
 from equipoise.report.tables import fault_table, main_table, measure_table, missing_table, protocol_table
 from equipoise.util.inside import write_whole
 
@@ -32,7 +32,7 @@ MEASURES = {
 }
 
 
-def page(folder: str | Path | Results, command: str | None = None, baseline: str = BASELINE) -> Path:
+def write_page(folder: str | Path | Results, command: str | None = None, baseline: str = BASELINE) -> Path:
     """Write ``report.html`` into a folder of results: one file, no network, light and dark.
 
     Args:
@@ -65,7 +65,7 @@ def page(folder: str | Path | Results, command: str | None = None, baseline: str
 def _study(identity: str, data: str, rows: Sequence[Row], results: Results, baseline: str) -> str:
     """Everything about one data set, the answer first."""
     lines, names = results.lines[data], modalities(rows)
-    differences = {title: paired_lines(lines, baseline, path) for title, path in MEASURES.items()}
+    differences = {title: differences_between(lines, baseline, path) for title, path in MEASURES.items()}
     baseline = compared_with(differences["fused accuracy"], baseline)
     drawn = [line for at, line in enumerate(lines) if at < MOST_DRAWN or line.label == baseline]
     listed = [line for at, line in enumerate(lines) if at < MOST_LISTED or line.label == baseline]
@@ -133,18 +133,18 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
     )  # fmt: skip
 
 
-def _html(table: Table, baseline: str) -> str:
+def _html(table: ResultTable, baseline: str) -> str:
     return html_table(shortened(table, MOST_LISTED, baseline), sortable=True)
 
 
-def _with_curves(drawn: Sequence[Line]) -> list[Line]:
+def _with_curves(drawn: Sequence[RunGroup]) -> list[RunGroup]:
     """The lines with as many runs as curves are read of; all of them, where there are no more."""
     runs = sum(len(line.rows) for line in drawn)
     each = MOST_CURVES // len(drawn) if runs > MOST_CURVES else runs
-    return [Line(line.label, line.rows[:each]) for line in drawn]
+    return [RunGroup(line.label, line.rows[:each]) for line in drawn]
 
 
-def _left_out(lines: Sequence[Line], listed: Sequence[Line], curves: Sequence[Line]) -> str:
+def _left_out(lines: Sequence[RunGroup], listed: Sequence[RunGroup], curves: Sequence[RunGroup]) -> str:
     """List the results that this page does not show, and where they are; nothing for an ordinary study."""
     parts = []
     if len(listed) < len(lines):
@@ -159,7 +159,7 @@ def _left_out(lines: Sequence[Line], listed: Sequence[Line], curves: Sequence[Li
     return " ".join(parts)
 
 
-def _line_styles(lines: Sequence[Line], baseline: str) -> dict[str, str]:
+def _line_styles(lines: Sequence[RunGroup], baseline: str) -> dict[str, str]:
     """A colour and dashes for each label; the baseline in ink, as it is what one compares with."""
     others = [line.label for line in lines if line.label != baseline]
     return {baseline: "ink"} | {

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 import numpy as np
+from scipy.special import stdtrit
 
-from equipoise.report.aggregate import Line, aggregate, as_text, settings, spread
-from equipoise.report.results import Row, number
-from equipoise.report.student import two_sided_quantile
+from equipoise.report.aggregate import Row, RunGroup, aggregate, as_text, mean_std, number, settings
 
 BASELINE = "msl"
 CONFIDENCE = 0.95
@@ -55,7 +54,7 @@ class Difference:
         return "worse" if self.high < 0 else "no clear difference"
 
 
-def paired(
+def paired_differences(
     rows: Sequence[Row], baseline: str = BASELINE, measure: Sequence[str] = ("test", "fused")
 ) -> list[Difference]:
     """Paired differences of every label to the baseline, with 95 % intervals by Student's t.
@@ -68,11 +67,11 @@ def paired(
         baseline: Label (or else method) that the others are compared with.
         measure: Path of keys to the number that is compared.
     """
-    return paired_lines(aggregate(rows), baseline, measure)
+    return differences_between(aggregate(rows), baseline, measure)
 
 
-def paired_lines(
-    lines: Sequence[Line], baseline: str = BASELINE, measure: Sequence[str] = ("test", "fused")
+def differences_between(
+    lines: Sequence[RunGroup], baseline: str = BASELINE, measure: Sequence[str] = ("test", "fused")
 ) -> list[Difference]:
     """Paired differences of every line to the baseline, as `paired` has them.
 
@@ -101,7 +100,7 @@ def compared_with(differences: Sequence[Difference], baseline: str) -> str:
     return found.pop() if len(found) == 1 else baseline
 
 
-def _difference(line: Line, ours: Runs, base: Line, theirs: Runs) -> Difference | None:
+def _difference(line: RunGroup, ours: Runs, base: RunGroup, theirs: Runs) -> Difference | None:
     differences = {run: ours[run] - theirs[run] for run in ours if run in theirs}
     folds: dict[object, list[float]] = {}
     for (fold, _, _), value in differences.items():
@@ -110,16 +109,16 @@ def _difference(line: Line, ours: Runs, base: Line, theirs: Runs) -> Difference 
     over = "folds" if len(folds) > 1 else "seeds"
     units = [math.fsum(each) / len(each) for each in folds.values()] if over == "folds" else list(differences.values())
 
-    middle = spread(units)
+    middle = mean_std(units)
     if middle is None:
         return None
     if middle.deviation is None:
         return Difference(line.label, base.label, middle.mean, None, None, middle.count, over)
-    half = two_sided_quantile(CONFIDENCE, middle.count - 1) * middle.deviation / math.sqrt(middle.count)
+    half = float(stdtrit(middle.count - 1, (1 + CONFIDENCE) / 2)) * middle.deviation / math.sqrt(middle.count)
     return Difference(line.label, base.label, middle.mean, middle.mean - half, middle.mean + half, middle.count, over)
 
 
-def _by_run(line: Line, measure: Sequence[str]) -> Runs:
+def _by_run(line: RunGroup, measure: Sequence[str]) -> Runs:
     """The number of each run, under what makes two runs a pair."""
     numbers = ((row, number(row, *measure)) for row in line.rows)
     return {(row.get("fold"), row.get("seed"), row.get("split")): value for row, value in numbers if value is not None}
@@ -132,7 +131,7 @@ class _Bases:
     The nearest one has pairs with the line, if any has, and shares most settings with it; of several the first.
     """
 
-    def __init__(self, lines: Sequence[Line], measure: Sequence[str]) -> None:
+    def __init__(self, lines: Sequence[RunGroup], measure: Sequence[str]) -> None:
         self.lines = lines
         self.runs = [_by_run(line, measure) for line in lines]
         self.every_run = set().union(*self.runs)
@@ -147,7 +146,7 @@ class _Bases:
         table = [[numbers.get(text, ABSENT) for text in values[name]] for name, numbers in self.numbers.items()]
         self.table = np.array(table, dtype=np.int32).reshape(len(self.numbers), len(lines))
 
-    def nearest(self, line: Line, runs: Runs) -> tuple[Line, Runs]:
+    def nearest(self, line: RunGroup, runs: Runs) -> tuple[RunGroup, Runs]:
         """The line to compare with, and its numbers."""
         own = settings(line.rows[0])
         wanted = [

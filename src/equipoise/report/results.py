@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shlex
@@ -11,20 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
+from equipoise.report.aggregate import Row, RunGroup, aggregate, number
 from equipoise.study.store import SCHEMA, read_lines, read_rows
 from equipoise.util.errors import BadInput
-
-if TYPE_CHECKING:
-    from equipoise.report.aggregate import Line
 
 RESULTS = "results.jsonl"
 MOST_CURVES = 1000  # runs whose epochs are drawn, of one data set
 _NUMBERS = frozenset({float, int, bool, type(None)})
 _ALIKE = ("run", "params", "versions", "path", "selected")  # what many rows have in common, word for word
 
-Row = dict[str, Any]
 Epoch = dict[str, Any]
 
 
@@ -54,10 +50,8 @@ class Results:
         return dict(sorted(found.items()))
 
     @cached_property
-    def lines(self) -> dict[str, list[Line]]:
+    def lines(self) -> dict[str, list[RunGroup]]:
         """The lines of each data set, under its name: all runs of one label, the best first; see `aggregate`."""
-        from equipoise.report.aggregate import aggregate
-
         return {name: aggregate(rows) for name, rows in self.by_data().items()}
 
 
@@ -118,28 +112,6 @@ def read(folder: str | Path) -> Results:
         oddities += lazy.oddities
     warning = f"Left out of {path}: " + "; ".join(oddities) if oddities else None
     return Results(folder, list(rows.values()), curves, warning)
-
-
-def dig(value: Any, *path: str) -> Any:
-    """What lies at a path of keys; None where a key is absent."""
-    try:
-        for key in path:
-            value = value[key]
-    except (KeyError, TypeError):  # TypeError: no dictionary, and a text or a list has no keys
-        return None
-    return value
-
-
-def number(value: Any, *path: str) -> float | None:
-    """The finite number at a path of keys; None for anything else, since a report shows what it has."""
-    try:
-        for key in path:  # as `dig` does, without a call: a large study asks some million times
-            value = value[key]
-    except (KeyError, TypeError):
-        return None
-    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        return None
-    return float(value) if math.isfinite(value) else None
 
 
 # -- one file --

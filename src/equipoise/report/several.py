@@ -7,10 +7,10 @@ import io
 import json
 from collections.abc import Callable, Mapping
 
-from equipoise.report.table import Table
+from equipoise.report.table import ResultTable
 from equipoise.report.text import as_csv, as_dict, as_json, as_latex, as_markdown, plain_cell
 
-Tables = Mapping[str, Table]
+Tables = Mapping[str, ResultTable]
 """By the name of their data."""
 
 
@@ -35,7 +35,7 @@ def _one_json(tables: Tables) -> str:
     return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=2)
 
 
-FORMATS: dict[str, tuple[Callable[[Table], str], Callable[[Tables], str]]] = {
+FORMATS: dict[str, tuple[Callable[[ResultTable], str], Callable[[Tables], str]]] = {
     "markdown": (as_markdown, lambda tables: "\n".join(map(as_markdown, tables.values()))),
     "latex": (as_latex, lambda tables: "\n".join(f"% {table.title}\n{as_latex(table)}" for table in tables.values())),
     "csv": (as_csv, _one_csv),
@@ -44,7 +44,7 @@ FORMATS: dict[str, tuple[Callable[[Table], str], Callable[[Tables], str]]] = {
 """How one table is written, and how several are."""
 
 
-def written(form: str, tables: Tables) -> str:
+def render(form: str, tables: Tables) -> str:
     """All tables in one of the formats.
 
     Args:

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from equipoise.report.aggregate import Line, Spread
+from equipoise.report.aggregate import MeanStd, RunGroup
 from equipoise.report.paired import Difference
 
 MISSING = "–"
 
-Measured = Spread | Difference | str | None
+Measured = MeanStd | Difference | str | None
 
 
 @final
 @dataclass(frozen=True)
-class Column:
+class ResultColumn:
     """What a column shows, and how.
 
     Args:
@@ -34,7 +34,7 @@ class Column:
 
     key: str
     title: str
-    of: Callable[[Line], Measured]
+    of: Callable[[RunGroup], Measured]
     unit: str = "%"
     kind: Literal["mean", "difference", "words"] = "mean"
     scale: float = 100.0
@@ -53,7 +53,7 @@ class Column:
             return Cell(MISSING)
         if isinstance(measured, str):
             return Cell(measured)
-        if isinstance(measured, Spread):
+        if isinstance(measured, MeanStd):
             aside = "" if measured.deviation is None else f"± {self._written(measured.deviation)}"
             return Cell(self._written(measured.mean), aside, value=measured.mean, deviation=measured.deviation)
         has_interval = measured.low is not None and measured.high is not None
@@ -104,7 +104,7 @@ class Cell:
 
 @final
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Lines of cells under columns.
 
     Args:
@@ -116,7 +116,7 @@ class Table:
     """
 
     title: str
-    columns: tuple[Column, ...]
+    columns: tuple[ResultColumn, ...]
     labels: tuple[str, ...]
     cells: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ class Table:
         return self.cells[self.labels.index(label)][keys.index(key)]
 
 
-def shortened(table: Table, most: int, keep: str = "") -> Table:
+def shortened(table: ResultTable, most: int, keep: str = "") -> ResultTable:
     """The first lines of a table, which are the best, with a note that says so where any is left out.
 
     Args:
@@ -150,7 +150,9 @@ def shortened(table: Table, most: int, keep: str = "") -> Table:
     )
 
 
-def build(title: str, columns: Sequence[Column], lines: Sequence[Line], notes: Sequence[str] = ()) -> Table:
+def build_table(
+    title: str, columns: Sequence[ResultColumn], lines: Sequence[RunGroup], notes: Sequence[str] = ()
+) -> ResultTable:
     """Fill a table, leave out the columns that no line has a number for, and mark the best of each."""
     filled = []
     for column in columns:
@@ -158,10 +160,12 @@ def build(title: str, columns: Sequence[Column], lines: Sequence[Line], notes: S
         if any(each is not None for each in measured):
             filled.append((column, _mark_best(column, lines, [column.cell(each) for each in measured])))
     cells = tuple(zip(*(cells for _, cells in filled), strict=True)) if filled else tuple(() for _ in lines)
-    return Table(title, tuple(column for column, _ in filled), tuple(line.label for line in lines), cells, tuple(notes))
+    return ResultTable(
+        title, tuple(column for column, _ in filled), tuple(line.label for line in lines), cells, tuple(notes)
+    )
 
 
-def _mark_best(column: Column, lines: Sequence[Line], cells: list[Cell]) -> list[Cell]:
+def _mark_best(column: ResultColumn, lines: Sequence[RunGroup], cells: list[Cell]) -> list[Cell]:
     """Mark the best of each group that competes. Equal as written is equal: a reader sees no other digits."""
     if column.better is None:
         return cells

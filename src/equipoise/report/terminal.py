@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from equipoise.report.table import Cell, Column, Table
+from equipoise.report.table import Cell, ResultColumn, ResultTable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +16,7 @@ _LABEL_WIDTH = 28
 _GAP = 2  # between columns: one space, and the place of a rule that is not drawn
 
 
-def terminal(table: Table, console: Console | None = None) -> None:
+def print_table(table: ResultTable, console: Console | None = None) -> None:
     """Print a table with rich: best bold, fastest of the three best underlined, notes below.
 
     Columns that do not fit the width go into further blocks below, each with the labels again, so that numbers are
@@ -41,7 +41,7 @@ def terminal(table: Table, console: Console | None = None) -> None:
         console.print(_text(note, "dim"))
 
 
-def _blocks(table: Table, width: int) -> list[list[int]]:
+def _blocks(table: ResultTable, width: int) -> list[list[int]]:
     """Columns by number, in as few blocks as the width allows, and then in blocks as narrow as these can be."""
     label = min(_LABEL_WIDTH, max(len(label) for label in ("method", *table.labels))) + _GAP
     needed = [max(map(len, _texts(table, at, column))) + _GAP for at, column in enumerate(table.columns)]
@@ -63,13 +63,13 @@ def _packed(label: int, needed: Sequence[int], width: int) -> list[list[int]]:
     return blocks
 
 
-def _texts(table: Table, at: int, column: Column) -> list[str]:
+def _texts(table: ResultTable, at: int, column: ResultColumn) -> list[str]:
     mains, asides = ([getattr(cells[at], part) for cells in table.cells] for part in ("main", "aside"))
     widest = max(mains, key=len) + " " + max(asides, key=len)
     return [column.title, column.unit, widest.strip()]
 
 
-def _block(table: Table, columns: Sequence[int]) -> RichTable:
+def _block(table: ResultTable, columns: Sequence[int]) -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
 

@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from equipoise.report.table import MISSING, Cell, Column, Table
+from equipoise.report.table import MISSING, Cell, ResultColumn, ResultTable
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -23,7 +23,7 @@ _LATEX = {
 }
 
 
-def as_markdown(table: Table) -> str:
+def as_markdown(table: ResultTable) -> str:
     """The table in markdown, best bold, fastest of the three best underlined."""
     head = ["method", *(column.heading for column in table.columns)]
     lines = [
@@ -37,7 +37,7 @@ def as_markdown(table: Table) -> str:
     return "\n".join([*lines, "", *(f"- {_markdown_text(note)}" for note in table.notes), ""])
 
 
-def as_latex(table: Table) -> str:
+def as_latex(table: ResultTable) -> str:
     """The table in LaTeX for ``booktabs``, as the paper prints it."""
     alignment = "l" + "".join("l" if column.kind == "words" else "r" for column in table.columns)
     body = [
@@ -60,7 +60,7 @@ def as_latex(table: Table) -> str:
     )
 
 
-def as_csv(table: Table) -> str:
+def as_csv(table: ResultTable) -> str:
     """The raw numbers with all their digits; what is missing is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -79,7 +79,7 @@ def plain_cell(value: Any) -> Any:
     return f"'{value}" if formula else value
 
 
-def as_dict(table: Table) -> dict[str, Any]:
+def as_dict(table: ResultTable) -> dict[str, Any]:
     """The table as plain dictionaries and lists."""
     return {
         "title": table.title,
@@ -92,7 +92,7 @@ def as_dict(table: Table) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_json(table: Table) -> str:
+def as_json(table: ResultTable) -> str:
     """The table as JSON text, raw numbers with all their digits."""
     return json.dumps(as_dict(table), ensure_ascii=False, allow_nan=False, indent=2)
 
@@ -124,12 +124,12 @@ def _latex_text(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
-def _latex_heading(column: Column) -> str:
+def _latex_heading(column: ResultColumn) -> str:
     unit = f" {{\\tiny ({_latex_text(column.unit)})}}" if column.unit else ""
     return _latex_text(column.title) + unit
 
 
-def _latex_cell(column: Column, cell: Cell) -> str:
+def _latex_cell(column: ResultColumn, cell: Cell) -> str:
     if column.kind == "words" or cell.main == MISSING:
         return _latex_text(cell.main)
     # A minus sign is one in mathematics only; in text it is a hyphen.
@@ -147,18 +147,18 @@ def _latex_line(cells: list[str]) -> str:
 # -- numbers --
 
 
-def _csv_names(column: Column) -> list[str]:
+def _csv_names(column: ResultColumn) -> list[str]:
     more = {"mean": ["_std"], "difference": ["_low", "_high"], "words": []}[column.kind]
     return [column.key, *(column.key + each for each in more)]
 
 
-def _raw(column: Column, cell: Cell) -> list[float | str | None]:
+def _raw(column: ResultColumn, cell: Cell) -> list[float | str | None]:
     if column.kind == "words":
         return [None if cell.main == MISSING else cell.main]
     return [cell.value, cell.low, cell.high] if column.kind == "difference" else [cell.value, cell.deviation]
 
 
-def _json_cell(column: Column, cell: Cell) -> Any:
+def _json_cell(column: ResultColumn, cell: Cell) -> Any:
     names = {"mean": ["mean", "std"], "difference": ["mean", "low", "high"], "words": []}[column.kind]
     if not names:
         return _raw(column, cell)[0]

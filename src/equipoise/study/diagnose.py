@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any, Literal, NamedTuple
 
-from equipoise.report.student import two_sided_quantile
+from scipy.special import stdtrit
 
 WORTH = 0.02
 """A loss of two points is worth treating; less is not."""
@@ -84,5 +84,5 @@ def diagnose(joint: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -
 def _interval(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return -math.inf, math.inf
-    half = two_sided_quantile(0.95, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
     return mean(values) - half, mean(values) + half
