@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from equipoise.data.prepare.original import Original
-from equipoise.data.sets.originals import ORIGINALS
+from equipoise.data.sets import PUBLISHED
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
 from equipoise.study.catalogue import entries
@@ -23,7 +23,7 @@ OPTIONS = {"ave-segments": {"task": "segments"}}
 
 
 def original(preset: Preset) -> Original:
-    return ORIGINALS[preset.data](**OPTIONS.get(preset.name, {}))
+    return PUBLISHED[preset.data](**OPTIONS.get(preset.name, {}))
 
 
 def shapes(of: Original) -> dict[str, tuple[int, ...]]:
@@ -43,7 +43,7 @@ def test_its_encoders_read_what_its_data_set_prepares(preset: Preset) -> None:
 
 def test_every_data_set_has_a_preset_of_its_name_and_the_paper_its_numbers() -> None:
     presets = all_presets()
-    assert set(ORIGINALS) == set(PAPER) <= set(presets)
+    assert set(PUBLISHED) == set(PAPER) <= set(presets)
     for name, (penalty, smoothing) in PAPER.items():
         assert presets[name].params["mimo"] == {"penalty": penalty, "smoothing": smoothing}
         assert (presets[name].settings.epochs, presets[name].settings.optimizer) == (100, "sgd")

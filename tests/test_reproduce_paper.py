@@ -5,7 +5,7 @@ import math
 import pytest
 
 from equipoise.data.prepare.original import Original
-from equipoise.data.sets.originals import ORIGINALS
+from equipoise.data.sets import PUBLISHED
 from equipoise.paper.paper import GRID, TABLES, PaperTable
 from equipoise.paper.reproduce_small import StandIn
 from equipoise.study.catalogue import all_methods
@@ -32,7 +32,7 @@ def test_every_number_is_there(table: PaperTable) -> None:
 
 @EVERY
 def test_a_table_fits_the_data_set_and_the_preset_of_its_name(table: PaperTable) -> None:
-    original = ORIGINALS[table.name]
+    original = PUBLISHED[table.name]
     assert set(table.modalities) == set(original().fields)
     assert table.split in original.protocols
     assert set(table.methods) <= set(all_methods())
@@ -77,7 +77,7 @@ def shapes(of: Original) -> dict[str, tuple[int, ...]]:
 @EVERY
 def test_a_stand_in_has_the_sensors_and_the_kinds_of_arrays(table: PaperTable) -> None:
     words = {"vectors": "somewhere"} if table.name == "mosei" else {}
-    real, made = shapes(ORIGINALS[table.name](**words)), StandIn(table.name)(None).check()
+    real, made = shapes(PUBLISHED[table.name](**words)), StandIn(table.name)(None).check()
     assert {name: len(shape) for name, shape in made.shapes.items()} == {k: len(v) for k, v in real.items()}
     assert len(made.train) < 100
     lengths = {name for name in made.train.inputs if name.endswith("_length")}

@@ -3,10 +3,10 @@
 import typer
 
 from equipoise.cli.prepare import EXAMPLE, prepare
-from equipoise.data.sets.originals import ORIGINALS
+from equipoise.data.sets import PUBLISHED
 from made_up import MadeUp
 
-ORIGINALS["made-up"] = MadeUp
+PUBLISHED["made-up"] = MadeUp
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command(epilog=EXAMPLE)(prepare)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli.prepare import original_of, prepare
-from equipoise.data.sets.originals import ORIGINALS
+from equipoise.data.sets import PUBLISHED
 from equipoise.util.errors import BadInput
 from made_up import MadeUp, content, make_source, reads
 from process_group import members
@@ -25,7 +25,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS)}
 
 @pytest.fixture(autouse=True)
 def in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ORIGINALS, "made-up", MadeUp)
+    monkeypatch.setitem(PUBLISHED, "made-up", MadeUp)
 
 
 def test_options_are_those_of_the_data_set() -> None:

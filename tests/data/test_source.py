@@ -12,7 +12,7 @@ import pytest
 from equipoise import MIMO
 from equipoise.data import source
 from equipoise.data.prepare.prepare import prepare
-from equipoise.data.sets.originals import ORIGINALS
+from equipoise.data.sets import PUBLISHED
 from equipoise.data.source import all_data, data_set
 from equipoise.measure.run import measure_run
 from equipoise.training.settings import Settings
@@ -119,7 +119,7 @@ def test_what_has_one_cut_has_no_protocols(own: Path) -> None:
 
 
 def test_benchmarks_are_looked_for_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(ORIGINALS, "made-up", MadeUp)
+    monkeypatch.setitem(PUBLISHED, "made-up", MadeUp)
     monkeypatch.delenv(source.PLACE, raising=False)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput, match=r"'made-up' is not prepared: looked in data/made-up, made-up\.") as found:

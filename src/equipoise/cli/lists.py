@@ -7,7 +7,7 @@ from typing import Any
 
 from equipoise import __version__
 from equipoise.cli import options
-from equipoise.data.sets.originals import ORIGINALS
+from equipoise.data.sets import PUBLISHED
 from equipoise.data.source import all_data
 from equipoise.study.catalogue import all_methods
 from equipoise.training.presets import all_presets
@@ -30,14 +30,14 @@ def datasets(as_json: options.Json = False) -> None:
     ready = all_data()
     if as_json:
         content: dict[str, Any] = {name: {"summary": data.summary, "folds": data.folds} for name, data in ready.items()}
-        for name, original in ORIGINALS.items():
+        for name, original in PUBLISHED.items():
             protocols = list(original.protocols)
             content[name] = {"summary": original.summary, "splits": protocols, "prepare": original.layout}
         print(json.dumps(content))
         return
     for name, data in ready.items():
         print(f"{name:<16} {data.summary} {data.folds} folds by group.")
-    for name, original in ORIGINALS.items():
+    for name, original in PUBLISHED.items():
         summary = original.summary[0].upper() + original.summary[1:]
         print(f"{name:<16} {summary}. Splits: {', '.join(original.protocols)}.")
     print("\nFrom cremad on, from the publisher's files: equipoise prepare NAME --source DIR --out data/NAME")

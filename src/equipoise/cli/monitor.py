@@ -37,7 +37,7 @@ def monitor(
 
     torch.set_num_threads(1)
     from equipoise.cli.telling import telling
-    from equipoise.data.sets.originals import ORIGINALS
+    from equipoise.data.sets import PUBLISHED
     from equipoise.data.source import all_data, data_set
     from equipoise.deploy import open_run, try_monitor
     from equipoise.deploy.trial import fit_monitor
@@ -48,7 +48,7 @@ def monitor(
     from equipoise.util.inside import inside
 
     kept = open_run(run, encoder=encoder, trust=trust)
-    if data is None and (data := kept.row["data"]) not in {**all_data(), **ORIGINALS}:
+    if data is None and (data := kept.row["data"]) not in {**all_data(), **PUBLISHED}:
         raise BadInput(f"the run names its data {data!r}, which is no data set of the package; type --data PATH")
     read = Settings().changed({"encoder": kept.encoder, "features": kept.row["run"]["features"]})
     source, fold = data_set(data, split), kept.row["fold"]

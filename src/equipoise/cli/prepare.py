@@ -15,7 +15,7 @@ import typer
 from equipoise.cli import options
 from equipoise.data.prepare.original import Original
 from equipoise.data.prepare.prepared import SKIPPED, Prepared
-from equipoise.data.sets.originals import ORIGINALS
+from equipoise.data.sets import PUBLISHED
 from equipoise.util.errors import answers, look_up, shown
 
 EXAMPLE = "Example: equipoise prepare cremad --source downloads/CREMA-D --out data/cremad frames=3"
@@ -24,7 +24,7 @@ GLIMPSE = 0.1  # seconds between two looks of the bar
 
 
 def prepare(
-    name: Annotated[str, typer.Argument(help=f"A data set: {', '.join(ORIGINALS)}.")],
+    name: Annotated[str, typer.Argument(help=f"A data set: {', '.join(PUBLISHED)}.")],
     words: Annotated[list[str] | None, typer.Argument(help="name=value: an option of the data set (frames=3).")] = None,
     *,
     source: Annotated[Path, typer.Option("--source", help="Folder with the publisher's files.")],
@@ -50,7 +50,7 @@ def prepare(
 
 def original_of(name: str, words: Sequence[str]) -> Original:
     """Return a data set with its options, or raise one error with every problem."""
-    (kind,) = answers(lambda: look_up("data set", name, ORIGINALS))
+    (kind,) = answers(lambda: look_up("data set", name, PUBLISHED))
     return options.from_words(name, kind, words)
 
 

@@ -153,13 +153,13 @@ def _prepared(folder: Path, split: str | None) -> DataSet:
 
 def _folder_of(text: str) -> Path:
     """Where prepared data lies; an answer with what to type where there is none."""
-    from equipoise.data.sets.originals import ORIGINALS
+    from equipoise.data.sets import PUBLISHED
 
     path = Path(text)
-    if text not in ORIGINALS:
+    if text not in PUBLISHED:
         if path.is_dir():
             return path
-        raise BadInput(_nothing_there(path, [*all_data(), *ORIGINALS]))
+        raise BadInput(_nothing_there(path, [*all_data(), *PUBLISHED]))
     places = [Path(os.environ[PLACE]) / text] if os.environ.get(PLACE) else []
     places += [Path("data") / text, path]
     for place in places:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
-from equipoise.data.sets.originals import ORIGINALS
+from equipoise.data.sets import PUBLISHED
 from equipoise.data.source import PreparedFolder, data_set
 from equipoise.paper.ablation import in_words
 from equipoise.paper.paper import GRID, TABLES, PaperTable
@@ -136,7 +136,7 @@ def _data(table: PaperTable, data: str | None, split: str | None) -> DataSet:
 def what_to_get(table: PaperTable) -> str:
     """What the folder of originals has to hold, and how to see the command at work without it."""
     return (
-        f"DIR is the folder of the originals. {ORIGINALS[table.name].layout}\n"
+        f"DIR is the folder of the originals. {PUBLISHED[table.name].layout}\n"
         f"Without them, the same runs on a made-up stand-in: equipoise reproduce {table.name} --scale small"
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.promises import scramble_listings
+from data.sets.checks import scramble_listings
 from equipoise.data.sets.footage import Footage, in_order
 from equipoise.data.sets.lists import find_list, rows_of
 from equipoise.data.sets.youtube import Cut, cut_of, key_of, keys_in

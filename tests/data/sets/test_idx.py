@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.ingredients import idx_bytes
+from data.sets.made_avmnist import idx_bytes
 from equipoise.data.sets.idx import read_idx
 from equipoise.util.unreadable import Unreadable
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.ingredients import TEST, TRAIN, VALIDATION, make_ingredients, make_takes, write_idx
+from data.sets.made_avmnist import TEST, TRAIN, VALIDATION, make_ingredients, make_takes, write_idx
 from equipoise.data.sets.avmnist import AVMNIST
 from equipoise.data.sets.avmnist_published import AGM, MULTIBENCH, PublishedPairs
 from equipoise.util.unreadable import Unreadable

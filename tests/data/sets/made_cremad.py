@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.promises import write_list
+from data.sets.checks import write_list
 from equipoise.data.sets.cremad import CREMAD, EMOTIONS
 from media.made import make_video, make_wav
 

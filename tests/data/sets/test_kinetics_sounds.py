@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.promises import (
+from data.sets.checks import (
     check_arrays,
     check_listing,
     check_prepared,

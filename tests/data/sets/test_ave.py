@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from data.promises import (
+from data.sets.checks import (
     check_arrays,
+    check_it_trains,
     check_listing,
     check_reading_draws_nothing,
     check_trains,
@@ -17,7 +18,6 @@ from data.promises import (
     log_stft_by_hand,
     write_list,
 )
-from data.trained import check_it_trains
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.sets.ave import AVE
 from equipoise.data.sets.ave_lists import EVENTS, parts_of

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.made_cremad import FLASH, SMALL, TEST, TRAIN, break_silence, every_clip, fill, lay_out
-from data.promises import (
+from data.sets.checks import (
     check_arrays,
     check_listing,
     check_prepared,
@@ -22,6 +21,7 @@ from data.promises import (
     log_stft_by_hand,
     scramble_listings,
 )
+from data.sets.made_cremad import FLASH, SMALL, TEST, TRAIN, break_silence, every_clip, fill, lay_out
 from equipoise.data.sets.cremad import AGM, CREMAD, EMOTIONS
 from equipoise.data.splits import PARTS
 from equipoise.data.views import VideoFrames

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from data.promises import (
+from data.sets.checks import (
     check_arrays,
+    check_it_trains,
     check_listing,
     check_reading_draws_nothing,
     check_trains,
@@ -19,8 +20,7 @@ from data.promises import (
     groups_in_two_parts,
     write_list,
 )
-from data.test_ave import HEADER, ROWS
-from data.trained import check_it_trains
+from data.sets.test_ave import HEADER, ROWS
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.sets.ave import AVE
 from equipoise.data.sets.ave_lists import EVENTS

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.pickled import check_broken_pickles, check_nothing_runs, write_pickle
-from data.promises import check_arrays, check_listing, counts
+from data.sets.checks import check_arrays, check_listing, counts
+from data.sets.pickled import check_broken_pickles, check_nothing_runs, write_pickle
 from equipoise.data.sets.urfunny import SIX, URFunny
 from equipoise.util.unreadable import Unreadable
 

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from data.pickled import Bomb, check_broken_pickles, check_nothing_runs, write_pickle
-from data.promises import check_arrays, check_listing, check_reading_draws_nothing, check_trains, counts
-from data.trained import check_it_trains
+from data.sets.checks import (
+    check_arrays,
+    check_it_trains,
+    check_listing,
+    check_reading_draws_nothing,
+    check_trains,
+    counts,
+)
+from data.sets.pickled import Bomb, check_broken_pickles, check_nothing_runs, write_pickle
 from equipoise.data.prepare.listing import check_listing as refuse_listing
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.sets.mosei import MOSEI, Neutral

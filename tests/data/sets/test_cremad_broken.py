@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from data.made_cremad import SMALL, TEST, TRAIN, break_silence, fill, lay_out
-from data.promises import write_list
+from data.sets.checks import write_list
+from data.sets.made_cremad import SMALL, TEST, TRAIN, break_silence, fill, lay_out
 from equipoise.data.sets.cremad import CREMAD
 from equipoise.util.unreadable import Unreadable
 from media.made import make_wav

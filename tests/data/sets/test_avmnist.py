@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.ingredients import (
+from data.sets.made_avmnist import (
     FOLDS,
     SPEAKERS,
     TEST,

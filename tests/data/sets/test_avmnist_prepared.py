@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.ingredients import TEST, TRAIN, VALIDATION, make_ingredients
+from data.sets.made_avmnist import TEST, TRAIN, VALIDATION, make_ingredients
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.sets.avmnist import AVMNIST
 from equipoise.data.source import data_set

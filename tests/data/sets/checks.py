@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from equipoise import MIMO
 from equipoise.data.prepare.original import Clip, Clips, Original
 from equipoise.data.prepare.prepare import prepare
-from equipoise.data.splits import PARTS, Splits
+from equipoise.data.splits import PARTS, Part, Splits
+from equipoise.models.late_fusion import LateFusion
 from equipoise.training.presets import all_presets
 from equipoise.training.train import train
 
@@ -144,3 +146,19 @@ def check_trains(splits: Splits, preset: str | None = None, **changes: Any) -> N
     for record in trained.curves:
         assert set(record["validation"]) == {"fused", *splits.modalities}
     assert all(parameter.isfinite().all() for parameter in trained.model.parameters())
+
+
+def check_it_trains(model: LateFusion, part: Part) -> None:
+    """Two epochs of plain training change the model, and leave it finite."""
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for epoch in range(2):
+        ready = part.solid().ready(torch.Generator().manual_seed(epoch))
+        outputs = model(ready.inputs)
+        loss = torch.stack([F.cross_entropy(logits, ready.label) for logits in outputs.values()]).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert parameter.isfinite().all()
+        assert parameter.dim() == 1 or not torch.equal(parameter, old)  # a bias may have no say

@@ -7,9 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.pickled import check_broken_pickles, check_nothing_runs, write_pickle
-from data.promises import check_arrays, check_listing, check_reading_draws_nothing, check_trains, counts
-from data.trained import check_it_trains
+from data.sets.checks import (
+    check_arrays,
+    check_it_trains,
+    check_listing,
+    check_reading_draws_nothing,
+    check_trains,
+    counts,
+)
+from data.sets.pickled import check_broken_pickles, check_nothing_runs, write_pickle
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.sets.urfunny import WIDTHS, URFunny
 from equipoise.models.late_fusion import LateFusion
