@@ -11,7 +11,7 @@ from collections import defaultdict
 import torch
 
 from equipoise.data.sets.watch import watch
-from equipoise.deploy import fit_monitor, try_monitor
+from equipoise.deploy import evaluate_monitor, fit_monitor
 from equipoise.measure import training_statistics
 from equipoise.study.catalogue import entries
 from equipoise.training.train import train
@@ -30,7 +30,7 @@ def main() -> None:
         splits = watch(fold)
         model = train(splits, entry.balancer(), entry.settings, seed=0).model
         monitor = fit_monitor(model, splits.validation)
-        trial = try_monitor(monitor, model, splits.test, training_statistics(splits.train))
+        trial = evaluate_monitor(monitor, model, splits.test, training_statistics(splits.train))
         trials.append(trial)
         for each in trial.faults:
             by_fault[each.fault, each.sensor].append(each)

@@ -20,8 +20,7 @@ from safetensors.torch import load_file
 
 from equipoise.data.prepare.original import Clip, Clips, Field, Original, Protocol
 from equipoise.data.views import TimeLast
-from equipoise.util.errors import BadInput
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import BadInput, Unreadable
 
 STEPS = 5
 PARTS = ("train", "validation", "test")

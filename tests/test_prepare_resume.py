@@ -17,7 +17,7 @@ import equipoise.util.processes as processes
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.prepare.underway import Underway
 from equipoise.util.errors import BadInput
-from equipoise.util.processes import alone_in
+from equipoise.util.processes import lock_folder
 from made_up import MadeUp, check_folder, content, make_source, reads
 from process_group import assert_gone, members
 
@@ -257,6 +257,6 @@ def test_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(processes, "PATIENCE", 0.1)
     source, out = make_source(tmp_path / "source"), tmp_path / "out"
     out.mkdir()
-    with alone_in(out, "preparing"), pytest.raises(BadInput, match=f"another process is preparing {out}; wait for it"):
+    with lock_folder(out, "preparing"), pytest.raises(BadInput, match=f"another process is preparing {out}; wait"):
         prepare(MadeUp(), source, out)
     prepare(MadeUp(), source, out)

@@ -178,7 +178,8 @@ def test_a_process_that_uses_a_gpu_goes_on_with_the_next_run(
     monkeypatch.setattr("equipoise.study.executors.hands.touched_a_gpu", lambda: touched)
     started = []
     monkeypatch.setattr(
-        "equipoise.study.executors.hands.start_deaf", lambda process: (process.start(), started.append(process))
+        "equipoise.study.executors.hands.start_without_sigint",
+        lambda process: (process.start(), started.append(process)),
     )
     data = DataSet("small", small, 1, "Small.")
     jobs, splits = plan(entries(["msl", "mimo"], ["epochs=1", "device=cpu"]), data, [0], [None])
@@ -198,7 +199,8 @@ def test_who_is_killed_while_resting_is_replaced(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("equipoise.study.executors.hands.touched_a_gpu", lambda: False)
     started: list[Any] = []
     monkeypatch.setattr(
-        "equipoise.study.executors.hands.start_deaf", lambda process: (process.start(), started.append(process))
+        "equipoise.study.executors.hands.start_without_sigint",
+        lambda process: (process.start(), started.append(process)),
     )
     jobs, splits = plan(entries(["msl", "mimo"], ["device=cpu"]), DataSet("small", small, 1, "Small."), [0], [None])
     rows = []

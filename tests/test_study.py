@@ -434,7 +434,8 @@ def test_runs_can_be_spawned_as_a_gpu_wants_it(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("equipoise.study.study._wants_cuda", lambda _: True)
     started: list[int] = []
     monkeypatch.setattr(
-        "equipoise.study.executors.hands.start_deaf", lambda process: (process.start(), started.append(process.pid))
+        "equipoise.study.executors.hands.start_without_sigint",
+        lambda process: (process.start(), started.append(process.pid)),
     )
     spawned = run_study(jobs, splits, Store(tmp_path / "spawned"), workers=1)
     assert [results(row) for row in forked] == [results(row) for row in spawned]

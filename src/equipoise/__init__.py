@@ -24,8 +24,9 @@ from equipoise.methods import (
 )
 from equipoise.models import LateFusion, encoder_for, fit_committee
 from equipoise.training.rates import layerwise
+from equipoise.util.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "AGM",

@@ -16,8 +16,7 @@ import pyarrow.parquet
 
 from equipoise.data.own.manifest import samples_of_manifest
 from equipoise.data.own.npz import read_npy, samples_of_npz
-from equipoise.util.errors import BadInput
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import BadInput, Unreadable
 
 MEMORY = 6 * 2**30
 STARTS = (b"", b"\x93NUMPY\x01\x00", b"\x93NUMPY\x02\x00", b"PK\x03\x04", b"PAR1", b"label,a\n", b"\x1f\x8b", b"BZh9")

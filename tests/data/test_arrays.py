@@ -247,8 +247,13 @@ def test_names_with_another_meaning_are_refused(name: str) -> None:
     refused(f"no modality may be called {name!r}", arrays={name: some(30, 2)})
 
 
+def test_names_with_dots_are_refused() -> None:
+    assert name_problems(["cam.left"])
+    refused("no modality may be called 'cam.left'", "rename it 'cam_left'", arrays={"cam.left": some(30, 2)})
+
+
 def test_every_name_that_a_model_refuses_is_refused_here() -> None:
-    words = ["fused", "heads", "mean", "worst", "label", "split", "group", "audio", "a.b", "keys", "committee"]
+    words = ["fused", "heads", "mean", "worst", "label", "split", "group", "audio", "a_b", "keys", "committee"]
     for word in [*words, *(name for name in TAKEN if name != "classes")]:
         assert bool(name_problems([word])) == (word in TAKEN), word
 

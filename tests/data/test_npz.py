@@ -16,7 +16,7 @@ import pytest
 from equipoise.data.own import npz
 from equipoise.data.own.npz import read_npy, samples_of_npz
 from equipoise.util import processes
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 LABEL = np.arange(30) % 3
 

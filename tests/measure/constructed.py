@@ -17,7 +17,7 @@ from equipoise.models.late_fusion import Unimodal
 
 
 def names(count: int) -> list[str]:
-    return ["audio", "cam.left", "keys", "imu", *(f"sensor {k}" for k in range(4, count))][:count]
+    return ["audio", "cam_left", "keys", "imu", *(f"sensor {k}" for k in range(4, count))][:count]
 
 
 def reader(weights: dict[str, float], classes: int = 3, **options: Any) -> LateFusion:

@@ -71,7 +71,7 @@ def test_missing_is_what_it_says() -> None:
     }
     assert not ways["zeros"].inputs["audio"].any()
     torch.testing.assert_close(ways["mean"].inputs["audio"][7], train.inputs["audio"].mean(dim=0))
-    assert list(ways["absent"].inputs) == ["cam.left"]
+    assert list(ways["absent"].inputs) == ["cam_left"]
 
 
 def test_only_the_broken_modality_changes() -> None:

@@ -20,7 +20,7 @@ from equipoise.media import claims, image
 from equipoise.media.claims import check_claims
 from equipoise.media.sound import read_sound
 from equipoise.media.video import read_frames
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 from media.made import IMAGES, SOUNDS, VIDEOS, make_image, make_video, make_wav
 from media.random_files import READERS, read_all
 

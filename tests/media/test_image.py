@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from equipoise.media.image import read_image
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 from media.made import make_image
 
 

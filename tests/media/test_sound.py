@@ -13,7 +13,7 @@ import soundfile
 
 from equipoise.media import sound
 from equipoise.media.sound import read_sound, resample, tile
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 from media.made import SOUNDS, VIDEOS, make_video, make_wav, tone
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from equipoise.media import video
 from equipoise.media.video import read_frames
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 from media.made import VIDEOS, index_of, make_video, shade
 
 

@@ -17,7 +17,7 @@ MANY = [1, 2, 3, 5]
 
 
 def names(count: int) -> list[str]:
-    return ["audio", "cam.left", "keys", "imu", "text"][:count]
+    return ["audio", "cam_left", "keys", "imu", "text"][:count]
 
 
 def model_of(count: int, **options: Any) -> LateFusion:
@@ -62,7 +62,7 @@ def test_heads_train_their_encoder_and_detached_ones_do_not() -> None:
         model = model_of(2, unimodal=unimodal)
         model(inputs_for(2))["audio"].sum().backward()
         assert gradient_reaches(model.encoders["audio"]) is expected
-        assert not gradient_reaches(model.encoders["cam.left"])
+        assert not gradient_reaches(model.encoders["cam_left"])
         assert gradient_reaches(model.heads["audio"])
         assert not gradient_reaches(model.fusion)
 
@@ -193,7 +193,7 @@ def test_the_committee_votes_with_its_weights() -> None:
     model, inputs = model_of(2).eval(), inputs_for(2)
     model.committee.copy_(torch.tensor([0.2, 0.0, 1.1]))
     logs = {name: output.log_softmax(dim=1) for name, output in model(inputs).items()}
-    expected = (0.2 * logs["fused"] + 1.1 * logs["cam.left"]).softmax(dim=1)
+    expected = (0.2 * logs["fused"] + 1.1 * logs["cam_left"]).softmax(dim=1)
     torch.testing.assert_close(model.predict(inputs, "committee"), expected)
     # Alone, a member speaks with the whole committee's weight, even where it had none of its own.
     alone = model.predict({"audio": inputs["audio"]}, "committee")

@@ -8,8 +8,8 @@ from equipoise.models import MLP, LateFusion
 
 
 def model_and_inputs(**options: Any) -> tuple[LateFusion, dict[str, Tensor]]:
-    model = LateFusion({"audio": MLP(3, features=4), "cam.left": MLP(4, features=5)}, classes=3, **options)
-    return model, {"audio": torch.randn(7, 3), "cam.left": torch.randn(7, 4)}
+    model = LateFusion({"audio": MLP(3, features=4), "cam_left": MLP(4, features=5)}, classes=3, **options)
+    return model, {"audio": torch.randn(7, 3), "cam_left": torch.randn(7, 4)}
 
 
 def test_all_problems_of_the_arguments_are_told_at_once() -> None:
@@ -67,13 +67,13 @@ def test_no_encoder_at_all() -> None:
 
 def test_bad_inputs() -> None:
     model, inputs = model_and_inputs()
-    with pytest.raises(ValueError, match=r"'audoi' is none of 'audio', 'cam.left'. Did you mean 'audio'") as caught:
-        model({"audoi": inputs["audio"], "label": torch.ones(7)}, {"cam.rihgt": torch.ones(7)})
-    assert all(part in str(caught.value) for part in ("'label'", "'cam.rihgt'", "found none"))
-    with pytest.raises(ValueError, match=r"at least one of 'audio', 'cam.left'; found none"):
+    with pytest.raises(ValueError, match=r"'audoi' is none of 'audio', 'cam_left'. Did you mean 'audio'") as caught:
+        model({"audoi": inputs["audio"], "label": torch.ones(7)}, {"cam_rihgt": torch.ones(7)})
+    assert all(part in str(caught.value) for part in ("'label'", "'cam_rihgt'", "found none"))
+    with pytest.raises(ValueError, match=r"at least one of 'audio', 'cam_left'; found none"):
         model({"audio": None})
-    with pytest.raises(ValueError, match=r"'cam.left' was expected to give \[7, 5\]; found \[3, 5\]"):
-        model({**inputs, "cam.left": inputs["cam.left"][:3]})
+    with pytest.raises(ValueError, match=r"'cam_left' was expected to give \[7, 5\]; found \[3, 5\]"):
+        model({**inputs, "cam_left": inputs["cam_left"][:3]})
     with pytest.raises(ValueError, match=r"Unknown modality: 'audio_length'"):
         model(inputs, {"audio_length": torch.ones(7)})
     recurrent = LateFusion({"steps": nn.GRU(2, 4)}, classes=3, features={"steps": 4})
@@ -100,7 +100,7 @@ def test_inputs_without_names_are_told_how_to_be_given() -> None:
     model, inputs = model_and_inputs()
     loose: Any = inputs["audio"]
     for call in (model, model.features, model.predict):
-        with pytest.raises(TypeError, match=r"by name, \{'audio': …, 'cam\.left': …\}; found Tensor"):
+        with pytest.raises(TypeError, match=r"by name, \{'audio': …, 'cam_left': …\}; found Tensor"):
             call(loose)
     with pytest.raises(TypeError, match="found Tensor"):
         model(*inputs.values())

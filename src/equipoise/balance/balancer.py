@@ -33,7 +33,8 @@ from equipoise.balance.reach import STATIC_GRAPH, Dependence, HiddenGraphError
 from equipoise.balance.routes import Held, Step, Weights, weighted_sum
 from equipoise.balance.table import FUSED, HEADS, Table
 from equipoise.balance.update_scale import Part, UpdateScale, moves_with_the_gradient, taken, tensors_held
-from equipoise.util.names import name_problems, raise_all
+from equipoise.util.errors import raise_all
+from equipoise.util.names import name_problems
 
 if TYPE_CHECKING:
     from typing_extensions import Self

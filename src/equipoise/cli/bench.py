@@ -12,7 +12,7 @@ import typer
 
 from equipoise.cli import options
 from equipoise.cli.telling import telling
-from equipoise.util.errors import BadInput, answers
+from equipoise.util.errors import BadInput, collect
 
 if TYPE_CHECKING:
     from equipoise.paper.bench import Case
@@ -46,7 +46,7 @@ def bench(
     from equipoise.training.machinery import device_of
     from equipoise.training.settings import Settings
 
-    chosen, cases, where = answers(
+    chosen, cases, where = collect(
         lambda: chosen_methods(methods),
         lambda: cases_of(encoder, modalities or ("2,4,8" if quick else "2..8"), batch, quick=quick),
         lambda: torch.device(device_of(Settings(device=device))),
@@ -80,7 +80,7 @@ def cases_of(encoder: str | None, modalities: str, batch: str, *, quick: bool = 
     from equipoise.paper.bench import KINDS, Case
     from equipoise.util.errors import look_up
 
-    chosen, counts, sizes = answers(
+    chosen, counts, sizes = collect(
         lambda: look_up("encoder", encoder or "small", dict(zip(KINDS, KINDS, strict=True))),
         lambda: numbers_of("modalities", modalities),
         lambda: numbers_of("batch", batch),

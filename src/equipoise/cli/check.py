@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from equipoise.cli import options
-from equipoise.util.errors import shown
+from equipoise.util.errors import printable
 
 if TYPE_CHECKING:
     from equipoise.data.own.examine import Examined
@@ -33,15 +33,14 @@ def check(
     from equipoise.data.own.examine import examine
     from equipoise.models.choose import kinds_of
     from equipoise.study.catalogue import entries
-    from equipoise.util.errors import answers
-    from equipoise.util.names import raise_all
+    from equipoise.util.errors import collect, raise_all
 
-    ((chosen,),) = answers(lambda: entries(["msl"], words or ()))
+    ((chosen,),) = collect(lambda: entries(["msl"], words or ()))
     encoder, features = chosen.settings.encoder, chosen.settings.features
     found = examine(data, split, _tokens(data, encoder, features))
     kinds, wrong = kinds_of(encoder, found.modalities)
     # An array that cannot be read is no modality: whoever named it did nothing wrong.
-    answers(lambda: raise_all([] if found.errors else wrong))
+    collect(lambda: raise_all([] if found.errors else wrong))
     encoders = {
         name: encoder_name(each.shape) if kinds[name] == "auto" else kinds[name]
         for name, each in found.modalities.items()
@@ -84,9 +83,9 @@ def encoder_name(shape: tuple[int, ...]) -> str:
 
 def _print(found: Examined, encoders: dict[str, str]) -> None:
     if found.samples:
-        print(f"{shown(found.data)}: {sum(found.samples.values()):,} samples, {len(found.modalities)} modalities")
+        print(f"{printable(found.data)}: {sum(found.samples.values()):,} samples, {len(found.modalities)} modalities")
     if found.about:
-        print(shown(found.about))
+        print(printable(found.about))
     if found.modalities:
         rows = [
             [
@@ -111,13 +110,13 @@ def _print(found: Examined, encoders: dict[str, str]) -> None:
         if lines:
             print(f"\n{title}, {len(lines)}:")
             for line in lines:
-                print(f"  {shown(line)}")
+                print(f"  {printable(line)}")
     if not found.errors:
         print("\nNothing is wrong.")
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    texts = [list(titles), *([shown(str(cell), "") for cell in row] for row in rows)]
+    texts = [list(titles), *([printable(str(cell), "") for cell in row] for row in rows)]
     widths = [max(len(row[at]) for row in texts) for at in range(len(titles))]
     print()
     for row in texts:

@@ -10,7 +10,7 @@ import typer
 
 from equipoise.study.catalogue import all_methods
 from equipoise.training import settings
-from equipoise.util.errors import BadInput, look_up
+from equipoise.util.errors import BadInput, look_up, raise_all
 
 WORDS = "words"
 LONGEST = 65_536  # bytes of a file
@@ -55,8 +55,7 @@ def read_config(context: typer.Context, path: Path | None) -> None:
                 words.append(f"{line.key}={line.text}")
         except BadInput as problem:
             problems.append(f"{path}, line {line.number}: {problem}")
-    if problems:
-        raise BadInput("\n".join(problems))
+    raise_all(problems)
     context.default_map = {**(context.default_map or {}), **found}
     context.meta[_FROM_FILE] = words
 

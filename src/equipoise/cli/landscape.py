@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise import __version__
 from equipoise.cli import options
 from equipoise.cli.telling import telling
 from equipoise.data.source import DataSet
 from equipoise.study.catalogue import Entry, entries
 from equipoise.training import settings
 from equipoise.training.presets import Preset
-from equipoise.util.errors import answers
+from equipoise.util.errors import collect
+from equipoise.util.version import VERSION
 
 if TYPE_CHECKING:
     from equipoise.paper.landscape import Facts, Recipe, Tell
@@ -97,7 +97,7 @@ def _asked(
         return made
 
     found, both, count, made = options.data_and(data, split, preset, methods, number_of_steps, recipe)
-    (whole,) = answers(lambda: dataclasses.replace(made, steps=count))
+    (whole,) = collect(lambda: dataclasses.replace(made, steps=count))
     return found, both, whole
 
 
@@ -121,7 +121,7 @@ def _found(source: DataSet, chosen: Sequence[Entry], recipe: Recipe, out: Path, 
     tell("loading the data")
     splits = as_read(source, [entry.settings for entry in chosen]).load(None).check()
     asked = {
-        "version": __version__,
+        "version": VERSION,
         "data": splits.fingerprint(),
         "recipe": dataclasses.asdict(recipe),
         "methods": {entry.method.name: {**entry.params, **entry.settings.as_dict()} for entry in chosen},

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from equipoise import __version__
 from equipoise.cli import options
 from equipoise.data.sets import PUBLISHED
 from equipoise.data.source import all_data
 from equipoise.study.catalogue import all_methods
 from equipoise.training.presets import all_presets
 from equipoise.training.settings import Settings
+from equipoise.util.version import VERSION
 
 
 def methods(as_json: options.Json = False) -> None:
@@ -67,4 +67,4 @@ def presets(as_json: options.Json = False) -> None:
 
 def version() -> None:
     """The version."""
-    print(__version__)
+    print(VERSION)

@@ -14,7 +14,7 @@ except ModuleNotFoundError:
 from equipoise.cli import lists
 from equipoise.cli.options import parser_message
 from equipoise.training import distributed
-from equipoise.util.errors import BadInput, FailedRuns, only_text, shown
+from equipoise.util.errors import BadInput, FailedRuns, printable, require_utf8
 from equipoise_command import INTERRUPTED, say_stopped
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -28,7 +28,7 @@ for _name in COMMANDS:  # one file a command, but for those that only list what 
 def main() -> None:
     """Run the command; bad input ends with exit code 2 and one message, Ctrl-C with how to go on."""
     try:
-        only_text(sys.argv[1:])
+        require_utf8(sys.argv[1:])
         distributed.only_the_first_speaks(sys.argv[1:])
         code = app(standalone_mode=False)  # None, or an exit code where a command did not come to its end
         if code == INTERRUPTED:
@@ -42,7 +42,7 @@ def main() -> None:
         sys.exit(2)
     except FailedRuns as error:
         others = "the others are kept: `equipoise report` shows them"
-        print(shown(f"equipoise: some runs failed; {others}.\n{error}"), file=sys.stderr)
+        print(printable(f"equipoise: some runs failed; {others}.\n{error}"), file=sys.stderr)
         sys.exit(1)
     except Exception as error:
         if hasattr(error, "format_message"):  # how the parser of the command line says what is wrong with it

@@ -11,7 +11,7 @@ import typer
 from equipoise.cli import options
 
 if TYPE_CHECKING:
-    from equipoise.deploy import SensorMonitor, Trial
+    from equipoise.deploy import MonitorEvaluation, SensorMonitor
 
 EXAMPLE = "Example: equipoise monitor runs/one"
 
@@ -39,22 +39,27 @@ def monitor(
     from equipoise.cli.telling import telling
     from equipoise.data.sets import PUBLISHED
     from equipoise.data.source import all_data, data_set
-    from equipoise.deploy import open_run, try_monitor
+    from equipoise.deploy import evaluate_monitor, load_saved_model
     from equipoise.deploy.trial import fit_monitor
     from equipoise.measure import training_statistics
     from equipoise.training.settings import Settings
     from equipoise.training.tokens import as_read
-    from equipoise.util.errors import BadInput, answers
-    from equipoise.util.inside import inside
+    from equipoise.util.errors import BadInput, collect
+    from equipoise.util.files import inside
 
+<<<<<<< HEAD
     kept = open_run(run, encoder=encoder, trust=trust)
     if data is None and (data := kept.row["data"]) not in {**all_data(), **PUBLISHED}:
+=======
+    kept = load_saved_model(run, encoder=encoder, trust=trust)
+    if data is None and (data := kept.row["data"]) not in {**all_data(), **ORIGINALS}:
+>>>>>>> d539845 (Name what deploy handles: SavedModel, InputSpec, MonitorOutput, MonitorEvaluation; its tests lie in tests/deploy)
         raise BadInput(f"the run names its data {data!r}, which is no data set of the package; type --data PATH")
     read = Settings().changed({"encoder": kept.encoder, "features": kept.row["run"]["features"]})
     source, fold = data_set(data, split), kept.row["fold"]
     if fold is not None and fold >= source.folds:
         raise BadInput(f"{kept.folder}: expected one of the {source.folds} folds of {source.name}, found fold {fold}")
-    (splits,) = answers(lambda: as_read(source, [read]).load(fold))
+    (splits,) = collect(lambda: as_read(source, [read]).load(fold))
     if (found := splits.fingerprint()) != kept.row["split"]:
         raise BadInput(
             f"the data of this run has the fingerprint {kept.row['split']}; found {found}. Give the same data, cut the "
@@ -63,14 +68,18 @@ def monitor(
     folder = out or inside(kept.folder, "export")
     with telling("monitor", quiet=as_json) as say:
         say("calibrating on the validation part")
-        (made,) = answers(
+        (made,) = collect(
             lambda: fit_monitor(kept.model, splits.validation, false_alarms=false_alarms, stretch=stretch)
         )
         folder.mkdir(parents=True, exist_ok=True)
         made.save(inside(folder, "monitor.json"))
         say("breaking the sensors of the test part")
         statistics = training_statistics(splits.train)
-        (trial,) = answers(lambda: try_monitor(made, kept.model, splits.test, statistics, stretch=stretch))
+<<<<<<< HEAD
+        (trial,) = collect(lambda: try_monitor(made, kept.model, splits.test, statistics, stretch=stretch))
+=======
+        (trial,) = answers(lambda: evaluate_monitor(made, kept.model, splits.test, statistics, stretch=stretch))
+>>>>>>> d539845 (Name what deploy handles: SavedModel, InputSpec, MonitorOutput, MonitorEvaluation; its tests lie in tests/deploy)
     if as_json:
         print(json.dumps({"file": str(folder / "monitor.json"), "calibration": made.facts, "trial": trial.as_dict()}))
         return
@@ -78,7 +87,7 @@ def monitor(
     print(f"\nThe monitor: {folder / 'monitor.json'}")
 
 
-def _print(made: SensorMonitor, trial: Trial, stretch: int) -> None:
+def _print(made: SensorMonitor, trial: MonitorEvaluation, stretch: int) -> None:
     facts = made.facts
     print(f"Calibrated on {facts['windows']:,} healthy validation windows in {facts['streams']} streams.")
     print(

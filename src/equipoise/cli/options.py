@@ -19,8 +19,8 @@ from equipoise.study.catalogue import all_methods
 from equipoise.training import settings
 from equipoise.training.presets import Preset, preset_for
 from equipoise.training.tracking import NAMES, Trackers
-from equipoise.util.errors import BadInput, answers, look_up
-from equipoise.util.inside import write_whole
+from equipoise.util.errors import BadInput, collect, look_up
+from equipoise.util.files import write_atomic
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ def data_and(
         names.append(chosen.name)
         return chosen
 
-    return answers(source, lambda: lines(preset_for(preset, names[0] if names else "")), *others)
+    return collect(source, lambda: lines(preset_for(preset, names[0] if names else "")), *others)
 
 
 def from_words(owner: str, kind: Callable[..., T], words: Sequence[str], example: str = "") -> T:
@@ -98,8 +98,8 @@ def from_words(owner: str, kind: Callable[..., T], words: Sequence[str], example
     hints: Mapping[str, Any] = get_type_hints(kind)
     fields = dataclasses.fields(kind)  # ty: ignore[invalid-argument-type]
     kinds = {field.name: hints[field.name] for field in fields if field.init}
-    (made,) = answers(
-        partial(kind, **dict(answers(*(partial(_option, owner, kinds, word, example) for word in words))))
+    (made,) = collect(
+        partial(kind, **dict(collect(*(partial(_option, owner, kinds, word, example) for word in words))))
     )
     return made
 
@@ -120,7 +120,7 @@ def _option(owner: str, kinds: Mapping[str, Any], word: str, example: str) -> tu
 
 def write_json(folder: Path, name: str, content: Mapping[str, Any]) -> None:
     """Write the numbers of an experiment beside its figures."""
-    write_whole(folder, name, json.dumps(content, indent=1) + "\n")
+    write_atomic(folder, name, json.dumps(content, indent=1) + "\n")
 
 
 def parser_message(error: Any) -> str:

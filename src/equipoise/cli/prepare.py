@@ -16,7 +16,7 @@ from equipoise.cli import options
 from equipoise.data.prepare.original import Original
 from equipoise.data.prepare.prepared import SKIPPED, Prepared
 from equipoise.data.sets import PUBLISHED
-from equipoise.util.errors import answers, look_up, shown
+from equipoise.util.errors import collect, look_up, printable
 
 EXAMPLE = "Example: equipoise prepare cremad --source downloads/CREMA-D --out data/cremad frames=3"
 STAGES = {"check": "comparing checksums", "read": "reading clips", "pack": "closing up", "sum": "fingerprints"}
@@ -50,7 +50,7 @@ def prepare(
 
 def original_of(name: str, words: Sequence[str]) -> Original:
     """Return a data set with its options, or raise one error with every problem."""
-    (kind,) = answers(lambda: look_up("data set", name, PUBLISHED))
+    (kind,) = collect(lambda: look_up("data set", name, PUBLISHED))
     return options.from_words(name, kind, words)
 
 
@@ -64,7 +64,7 @@ def _say(prepared: Prepared, seconds: float, *, already: bool) -> None:
         print(f"{prepared.name} is prepared in {where}: {prepared.count:,} clips, {size}, in {seconds:.0f} s.")
     if skipped := prepared.skipped:
         print(f"{len(skipped):,} of {prepared.listed:,} listed could not be read; {where / SKIPPED} has them all:")
-        print(shown(reasons(skipped)))
+        print(printable(reasons(skipped)))
     for name, protocol in prepared.protocols.items():
         print(f"Protocol {name}: {protocol.about}")
     print(f"To train on it, type: equipoise train --data {shlex.quote(str(where))}")

@@ -13,8 +13,8 @@ import typer
 from equipoise.cli import options
 from equipoise.study import comparison
 from equipoise.study.catalogue import look_up
-from equipoise.util.errors import answers
-from equipoise.util.inside import inside
+from equipoise.util.errors import collect
+from equipoise.util.files import inside
 
 if TYPE_CHECKING:
     from equipoise.report import Results
@@ -33,7 +33,7 @@ def report(
 
     form = "json" if as_json else form
     with _without_collecting():
-        _, results = answers(
+        _, results = collect(
             lambda: look_up("format", form, {"terminal": None, **report.FORMATS}), lambda: report.read(folder)
         )
         if form == "terminal":

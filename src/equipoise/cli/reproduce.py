@@ -13,7 +13,7 @@ import typer
 from equipoise.cli import options
 from equipoise.paper.paper import TABLES
 from equipoise.study.executors import place_of
-from equipoise.util.errors import BadInput, FailedRuns, answers, look_up
+from equipoise.util.errors import BadInput, FailedRuns, collect, look_up
 
 EXAMPLE = "Example: equipoise reproduce avmnist --data data/avmnist --out runs/reproduce-avmnist"
 
@@ -57,7 +57,7 @@ def reproduce(
     from equipoise.report import drawing
 
     scales = {"full": False, "small": True}
-    table, small, _ = answers(lambda: table_of(name), lambda: look_up("scale", scale, scales), lambda: place_of(on))
+    table, small, _ = collect(lambda: table_of(name), lambda: look_up("scale", scale, scales), lambda: place_of(on))
     folder = out or Path("runs") / f"reproduce-{name}{'-small' if small else ''}"
     if small and (data or split or preset != "auto"):
         raise BadInput("--scale small makes its own data and settings; leave out --data, --split and --preset")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from equipoise.util.errors import shown
+from equipoise.util.errors import printable
 
 
 @contextmanager
@@ -24,6 +24,6 @@ def telling(name: str, *, quiet: bool) -> Generator[Callable[[str], None]]:
         from rich.text import Text
 
         with Console(stderr=True).status("starting") as status:
-            yield lambda words: status.update(Text(shown(words)))  # no mark-up: names may hold square brackets
+            yield lambda words: status.update(Text(printable(words)))  # no mark-up: names may hold square brackets
     else:
-        yield lambda words: print(shown(f"{name}: {words}"), file=sys.stderr)
+        yield lambda words: print(printable(f"{name}: {words}"), file=sys.stderr)

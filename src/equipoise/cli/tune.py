@@ -14,7 +14,7 @@ from equipoise.cli import options
 from equipoise.cli.config import Config, after_config
 from equipoise.study.executors import place_of
 from equipoise.study.tune import as_typed, search_of
-from equipoise.util.inside import write_whole
+from equipoise.util.files import write_atomic
 
 EXAMPLE = "Example: equipoise tune --data watch --method mimo penalty=1..100:log lr=0.001..0.1:log epochs=20"
 
@@ -60,7 +60,7 @@ def tune(
     figures = tune_figure.draw(outcome, out, f"Made by `{made}`.")
     content = {**tune_report.as_dict(outcome, command), "figures": [str(path) for path in figures]}
     options.write_json(out, "tune.json", content)
-    write_whole(out, "tune.md", tune_report.markdown(outcome, command))
+    write_atomic(out, "tune.md", tune_report.markdown(outcome, command))
     if as_json:
         print(json.dumps(content))
         return

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise.data.views import View
-from equipoise.util.errors import BadInput
+from equipoise.util.errors import raise_all
 
 PARTS = ("train", "validation", "test")
 
@@ -171,8 +171,7 @@ class Splits:
                 continue
             if shared := sorted(people[one] & people[other]):
                 problems.append(f"{one} and {other}: expected no group in both, found {shared}; cut them by group")
-        if problems:
-            raise BadInput(f"data {self.name!r} cannot be trained on:\n" + "\n".join(f"  {each}" for each in problems))
+        raise_all(problems, f"data {self.name!r} cannot be trained on:")
         return self
 
     def _problems_of(self, name: str, part: Part) -> Iterable[str]:

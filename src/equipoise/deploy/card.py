@@ -8,10 +8,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, LENGTH, VALID, Intake
 from equipoise.deploy.exporting import TOLERANCE, Exported
 from equipoise.deploy.kept import KeptRun
+from equipoise.util.files import write_atomic
+=======
+from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, LENGTH, VALID, InputSpec
+from equipoise.deploy.exporting import TOLERANCE, ExportedModel
+from equipoise.deploy.kept import SavedModel
 from equipoise.util.inside import write_whole
+>>>>>>> d539845 (Name what deploy handles: SavedModel, InputSpec, MonitorOutput, MonitorEvaluation; its tests lie in tests/deploy)
 
 RULE = (
     "Every sensor valid: all heads vote, p(c) ∝ exp(Σ_j w_j · log p_j(c)), with the weights below. A sensor not valid: "
@@ -29,7 +36,7 @@ LIMITS = (
 )
 
 
-def write_card(run: KeptRun, exported: Exported, folder: Path) -> tuple[Path, Path]:
+def write_card(run: SavedModel, exported: ExportedModel, folder: Path) -> tuple[Path, Path]:
     """Write card.json and card.md.
 
     Args:
@@ -39,10 +46,10 @@ def write_card(run: KeptRun, exported: Exported, folder: Path) -> tuple[Path, Pa
     """
     content = card(run, exported)
     plain = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    return write_whole(folder, "card.json", plain), write_whole(folder, "card.md", _markdown(content))
+    return write_atomic(folder, "card.json", plain), write_atomic(folder, "card.md", _markdown(content))
 
 
-def card(run: KeptRun, exported: Exported) -> dict[str, Any]:
+def card(run: SavedModel, exported: ExportedModel) -> dict[str, Any]:
     """The card in plain values."""
     row, test = run.row, run.row.get("test", {})
     view = test.get("view")
@@ -52,7 +59,7 @@ def card(run: KeptRun, exported: Exported) -> dict[str, Any]:
         "file": exported.file.name,
         "form": exported.form,
         "classes": list(run.classes),
-        "inputs": [each for name, intake in run.intakes.items() for each in _inputs(name, intake)],
+        "inputs": [each for name, spec in run.input_specs.items() for each in _inputs(name, spec)],
         "outputs": [_output(name, len(run.classes)) for name in exported.outputs],
         "decision": {
             "rule": RULE
@@ -98,15 +105,15 @@ def card(run: KeptRun, exported: Exported) -> dict[str, Any]:
     }
 
 
-def _inputs(name: str, intake: Intake) -> Iterable[dict[str, Any]]:
-    kind = str(intake.dtype).removeprefix("torch.")
-    yield {"name": name, "shape": ["batch", *intake.shape], "type": kind, "meaning": _meaning(intake)}
-    if intake.ragged:
+def _inputs(name: str, spec: InputSpec) -> Iterable[dict[str, Any]]:
+    kind = str(spec.dtype).removeprefix("torch.")
+    yield {"name": name, "shape": ["batch", *spec.shape], "type": kind, "meaning": _meaning(spec)}
+    if spec.ragged:
         yield {
             "name": name + LENGTH,
             "shape": ["batch"],
             "type": "int64",
-            "meaning": f"how many of the {intake.steps} steps are no padding",
+            "meaning": f"how many of the {spec.steps} steps are no padding",
         }
     yield {
         "name": name + VALID,
@@ -116,12 +123,12 @@ def _inputs(name: str, intake: Intake) -> Iterable[dict[str, Any]]:
     }
 
 
-def _meaning(intake: Intake) -> str:
-    if intake.before is not None:
-        return f"what the encoder reads: apply {intake.before} to stored data first, as the package does; float32"
-    if intake.view is not None:
-        return f"as stored; the graph applies {intake.view}"
-    if intake.mean is not None:
+def _meaning(spec: InputSpec) -> str:
+    if spec.before is not None:
+        return f"what the encoder reads: apply {spec.before} to stored data first, as the package does; float32"
+    if spec.view is not None:
+        return f"as stored; the graph applies {spec.view}"
+    if spec.mean is not None:
         return "raw, in the units of the training data; the graph standardises each channel as training did"
     return "as the encoder reads it"
 
@@ -135,7 +142,7 @@ def _output(name: str, classes: int) -> dict[str, Any]:
     return {"name": name, "shape": ["batch", classes], "type": "float32", "meaning": meanings.get(name, own)}
 
 
-def _runtime(exported: Exported) -> str | None:
+def _runtime(exported: ExportedModel) -> str | None:
     if exported.difference is None:
         return None
     return f"onnxruntime {_version('onnxruntime')}" if exported.form == "onnx" else f"torch.export {_version('torch')}"

@@ -17,7 +17,8 @@ from equipoise.data.views import Rescaled, TimeLast, View
 from equipoise.models.committee import _SURE_ENOUGH, FLOOR
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.ragged import real_steps
-from equipoise.util.names import NamedModules, raise_all
+from equipoise.util.errors import raise_all
+from equipoise.util.names import NamedModules
 
 VALID, LENGTH, HEAD = "_valid", "_length", "_head"
 COMMITTEE, FUSED = "committee", "fused"
@@ -26,7 +27,7 @@ IN_THE_GRAPH = (Rescaled, TimeLast)  # the other views choose frames or transfor
 
 @final
 @dataclass(frozen=True, eq=False)
-class Intake:
+class InputSpec:
     """What one input of the graph is, and what becomes of it before its encoder reads it.
 
     Args:
@@ -72,12 +73,12 @@ class _Reader(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, spec: InputSpec) -> None:
         super().__init__()
-        self._view, self._standardised = intake.view, intake.mean is not None
-        if intake.mean is not None and intake.deviation is not None:
-            self.register_buffer("mean", intake.mean.float())
-            self.register_buffer("deviation", intake.deviation.float())
+        self._view, self._standardised = spec.view, spec.mean is not None
+        if spec.mean is not None and spec.deviation is not None:
+            self.register_buffer("mean", spec.mean.float())
+            self.register_buffer("deviation", spec.deviation.float())
 
     def forward(self, raw: Tensor, lengths: Tensor | None) -> Tensor:
         if self._view is not None:
@@ -105,53 +106,53 @@ class Deployable(nn.Module):
 
     Args:
         model: A classifier. It is not copied: its weights are the graph's.
-        intakes: What each input is; None where encoders read what they are given, as `examples` show.
-        examples: Inputs as for `LateFusion.forward`, of any batch size; needed where `intakes` is None.
+        input_specs: What each input is; None where encoders read what they are given, as `examples` show.
+        examples: Inputs as for `LateFusion.forward`, of any batch size; needed where `input_specs` is None.
 
     Raises:
-        ValueError: If two inputs or outputs would share a name, or modalities and intakes do not match.
+        ValueError: If two inputs or outputs would share a name, or modalities and input_specs do not match.
     """
 
     def __init__(
         self,
         model: LateFusion,
-        intakes: Mapping[str, Intake] | None = None,
+        input_specs: Mapping[str, InputSpec] | None = None,
         examples: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.intakes = dict(_shown(model, examples or {}) if intakes is None else intakes)
-        raise_all(_problems(model, self.intakes))
+        self.input_specs = dict(_shown(model, examples or {}) if input_specs is None else input_specs)
+        raise_all(_problems(model, self.input_specs))
         self.model = model
-        self.readers = NamedModules({name: _Reader(intake) for name, intake in self.intakes.items()})
+        self.readers = NamedModules({name: _Reader(spec) for name, spec in self.input_specs.items()})
 
     @property
     def input_names(self) -> list[str]:
         """In the order of the graph."""
         return [
             f"{name}{suffix}"
-            for name, intake in self.intakes.items()
-            for suffix in (("", LENGTH, VALID) if intake.ragged else ("", VALID))
+            for name, spec in self.input_specs.items()
+            for suffix in (("", LENGTH, VALID) if spec.ragged else ("", VALID))
         ]
 
     @property
     def output_names(self) -> list[str]:
         """In the order of the graph."""
-        own = [] if self.model.unimodal is None else [f"{name}{HEAD}" for name in self.intakes]
+        own = [] if self.model.unimodal is None else [f"{name}{HEAD}" for name in self.input_specs]
         return [COMMITTEE, FUSED, *own] if own else [FUSED]
 
     def examples(self, batch: int, random: torch.Generator | None = None) -> dict[str, Tensor]:
         """Inputs drawn at random, every sensor valid."""
         drawn = {}
-        for name, intake in self.intakes.items():
-            drawn[name] = intake.like(batch, random)
-            if intake.ragged:
-                drawn[name + LENGTH] = torch.randint(1, intake.steps + 1, (batch,), generator=random)
+        for name, spec in self.input_specs.items():
+            drawn[name] = spec.like(batch, random)
+            if spec.ragged:
+                drawn[name + LENGTH] = torch.randint(1, spec.steps + 1, (batch,), generator=random)
             drawn[name + VALID] = torch.ones(batch, dtype=torch.bool)
         return drawn
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Decide on a batch."""
-        valid = {name: inputs[name + VALID] for name in self.intakes}
+        valid = {name: inputs[name + VALID] for name in self.input_specs}
         features = {name: self._features(name, inputs, here) for name, here in valid.items()}
         present = torch.stack(list(valid.values()), dim=1)
         fused = self.model.fusion(features).log_softmax(dim=1)
@@ -173,7 +174,7 @@ class Deployable(nn.Module):
         if raw.dtype in (torch.int8, torch.int16):  # runtimes choose among wider numbers only
             raw = raw.int()
         known = raw.where(here.reshape(-1, *[1] * (raw.dim() - 1)), torch.zeros((), dtype=raw.dtype))
-        lengths = inputs[name + LENGTH].where(here, 1) if self.intakes[name].ragged else None
+        lengths = inputs[name + LENGTH].where(here, 1) if self.input_specs[name].ragged else None
         read = self.readers[name](known, lengths)
         given = {} if lengths is None else {"lengths": lengths}
         return self.model.encoders[name](read, **given).where(here.unsqueeze(1), 0)
@@ -196,32 +197,32 @@ class Deployable(nn.Module):
         return torch.where(present.all(dim=1, keepdim=True), weights, without_fused)
 
 
-def _shown(model: LateFusion, examples: Mapping[str, Tensor]) -> dict[str, Intake]:
+def _shown(model: LateFusion, examples: Mapping[str, Tensor]) -> dict[str, InputSpec]:
     shown = {}
     for name in model.encoders:
         if name in examples:
             one = examples[name]
             most = 0 if one.is_floating_point() else int(one.max())
-            shown[name] = Intake(tuple(one.shape[1:]), one.dtype, name + LENGTH in examples, most=most)
+            shown[name] = InputSpec(tuple(one.shape[1:]), one.dtype, name + LENGTH in examples, most=most)
     return shown
 
 
-def _problems(model: LateFusion, intakes: Mapping[str, Intake]) -> list[str]:
+def _problems(model: LateFusion, input_specs: Mapping[str, InputSpec]) -> list[str]:
     if not isinstance(model, LateFusion):
         return [
             f"Deployable expected a LateFusion; found {type(model).__name__}. "
             "Pass the model inside its wrapper, e.g. model.module."
         ]
     problems = [
-        f"Deployable expected to be told the input of {name!r}; found {sorted(intakes)}. Pass intakes, or examples."
+        f"Deployable expected to be told the input of {name!r}; found {sorted(input_specs)}. Pass input_specs, or examples."
         for name in model.encoders
-        if name not in intakes
+        if name not in input_specs
     ]
-    taken = [COMMITTEE, *(f"{name}{suffix}" for name in intakes for suffix in (VALID, LENGTH, HEAD))]
+    taken = [COMMITTEE, *(f"{name}{suffix}" for name in input_specs for suffix in (VALID, LENGTH, HEAD))]
     problems += [
         f"No sensor of an exported model may be called {name!r}: that is an input or output of the graph by itself. "
         "Rename it in the data and train again."
-        for name in intakes
+        for name in input_specs
         if name in taken
     ]
     return problems

@@ -18,7 +18,7 @@ from equipoise.models.arguments import Unimodal
 from equipoise.study.catalogue import all_methods
 from equipoise.training.settings import Fusion
 from equipoise.util.errors import BadInput
-from equipoise.util.inside import open_inside
+from equipoise.util.files import open_inside
 from equipoise.util.names import name_problems, unknown_name
 
 FORMAT = 1

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, LENGTH, VALID, Deployable
 from equipoise.models.evaluation import class_log_probabilities, evaluating
 from equipoise.util.errors import BadInput, look_up
-from equipoise.util.inside import inside
+from equipoise.util.files import inside
 
 TOLERANCE = 1e-5
 """How far an exported graph may be from PyTorch: in probabilities, and in log-probabilities relative to their size."""
@@ -33,7 +33,7 @@ Runner = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 @final
 @dataclass(frozen=True)
-class Exported:
+class ExportedModel:
     """What was written.
 
     Args:
@@ -55,7 +55,7 @@ class Exported:
 
 def export(
     model: Deployable, folder: Path | str, to: str = "onnx", *, facts: Mapping[str, str] | None = None
-) -> Exported:
+) -> ExportedModel:
     """Write a model as one graph, run it, and compare it with PyTorch on every subset of the sensors.
 
     Args:
@@ -89,7 +89,7 @@ def export(
             f"the exported graph differs from PyTorch by {difference:.1g}, more than {TOLERANCE:g}; it was removed. "
             f"Export the other way: --to {next(form for form in FORMS if form != to)}"
         )
-    return Exported(file, to, difference, _checked(model), tuple(model.input_names), tuple(model.output_names))
+    return ExportedModel(file, to, difference, _checked(model), tuple(model.input_names), tuple(model.output_names))
 
 
 def compare(model: Deployable, run: Runner) -> float:
@@ -101,11 +101,11 @@ def compare(model: Deployable, run: Runner) -> float:
     worst, random = 0.0, torch.Generator().manual_seed(0)
     for batch in BATCHES:
         inputs = model.examples(batch, random)
-        for subset in _subsets(list(model.intakes)):
-            given = _flagged(model, inputs, {name: torch.full((batch,), name in subset) for name in model.intakes})
+        for subset in _subsets(list(model.input_specs)):
+            given = _flagged(model, inputs, {name: torch.full((batch,), name in subset) for name in model.input_specs})
             worst = max(worst, _difference(_by_predict(model, inputs, subset), run(given)))
     inputs = model.examples(BATCHES[-1], random)
-    mixed = {name: torch.rand(BATCHES[-1], generator=random) < 0.5 for name in model.intakes}
+    mixed = {name: torch.rand(BATCHES[-1], generator=random) < 0.5 for name in model.input_specs}
     given = _flagged(model, inputs, mixed)
     return max(worst, _difference(model(given), run(given)))
 
@@ -180,7 +180,7 @@ def _flagged(model: Deployable, inputs: Mapping[str, Tensor], valid: Mapping[str
         poison = torch.nan if raw.is_floating_point() else torch.iinfo(raw.dtype).max
         given[name] = raw.where(here.reshape(-1, *[1] * (raw.dim() - 1)), torch.tensor(poison, dtype=raw.dtype))
         given[name + VALID] = here
-        if model.intakes[name].ragged:
+        if model.input_specs[name].ragged:
             given[name + LENGTH] = inputs[name + LENGTH].where(here, -5)
     return given
 
@@ -210,17 +210,17 @@ def _difference(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> fl
 
 
 def _checked(model: Deployable) -> str:
-    subsets = len(_subsets(list(model.intakes)))
+    subsets = len(_subsets(list(model.input_specs)))
     return f"{subsets} subset{'s' if subsets > 1 else ''} of the sensors, batches of {' and '.join(map(str, BATCHES))}"
 
 
 def _who_cannot(model: Deployable, found: Exception, to: str) -> str:
     """Name the encoders that cannot be exported by themselves, and why."""
     examples, problems = model.examples(EXAMPLE_BATCH), []
-    for name, intake in model.intakes.items():
+    for name, spec in model.input_specs.items():
         lengths = examples.get(name + LENGTH)
         alone = {"input": model.readers[name](examples[name], lengths)}
-        if intake.ragged and lengths is not None:
+        if spec.ragged and lengths is not None:
             alone["lengths"] = lengths
         encoder = model.model.encoders[name]
         try:
@@ -234,7 +234,7 @@ def _who_cannot(model: Deployable, found: Exception, to: str) -> str:
     advice = "Let its forward decide by tensors (torch.where) and not by `if` on their values"
     other = "" if to == "torch-export" else ", or try --to torch-export"
     return "\n".join(
-        [*problems, f"{advice}{other}; or train with another encoder: encoder={next(iter(model.intakes))}:…"]
+        [*problems, f"{advice}{other}; or train with another encoder: encoder={next(iter(model.input_specs))}:…"]
     )
 
 

@@ -13,22 +13,21 @@ from torch import nn
 
 from equipoise.data.splits import Splits
 from equipoise.data.views import view_of
-from equipoise.deploy.deployable import IN_THE_GRAPH, LENGTH, Deployable, Intake
+from equipoise.deploy.deployable import IN_THE_GRAPH, LENGTH, Deployable, InputSpec
 from equipoise.deploy.description import FORMAT, PLAIN, WEIGHTS, problems_in, read_description, row_problems
 from equipoise.deploy.rebuild import first_line, rebuilt, tensors_in
 from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, kinds_of
 from equipoise.study.catalogue import all_methods
-from equipoise.util.errors import BadInput
-from equipoise.util.inside import inside, write_whole
-from equipoise.util.names import raise_all
+from equipoise.util.errors import BadInput, raise_all
+from equipoise.util.files import inside, write_atomic
 
 TRAIN = "equipoise train --data watch --method mimo --out runs/one"
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class KeptRun:
+class SavedModel:
     """A finished run.
 
     Args:
@@ -36,7 +35,7 @@ class KeptRun:
         model: With its weights, its committee fitted, in evaluation mode.
         row: Its row of results.
         classes: Their names.
-        intakes: What each input of a deployed model is.
+        input_specs: What each input of a deployed model is.
         parts: How many samples and groups each part of the data had.
         encoder: The words that its encoders were built from.
     """
@@ -45,17 +44,17 @@ class KeptRun:
     model: LateFusion
     row: dict[str, Any]
     classes: tuple[str, ...]
-    intakes: dict[str, Intake]
+    input_specs: dict[str, InputSpec]
     parts: dict[str, dict[str, int]]
     encoder: str = "auto"
 
     def deployable(self) -> Deployable:
         """The model as it is shipped."""
-        return Deployable(self.model, self.intakes)
+        return Deployable(self.model, self.input_specs)
 
 
 def keep(folder: Path, model: LateFusion, row: dict[str, Any], splits: Splits) -> None:
-    """Write what `open_run` reads, the plain file last: a kill leaves no half of a kept run.
+    """Write what `load_saved_model` reads, the plain file last: a kill leaves no half of a kept run.
 
     Args:
         folder: Of the run.
@@ -81,10 +80,10 @@ def keep(folder: Path, model: LateFusion, row: dict[str, Any], splits: Splits) -
     except SafetensorError as found:  # how it says that the disk is full
         raise OSError(str(found)) from None
     unfinished.replace(inside(folder, WEIGHTS))
-    write_whole(folder, PLAIN, json.dumps(content, indent=1) + "\n")
+    write_atomic(folder, PLAIN, json.dumps(content, indent=1) + "\n")
 
 
-def open_run(path: Path | str, *, encoder: str | None = None, trust: bool = False) -> KeptRun:
+def load_saved_model(path: Path | str, *, encoder: str | None = None, trust: bool = False) -> SavedModel:
     """Build the model of a finished run again.
 
     A file is not believed to name code: from the run's own words only encoders of the package are made. One of the
@@ -117,15 +116,15 @@ def open_run(path: Path | str, *, encoder: str | None = None, trust: bool = Fals
             f"{folder}: {row['method']} trains every sensor alone and leaves the fused head as it was drawn, so that "
             "there is no one model to ship; train with --method ensemble, whose sensors vote, or with another method"
         )
-    intakes = {name: _intake(plain) for name, plain in content["inputs"].items()}
+    input_specs = {name: _intake(plain) for name, plain in content["inputs"].items()}
     try:
-        model = rebuilt(folder, content, words, method, weights, intakes)
+        model = rebuilt(folder, content, words, method, weights, input_specs)
     except BadInput:
         raise
     except (ValueError, RuntimeError, TypeError, OverflowError) as found:
         raise BadInput(f"{folder}: the model of this run cannot be made again: {found}") from None
     _load(model, folder)
-    return KeptRun(folder, model.eval(), row, tuple(content["classes"]), intakes, content["parts"], words)
+    return SavedModel(folder, model.eval(), row, tuple(content["classes"]), input_specs, content["parts"], words)
 
 
 def _find(path: Path) -> Path:
@@ -228,14 +227,14 @@ def _counts(part: Any) -> dict[str, int]:
     return {"samples": len(part), **groups}
 
 
-def _intake(plain: dict[str, Any]) -> Intake:
+def _intake(plain: dict[str, Any]) -> InputSpec:
     """What the graph takes: what is stored where the graph can do the rest, or what encoders read."""
     view = None if plain["view"] is None else view_of(plain["view"])
     if view is not None and not isinstance(view, IN_THE_GRAPH):
-        return Intake(tuple(plain["read"]), ragged=plain["ragged"] and not view.takes_lengths, before=view)
+        return InputSpec(tuple(plain["read"]), ragged=plain["ragged"] and not view.takes_lengths, before=view)
     stored = tuple(plain["stored"])
     per_channel = (-1, *[1] * (len(stored) - 1))
     scales = {key: torch.tensor(plain[key]).reshape(per_channel) for key in ("mean", "deviation") if key in plain}
     mean, deviation = scales.get("mean"), scales.get("deviation")
     known = {"most": plain["most"]} if "most" in plain else {}  # word numbers beyond it may have no vector
-    return Intake(stored, getattr(torch, plain["dtype"]), plain["ragged"], view, mean, deviation, **known)
+    return InputSpec(stored, getattr(torch, plain["dtype"]), plain["ragged"], view, mean, deviation, **known)

@@ -20,14 +20,13 @@ import torch
 from torch import Tensor
 
 from equipoise.deploy.charts import MOVEMENT, Limits, averaged, bound_for_the_next, statistics
-from equipoise.util.errors import BadInput
-from equipoise.util.names import raise_all
+from equipoise.util.errors import BadInput, raise_all
 
 WARM_UP = 5  # windows that an average takes to forget where it began
 FORMAT = 1
 
 
-class Verdict(NamedTuple):
+class MonitorOutput(NamedTuple):
     """What the monitor says after a window, for each of S streams.
 
     Args:
@@ -45,7 +44,7 @@ class Verdict(NamedTuple):
         return [None if number < 0 else self.modalities[number] for number in self.failed.tolist()]
 
 
-class State(NamedTuple):
+class MonitorState(NamedTuple):
     """What the monitor remembers of S streams.
 
     Args:
@@ -58,9 +57,9 @@ class State(NamedTuple):
     seen: Tensor
     average: Tensor
 
-    def take(self, streams: Tensor) -> State:
+    def take(self, streams: Tensor) -> MonitorState:
         """The state of some of the streams."""
-        return State(*(each[streams] for each in self))
+        return MonitorState(*(each[streams] for each in self))
 
 
 @final
@@ -97,7 +96,7 @@ class SensorMonitor:
         self.modalities = tuple(modalities)
         self.limits, self.heights, self.memory = limits, heights, memory
         self.facts = dict(facts or {})
-        self._state: State | None = None
+        self._state: MonitorState | None = None
 
     @classmethod
     def fit(
@@ -149,7 +148,7 @@ class SensorMonitor:
         heights[MOVEMENT] = heights[MOVEMENT].clamp(max=0.9 * limits.of_standstill(stretch, memory))
         return cls(modalities, limits, heights, memory, facts)
 
-    def update(self, heads: Mapping[str, Any], valid: Mapping[str, Any] | None = None) -> Verdict:
+    def update(self, heads: Mapping[str, Any], valid: Mapping[str, Any] | None = None) -> MonitorOutput:
         """Look at the next window of every stream.
 
         Args:
@@ -181,13 +180,13 @@ class SensorMonitor:
         """Forget the streams; the calibration stays."""
         self._state = None
 
-    def start(self, logs: Tensor) -> State:
+    def start(self, logs: Tensor) -> MonitorState:
         """The state before the first window, for log-probabilities of this shape [S, K, C]."""
         centre = self.limits.centre.to(logs)
         seen = torch.zeros(logs.shape[:2], dtype=torch.bool, device=logs.device)
-        return State(logs, seen, centre.expand(len(logs), -1, -1))
+        return MonitorState(logs, seen, centre.expand(len(logs), -1, -1))
 
-    def step(self, state: State, logs: Tensor, there: Tensor) -> tuple[State, Verdict]:
+    def step(self, state: MonitorState, logs: Tensor, there: Tensor) -> tuple[MonitorState, MonitorOutput]:
         """One window [S, K, C], from one state to the next: what `update` does, for whoever keeps states."""
         found, known = statistics(logs, state.last, there, state.seen)
         average = torch.where(known, state.average + self.memory * (found - state.average), state.average)
@@ -197,7 +196,7 @@ class SensorMonitor:
         blame = levels.square().sum(dim=2).where(there, -1)
         failed = blame.argmax(dim=1).where(level.amax(dim=1) > 1, -1)
         last = torch.where(there.unsqueeze(2), logs, state.last)
-        return State(last, there, average), Verdict(failed, level, self.modalities)
+        return MonitorState(last, there, average), MonitorOutput(failed, level, self.modalities)
 
     def save(self, file: Path | str) -> None:
         """Write it as a plain JSON file."""

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from equipoise.deploy.deployable import Intake
+from equipoise.deploy.deployable import InputSpec
 from equipoise.deploy.description import PLAIN, WEIGHTS, at_most
 from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, build_encoders, kinds_of
 from equipoise.models.encoders import features_of
 from equipoise.models.late_fusion import takes_lengths
 from equipoise.study.catalogue import Method
-from equipoise.util.errors import BadInput
-from equipoise.util.inside import inside
+from equipoise.util.errors import BadInput, raise_all
+from equipoise.util.files import inside
 
 PLAUSIBLE = 2**16  # features that an encoder may be told of, though it need not have as many
 TYPES = {
@@ -36,7 +36,7 @@ TYPES = {
 """Types of tensors, in the words of the format of the weights."""
 
 
-class Stored(NamedTuple):
+class TensorSpec(NamedTuple):
     """The description of a tensor in a file of weights.
 
     Args:
@@ -53,8 +53,8 @@ def rebuilt(
     content: dict[str, Any],
     words: str,
     method: Method,
-    weights: Mapping[str, Stored],
-    intakes: Mapping[str, Intake],
+    weights: Mapping[str, TensorSpec],
+    input_specs: Mapping[str, InputSpec],
 ) -> LateFusion:
     """Build the model of a run without its weights, once it is certain that they fit: before, nothing large is made.
 
@@ -64,7 +64,7 @@ def rebuilt(
         words: For its encoders.
         method: By which it was trained.
         weights: What `tensors_in` found.
-        intakes: What its inputs are.
+        input_specs: What its inputs are.
 
     Raises:
         BadInput: With every tensor that does not fit, and every input that no encoder can read.
@@ -93,9 +93,14 @@ def rebuilt(
     with torch.device("meta"):
         outline = assembled({name: _Outline(encoder) for name, encoder in made.items()})
     problems = [f"{folder / WEIGHTS}: {each}" for each in at_most(_misfits(outline, made, weights))]
+<<<<<<< HEAD
     problems += [f"{folder / PLAIN}: {each}" for each in _unreadable(outline, made, intakes)]
+    raise_all(problems)
+=======
+    problems += [f"{folder / PLAIN}: {each}" for each in _unreadable(outline, made, input_specs)]
     if problems:
         raise BadInput("\n".join(problems))
+>>>>>>> d539845 (Name what deploy handles: SavedModel, InputSpec, MonitorOutput, MonitorEvaluation; its tests lie in tests/deploy)
     return assembled(made)
 
 
@@ -120,7 +125,7 @@ class _Outline(nn.Module):
         self.features = size
 
 
-def _misfits(outline: LateFusion, made: Mapping[str, nn.Module], weights: Mapping[str, Stored]) -> Iterator[str]:
+def _misfits(outline: LateFusion, made: Mapping[str, nn.Module], weights: Mapping[str, TensorSpec]) -> Iterator[str]:
     """Tensors of a file that do not fit those of a model, in words."""
     expected = {key: _stored(tensor) for key, tensor in outline.state_dict().items()}
     optional = set()
@@ -141,22 +146,24 @@ def _misfits(outline: LateFusion, made: Mapping[str, nn.Module], weights: Mappin
     yield from (f"expected a tensor of the model, found {key[:100]!r}" for key in weights if key not in expected)
 
 
-def _unreadable(outline: LateFusion, made: Mapping[str, nn.Module], intakes: Mapping[str, Intake]) -> Iterator[str]:
+def _unreadable(
+    outline: LateFusion, made: Mapping[str, nn.Module], input_specs: Mapping[str, InputSpec]
+) -> Iterator[str]:
     """Inputs described so that their encoders cannot read them, in words."""
-    for name, intake in intakes.items():
+    for name, spec in input_specs.items():
         encoder = made.get(name, outline.encoders[name])
         words = getattr(encoder, "words", None)
-        if isinstance(words, int) and not intake.dtype.is_floating_point and intake.most >= words:
-            yield f"inputs.{name}.most: expected less than {words}, which its encoder knows, found {intake.most}"
-        if intake.ragged and not takes_lengths(encoder):
+        if isinstance(words, int) and not spec.dtype.is_floating_point and spec.most >= words:
+            yield f"inputs.{name}.most: expected less than {words}, which its encoder knows, found {spec.most}"
+        if spec.ragged and not takes_lengths(encoder):
             yield f"inputs.{name}.ragged: expected false, since its encoder takes no lengths, found true"
 
 
-def _stored(tensor: Tensor) -> Stored:
-    return Stored(tuple(tensor.shape), TYPES.get(tensor.dtype, str(tensor.dtype)))
+def _stored(tensor: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), TYPES.get(tensor.dtype, str(tensor.dtype)))
 
 
-def tensors_in(folder: Path) -> dict[str, Stored] | str:
+def tensors_in(folder: Path) -> dict[str, TensorSpec] | str:
     """The tensors that a file of weights says it has; or what is wrong with it, in words."""
     from safetensors import SafetensorError, safe_open
 
@@ -164,7 +171,7 @@ def tensors_in(folder: Path) -> dict[str, Stored] | str:
     try:
         with safe_open(str(file), framework="pt") as opened:
             slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 (it is no mapping)
-            return {key: Stored(tuple(each.get_shape()), each.get_dtype()) for key, each in slices.items()}
+            return {key: TensorSpec(tuple(each.get_shape()), each.get_dtype()) for key, each in slices.items()}
     except (OSError, SafetensorError, RuntimeError) as found:
         return f"{file}: expected the weights of this run's model, found: {first_line(found)}"
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from equipoise.data.splits import Part
-from equipoise.deploy.monitor import SensorMonitor, State
+from equipoise.deploy.monitor import MonitorState, SensorMonitor
 from equipoise.measure.corrupt import Training
 from equipoise.measure.outputs import features_of_part
 from equipoise.measure.sensors import faulty_parts
 from equipoise.models.evaluation import evaluating
 from equipoise.models.late_fusion import LateFusion
-from equipoise.util.names import raise_all
+from equipoise.util.errors import raise_all
 
 DEAD = ("missing zeros", "missing mean", "stuck")
 """Total failures: the sensor says one and the same for ever."""
@@ -26,7 +26,7 @@ GAINS, DRIFT = (0.25, 4.0), 0.1
 FLOOR = 0.01  # of the training deviation: what electronics add to a dead signal
 
 
-class Found(NamedTuple):
+class FaultDetection(NamedTuple):
     """How a monitor did against one fault of one sensor.
 
     Args:
@@ -46,7 +46,7 @@ class Found(NamedTuple):
     named: float | None
 
 
-class Trial(NamedTuple):
+class MonitorEvaluation(NamedTuple):
     """What a trial showed.
 
     Args:
@@ -61,7 +61,7 @@ class Trial(NamedTuple):
     windows: float
     worst: float
     streams: int
-    faults: list[Found]
+    faults: list[FaultDetection]
 
     def dead(self) -> float:
         """The share of total failures found within a stretch."""
@@ -94,9 +94,9 @@ def fit_monitor(model: LateFusion, part: Part, **how: Any) -> SensorMonitor:
     return SensorMonitor.fit(dict(zip(model.encoders, heads.unbind(dim=1), strict=True)), part.group, **how)
 
 
-def try_monitor(
+def evaluate_monitor(
     monitor: SensorMonitor, model: LateFusion, part: Part, training: Training, *, stretch: int = 10, seed: int = 0
-) -> Trial:
+) -> MonitorEvaluation:
     """Run a monitor over a part: as it is, and with every sensor failing in every way from many moments on.
 
     A trial is healthy up to its onset, and lasts a stretch. Onsets at which an alarm is up already are left out.
@@ -128,14 +128,16 @@ def try_monitor(
         onsets = onsets[~alarms[onsets - 1]]
         if len(onsets) == 0:
             continue
-        before = State(*(torch.stack(each) for each in zip(*[states[at - 1] for at in onsets.tolist()], strict=True)))
+        before = MonitorState(
+            *(torch.stack(each) for each in zip(*[states[at - 1] for at in onsets.tolist()], strict=True))
+        )
         for place, sensor in enumerate(monitor.modalities):
             for fault, broken in _broken(stream, sensor, training, onsets, stretch, seed):
                 said = heads[onsets.unsqueeze(1) + torch.arange(stretch)].clone()
                 said[:, :, place] = _heads(model, broken, sensor)[:, 0].unflatten(0, (len(onsets), stretch))
                 outcomes.setdefault((fault, sensor), []).append(_watch(monitor, before, said, place))
     spans = [each.unfold(0, stretch, 1).any(dim=1).double() for each in up]
-    return Trial(
+    return MonitorEvaluation(
         float(torch.cat(spans).mean()),
         float(torch.cat(up).double().mean()),
         max(float(each.mean()) for each in spans),
@@ -171,18 +173,18 @@ def _of(part: Part, names: Sequence[str]) -> dict[str, Tensor]:
     return {key: array for key, array in part.inputs.items() if key.removesuffix("_length") in names}
 
 
-def _along(monitor: SensorMonitor, heads: Tensor) -> tuple[list[State], Tensor]:
+def _along(monitor: SensorMonitor, heads: Tensor) -> tuple[list[MonitorState], Tensor]:
     """The state after each window of one healthy stream, and whether an alarm was up."""
     state, there = monitor.start(heads[:1]), torch.ones(heads[:1].shape[:2], dtype=torch.bool)
     states, alarms = [], []
     for window in heads.unsqueeze(1):
         state, verdict = monitor.step(state, window, there)
-        states.append(State(*(each[0] for each in state)))
+        states.append(MonitorState(*(each[0] for each in state)))
         alarms.append(bool(verdict.failed[0] >= 0))
     return states, torch.tensor(alarms)
 
 
-def _watch(monitor: SensorMonitor, state: State, said: Tensor, place: int) -> Tensor:
+def _watch(monitor: SensorMonitor, state: MonitorState, said: Tensor, place: int) -> Tensor:
     """For each trial [S, stretch, K, C]: windows until the alarm, 0 where there was none; and whether it was right."""
     there = torch.ones(said.shape[0], said.shape[2], dtype=torch.bool)
     failed = []
@@ -196,11 +198,11 @@ def _watch(monitor: SensorMonitor, state: State, said: Tensor, place: int) -> Te
     return torch.stack([(first + 1).where(alarm.any(dim=1), 0), right.long()], dim=1)
 
 
-def _summed(fault: str, sensor: str, trials: Tensor) -> Found:
+def _summed(fault: str, sensor: str, trials: Tensor) -> FaultDetection:
     delays, right = trials.double().unbind(dim=1)
     hit = delays > 0
     delay, named = (float(delays[hit].mean()), float(right[hit].mean())) if hit.any() else (None, None)
-    return Found(fault, sensor, len(trials), float(hit.double().mean()), delay, named)
+    return FaultDetection(fault, sensor, len(trials), float(hit.double().mean()), delay, named)
 
 
 def _broken(

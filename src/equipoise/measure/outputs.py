@@ -13,7 +13,7 @@ from equipoise.data.splits import Part
 from equipoise.models.committee import pool
 from equipoise.models.evaluation import class_log_probabilities, evaluating
 from equipoise.models.late_fusion import LateFusion, Unimodal
-from equipoise.util.names import raise_all
+from equipoise.util.errors import raise_all
 
 
 @final

@@ -16,7 +16,7 @@ from equipoise.measure.outputs import Outputs, check_model, read_decisions, read
 from equipoise.measure.scoring import accuracy
 from equipoise.models.evaluation import evaluating
 from equipoise.models.late_fusion import LateFusion
-from equipoise.util.names import raise_all
+from equipoise.util.errors import raise_all
 
 NOISE_LEVELS = (0.5, 1.0, 2.0, 4.0)
 DELAYS = (0.1, 0.25, 0.5)

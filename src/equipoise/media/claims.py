@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 MISSING_AT_MOST = 0.01  # of what a header states: some programs count a few bytes too many
 STREAMED = 0x7FFF_F000  # a size as large as this, or 0, was written before the size was known

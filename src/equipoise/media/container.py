@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from equipoise.media.claims import check_claims
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 if TYPE_CHECKING:
     from av.container import InputContainer

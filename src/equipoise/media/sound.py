@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from equipoise.media.claims import MISSING_AT_MOST, check_claims
 from equipoise.media.container import best_stream, decoded, opened
-from equipoise.util.unreadable import Unreadable, reading
+from equipoise.util.errors import Unreadable
+from equipoise.util.files import reading
 
 if TYPE_CHECKING:
     from av import AudioFrame

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.media.container import LARGEST_PICTURE, best_stream, decoded, opened
-from equipoise.util.unreadable import Unreadable, reading
+from equipoise.util.errors import Unreadable
+from equipoise.util.files import reading
 
 if TYPE_CHECKING:
     from av import VideoFrame, VideoStream

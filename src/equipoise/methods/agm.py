@@ -16,8 +16,7 @@ from equipoise.balance.routes import Weights
 from equipoise.methods.scores import mean_of_others
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.shapley import Scaled, ShapleyResponses, computed_from, scaled_under
-from equipoise.util.checks import demand
-from equipoise.util.errors import BadInput
+from equipoise.util.errors import BadInput, demand
 
 _WORST = -math.log(1e-8)  # probabilities are not read below 1e-8
 _LARGEST = 80.0

@@ -9,7 +9,7 @@ import torch
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
-from equipoise.util.checks import demand
+from equipoise.util.errors import demand
 
 
 @final

@@ -14,7 +14,7 @@ from equipoise.balance.losses import LossValues
 from equipoise.balance.optimum import Trajectory
 from equipoise.balance.routes import Weights
 from equipoise.balance.theory import doubled_smoothing, smooth_maximum
-from equipoise.util.checks import demand
+from equipoise.util.errors import demand
 
 LEAST_SMOOTHING = 1e-30  # below it, single precision cannot hold a loss divided by μ
 

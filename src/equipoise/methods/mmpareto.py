@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.theory import least_norm
-from equipoise.util.checks import demand
+from equipoise.util.errors import demand
 
 
 @final

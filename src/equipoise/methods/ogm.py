@@ -11,7 +11,7 @@ from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
 from equipoise.methods.scores import log_likelihood, ratios
-from equipoise.util.checks import demand
+from equipoise.util.errors import demand
 
 Parameters = Literal["all", "kernels"]
 

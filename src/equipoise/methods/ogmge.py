@@ -14,7 +14,7 @@ from equipoise.balance.routes import Weights
 from equipoise.methods.noise import Noise
 from equipoise.methods.ogm import Parameters, check_ogm, is_kernel, ogm_weights
 from equipoise.methods.scores import log_likelihood
-from equipoise.util.checks import demand
+from equipoise.util.errors import demand
 
 
 @final

@@ -14,8 +14,8 @@ from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, encoder_for
 from equipoise.models.lenet import LeNet
 from equipoise.models.resnet import ResNet18
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
-from equipoise.util.errors import BadInput
-from equipoise.util.names import raise_all, unknown_name
+from equipoise.util.errors import BadInput, raise_all
+from equipoise.util.names import unknown_name
 
 Shape = tuple[int, ...]
 

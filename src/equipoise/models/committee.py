@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from equipoise.models.projected_newton import Derivatives, minimise_without_negatives
-from equipoise.util.names import raise_all, unknown_name
+from equipoise.util.errors import raise_all
+from equipoise.util.names import unknown_name
 
 FLOOR = 0.1
 """Where a sensor is missing, each member left has at least this part of an equal weight."""

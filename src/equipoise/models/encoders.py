@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.models.ragged import fold_frames, mean_over_time, real_steps
-from equipoise.util.names import raise_all
+from equipoise.util.errors import raise_all
 
 
 def encoder_for(shape: Sequence[int], features: int = 64) -> nn.Module:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from equipoise.util.names import raise_all
+from equipoise.util.errors import raise_all
 
 
 @contextmanager

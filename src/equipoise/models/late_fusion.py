@@ -15,7 +15,8 @@ from equipoise.models.encoders import features_of
 from equipoise.models.evaluation import class_log_probabilities, evaluating
 from equipoise.models.fusion import HeadMaker, HeadPart, build_fusion
 from equipoise.models.shapley import scale_gradient, varies_in_training
-from equipoise.util.names import NamedModules, raise_all, unknown_name
+from equipoise.util.errors import raise_all
+from equipoise.util.names import NamedModules, unknown_name
 
 Decision = Literal["fused", "committee"]
 

@@ -5,7 +5,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from equipoise.util.checks import demand
+from equipoise.util.errors import demand
 
 
 @final

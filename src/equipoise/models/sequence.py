@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from equipoise.models.encoders import MLP, features_of
 from equipoise.models.ragged import real_steps
-from equipoise.util.names import raise_all
+from equipoise.util.errors import raise_all
 
 
 @final

@@ -13,7 +13,8 @@ from torch._compile import _disable_dynamo
 from torch.autograd.graph import Node
 
 from equipoise.models.evaluation import evaluating
-from equipoise.util.names import name_problems, raise_all
+from equipoise.util.errors import raise_all
+from equipoise.util.names import name_problems
 
 FUSED = "fused"
 SCALE = "_ScaleGradientBackward"

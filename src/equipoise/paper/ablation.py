@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 from equipoise.study.catalogue import Entry, all_methods, entries, look_up
 from equipoise.study.keys import is_parameter, own_name, put, value_at
 from equipoise.training.presets import Preset
-from equipoise.util.errors import BadInput, answers
+from equipoise.util.errors import BadInput, collect
 
 PAPER = {"penalty": ("1", "10", "100"), "smoothing": ("0.001", "0.01", "0.1", "1")}
 """The grid in the paper's appendix."""
@@ -80,10 +80,10 @@ def sweep_of(
         divided: Run each λ with the learning rate divided by 1 + λ, too.
     """
     fixed = [word for word in words if not _varies(word)]
-    varied = [word for word in words if _varies(word)] or answers(partial(_usual, method, fixed))[0]
+    varied = [word for word in words if _varies(word)] or collect(partial(_usual, method, fixed))[0]
     texts = {key: value.split(",") for key, _, value in (word.partition("=") for word in varied)}
     single = [f"{key}={text}" for key, some in texts.items() for text in some]
-    (base,), *_ = answers(
+    (base,), *_ = collect(
         partial(entries, [method], fixed, preset), *(partial(entries, [method], [word], preset) for word in single)
     )
     axes = {key: _ordered(base, key, some) for key, some in texts.items()}

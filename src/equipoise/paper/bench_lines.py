@@ -18,7 +18,7 @@ from equipoise.measure.timing import Stopwatch, TimedStep, backward_and_update, 
 from equipoise.models import LateFusion, SequenceTransformer
 from equipoise.models.arguments import Unimodal
 from equipoise.study.catalogue import all_methods
-from equipoise.util.errors import BadInput, look_up
+from equipoise.util.errors import BadInput, look_up, raise_all
 
 BARE, JOINT, TORCHJD = "bare loop", "msl", "torchjd mgda"
 NEVER = 10**6  # epochs without a better accuracy: an encoder that stands still would cost less
@@ -49,8 +49,7 @@ def chosen_methods(text: str) -> dict[str, Callable[[], Balancer]]:
             found[name] = look_up("method", name, known)
         except BadInput as problem:
             problems.append(str(problem))
-    if problems:
-        raise BadInput("\n".join(problems))
+    raise_all(problems)
     return found
 
 

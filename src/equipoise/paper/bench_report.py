@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from equipoise import __version__
 from equipoise.measure.timing import PIECES
 from equipoise.paper.bench import RECORDED, WRITTEN, Case, Row, growth
 from equipoise.paper.bench_lines import BARE, JOINT, TORCHJD
-from equipoise.util.inside import write_whole
+from equipoise.util.files import write_atomic
+from equipoise.util.version import VERSION
 
 NAME = "bench"
 Table = tuple[str, list[str], list[list[str]]]
@@ -30,7 +30,7 @@ def facts_of(rows: Sequence[Row], device: torch.device, rounds: int, command: st
         "device": where,
         "threads": torch.get_num_threads(),
         "rounds": rounds,
-        "versions": {"equipoise": __version__, "torch": str(torch.__version__)},
+        "versions": {"equipoise": VERSION, "torch": str(torch.__version__)},
         "rows": [row.as_dict() for row in rows],
         "growth per modality": [
             {"encoder": encoder, "batch": batch, "line": line, "way": way, "share of a joint step": slope}
@@ -50,7 +50,7 @@ def write(facts: dict[str, Any], rows: Sequence[Row], folder: Path) -> list[Path
         "csv": as_csv(rows),
         "md": "\n\n".join(as_markdown(table) for table in tables(rows)) + "\n",
     }
-    return [write_whole(folder, f"{NAME}.{ending}", text) for ending, text in content.items()]
+    return [write_atomic(folder, f"{NAME}.{ending}", text) for ending, text in content.items()]
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:

@@ -17,8 +17,7 @@ from equipoise.paper.landscape_training import Look, Protocol, Solution, solve, 
 from equipoise.study.catalogue import Entry
 from equipoise.training.machinery import device_of
 from equipoise.training.step import evaluate
-from equipoise.util.errors import BadInput
-from equipoise.util.names import raise_all
+from equipoise.util.errors import BadInput, raise_all
 from equipoise.util.side_by_side import Tell, side_by_side
 
 Through = Literal["own", "both"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from equipoise.data.own.npz import read_arrays
 from equipoise.paper.landscape import Facts, Recipe, Star, Surface
-from equipoise.util.inside import inside
+from equipoise.util.files import inside
 
 
 def keep(folder: Path, asked: dict[str, Any], facts: Facts) -> Path:

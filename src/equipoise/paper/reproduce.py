@@ -15,7 +15,7 @@ from equipoise.paper.paper import GRID, TABLES, PaperTable
 from equipoise.paper.reproduce_small import SMALL_GRID, small_preset, stand_in
 from equipoise.study.catalogue import DataSet, Entry, all_methods, entries
 from equipoise.training.presets import Preset, all_presets, preset_for
-from equipoise.util.errors import BadInput, answers, look_up
+from equipoise.util.errors import BadInput, collect, look_up
 
 Scale = Literal["full", "small"]
 Choice = Literal["grid", "paper", "words"]
@@ -73,7 +73,7 @@ def full_recipe(
     Raises:
         BadInput: With what to get and to type, where the data is not there.
     """
-    source, lines = answers(
+    source, lines = collect(
         lambda: _data(table, data, split),
         lambda: entries(table.methods, words, _as_published(preset_for(_name(preset, table), table.name), table)),
     )
@@ -90,7 +90,7 @@ def small_recipe(table: PaperTable, words: Sequence[str], *, grid: bool) -> Reci
         words: As for the full ones.
         grid: Search λ and μ.
     """
-    (lines,) = answers(lambda: entries(table.methods, words, _as_published(small_preset(table), table)))
+    (lines,) = collect(lambda: entries(table.methods, words, _as_published(small_preset(table), table)))
     trials, choice = _trials(lines, words, SMALL_GRID if grid else {})
     return Recipe(table, "small", stand_in(table), lines, trials, choice, [])
 

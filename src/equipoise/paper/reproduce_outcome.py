@@ -13,7 +13,7 @@ from equipoise.report.aggregate import Row, RunGroup
 from equipoise.study.job import SEE
 from equipoise.study.store import Store
 from equipoise.util.errors import BadInput
-from equipoise.util.inside import inside
+from equipoise.util.files import inside
 
 
 @final

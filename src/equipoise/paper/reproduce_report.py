@@ -14,7 +14,7 @@ from equipoise.paper.reproduce_claims import claims, summary
 from equipoise.paper.reproduce_outcome import Outcome
 from equipoise.paper.reproduce_tables import tables
 from equipoise.report import FORMATS, as_dict, print_table
-from equipoise.util.inside import write_whole
+from equipoise.util.files import write_atomic
 
 NAME = "reproduce"
 SUFFIXES = {"markdown": "md", "latex": "tex", "csv": "csv"}
@@ -32,10 +32,10 @@ def write(outcome: Outcome, out: Path, figures: list[Path]) -> dict[str, Any]:
     """Write the tables in every format, and all numbers as JSON, which is also given back."""
     for name, table in tables(outcome).items():
         for form, suffix in SUFFIXES.items():
-            write_whole(out, f"{NAME}-{name}.{suffix}", FORMATS[form][0](table))
-    write_whole(out, f"{NAME}.txt", "\n".join(words(outcome)) + "\n")
+            write_atomic(out, f"{NAME}-{name}.{suffix}", FORMATS[form][0](table))
+    write_atomic(out, f"{NAME}.txt", "\n".join(words(outcome)) + "\n")
     content = {**in_values(outcome), "figures": [str(path) for path in figures]}
-    write_whole(out, f"{NAME}.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write_atomic(out, f"{NAME}.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return content
 
 

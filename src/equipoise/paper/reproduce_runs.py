@@ -23,7 +23,7 @@ from equipoise.study.store import Store
 from equipoise.study.study import plan, run_study
 from equipoise.study.tuning import headline
 from equipoise.util.errors import BadInput, FailedRuns
-from equipoise.util.inside import inside, write_whole
+from equipoise.util.files import inside, write_atomic
 from equipoise.util.processes import threads
 
 PLAN, GRID_FOLDER = "plan.json", "grid"
@@ -76,7 +76,7 @@ class Plan:
 
     def save(self, out: Path) -> Plan:
         """Write it, whole or not at all."""
-        write_whole(out, PLAN, json.dumps(asdict(self), indent=1) + "\n")
+        write_atomic(out, PLAN, json.dumps(asdict(self), indent=1) + "\n")
         return self
 
     @classmethod

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.optimum import least_squares
-from equipoise.util.checks import demand
+from equipoise.util.errors import demand
 
 Label = Literal["sum", "mean", "first"]
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.util.inside import inside
+from equipoise.util.files import inside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,7 +19,7 @@ from equipoise.report.paired import BASELINE, compared_with, differences_between
 from equipoise.report.results import MOST_CURVES, Results, read
 from equipoise.report.table import ResultTable, shortened
 from equipoise.report.tables import fault_table, main_table, measure_table, missing_table, protocol_table
-from equipoise.util.inside import write_whole
+from equipoise.util.files import write_atomic
 
 # Hundreds of charts help nobody, and would not fit a page one can send; nor would thousands of lines.
 MOST_DRAWN = 40
@@ -59,7 +59,7 @@ def write_page(folder: str | Path | Results, command: str | None = None, baselin
         ),
         repeat=repeat(results, command),
     )
-    return write_whole(results.folder, "report.html", text.encode("utf-8", "replace"))
+    return write_atomic(results.folder, "report.html", text.encode("utf-8", "replace"))
 
 
 def _study(identity: str, data: str, rows: Sequence[Row], results: Results, baseline: str) -> str:

@@ -18,7 +18,7 @@ from equipoise.training import settings
 from equipoise.training.presets import Preset
 from equipoise.training.safe_step import check_step
 from equipoise.training.settings import Settings
-from equipoise.util.errors import BadInput
+from equipoise.util.errors import BadInput, raise_all
 from equipoise.util.errors import look_up as look_up
 
 
@@ -148,8 +148,7 @@ def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | No
             problems.append(str(found))
     if not made and not problems:
         problems.append(f"no method was named; choose from {', '.join(known)}, or all")
-    if problems:
-        raise BadInput("\n".join(problems))
+    raise_all(problems)
     return made
 
 

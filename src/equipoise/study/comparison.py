@@ -18,8 +18,8 @@ from equipoise.study.study import plan, run_study
 from equipoise.training import distributed
 from equipoise.training.machinery import device_of
 from equipoise.training.tracking import Trackers
-from equipoise.util.errors import BadInput, answers
-from equipoise.util.inside import inside, open_inside
+from equipoise.util.errors import BadInput, collect
+from equipoise.util.files import inside, open_inside
 from equipoise.util.processes import threads
 
 COMMAND = "command.txt"
@@ -61,7 +61,7 @@ def compare(
     if folds and not source.folds:
         raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
     if on is None and distributed.launched():  # elsewhere, every run is a process of its own
-        distributed.meet(*answers(lambda: device_of(chosen[0].settings)))
+        distributed.meet(*collect(lambda: device_of(chosen[0].settings)))
     with distributed.one_by_one():
         store = Store(out)
     quiet = quiet or not distributed.leads()

@@ -16,7 +16,6 @@ from typing import Any, Literal, final
 
 import torch
 
-import equipoise
 from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
 from equipoise.data.splits import Splits
@@ -30,8 +29,9 @@ from equipoise.training.machinery import device_of, make_optimizer
 from equipoise.training.tracking import Trackers
 from equipoise.training.train import Trained, train
 from equipoise.util.errors import BadInput
-from equipoise.util.heap import keep_freed_memory
-from equipoise.util.inside import write_whole
+from equipoise.util.files import write_atomic
+from equipoise.util.processes import keep_freed_memory
+from equipoise.util.version import VERSION
 
 Measure = Literal["all", "quick", "validation"]
 ERROR = "error.txt"
@@ -86,7 +86,7 @@ class Job:
             "threads": self.threads,
             "measure": self.measure,
             "device": self.device or device_of(self.entry.settings),
-            "version": equipoise.__version__,
+            "version": VERSION,
         }
 
     @property
@@ -245,7 +245,7 @@ def _finite(value: Any) -> Any:
 
 def _versions() -> dict[str, str]:
     return {
-        "equipoise": equipoise.__version__,
+        "equipoise": VERSION,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -254,4 +254,4 @@ def _versions() -> dict[str, str]:
 
 def _write_curves(folder: Path, trained: Trained) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder, "curves.jsonl", "".join(json.dumps(record) + "\n" for record in trained.curves))
+    write_atomic(folder, "curves.jsonl", "".join(json.dumps(record) + "\n" for record in trained.curves))

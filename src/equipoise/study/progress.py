@@ -7,7 +7,7 @@ import time
 from typing import Any, final
 
 from equipoise.study.study import Job
-from equipoise.util.errors import shown
+from equipoise.util.errors import printable
 
 
 @final
@@ -57,7 +57,7 @@ class Progress:
         elif not self.quiet and kind in ("done", "failed"):
             seconds = time.perf_counter() - self.started
             said = f"{self.finished}/{self.total} {job.name}: {_result(kind, content)} ({seconds:.0f} s)"
-            print(shown(said), file=sys.stderr)
+            print(printable(said), file=sys.stderr)
 
     def _show(self, kind: str, job: Job, content: dict[str, Any]) -> None:
         epochs = job.entry.settings.epochs

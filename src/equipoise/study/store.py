@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NoReturn, final
 
 from equipoise.util.errors import BadInput
-from equipoise.util.inside import inside, open_inside
-from equipoise.util.processes import beyond_memory
+from equipoise.util.files import inside, open_inside
+from equipoise.util.processes import memory_problem
 
 SCHEMA = 1
 PROBE = ".writable"
@@ -162,7 +162,7 @@ def _raw_lines(path: Path) -> Generator[bytes, None, None]:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise BadInput(f"{path}: expected a file, found a folder, a pipe or a device")
-            if why := beyond_memory(os.fstat(file.fileno()).st_size):
+            if why := memory_problem(os.fstat(file.fileno()).st_size):
                 raise BadInput(f"{path}: {why}")
             yield from file
     except OSError as found:

@@ -25,9 +25,9 @@ from equipoise.training.checkpoint import damage_in
 from equipoise.training.machinery import device_of, gpus
 from equipoise.training.tokens import as_read
 from equipoise.training.tracking import Trackers
-from equipoise.util.errors import BadInput, answers
+from equipoise.util.errors import BadInput, collect, raise_all
 from equipoise.util.errors import FailedRuns as FailedRuns
-from equipoise.util.names import raise_all, unknown_name
+from equipoise.util.names import unknown_name
 from equipoise.util.processes import cores, threads
 
 Event = Callable[[str, Job, dict[str, Any]], None]
@@ -46,9 +46,9 @@ def plan(
     """Every run of a comparison, and the data they share, checked."""
     data = as_read(data, [entry.settings for entry in entries])
     device = device_of if on is None else on.device_of
-    (splits,) = answers(lambda: {fold: data.load(fold).check() for fold in folds})
+    (splits,) = collect(lambda: {fold: data.load(fold).check() for fold in folds})
     modalities = splits[folds[0]].modalities
-    answers(
+    collect(
         *(partial(device, entry.settings) for entry in entries),
         *(partial(distributed.check, entry.settings, entry.balancer()) for entry in entries),
         *(partial(_check_modality, entry, modalities) for entry in entries),

@@ -13,7 +13,7 @@ from equipoise.paper.ablation import WHOLE
 from equipoise.study.catalogue import Entry, all_methods, entries, look_up
 from equipoise.study.keys import own_name, put, value_at
 from equipoise.training.presets import Preset
-from equipoise.util.errors import BadInput, answers
+from equipoise.util.errors import BadInput, collect
 
 DIGITS = 4  # of a number that is tried, so that a person can type it
 RATES = 10.0  # the learning rate is looked for between its tenth and its tenfold, where nobody says
@@ -116,10 +116,10 @@ def search_of(method: str, words: Sequence[str], preset: Preset | None = None) -
         preset: What settings and parameters are where no word sets them.
     """
     fixed = [word for word in words if not _looks(word)]
-    (base,) = answers(lambda: entries([method], fixed, preset)[0])
+    (base,) = collect(lambda: entries([method], fixed, preset)[0])
     sought = [word for word in words if _looks(word)] or _usual(base, fixed)
     read = partial(_read, method, preset)
-    found = answers(*(partial(read, word) for word in sought))
+    found = collect(*(partial(read, word) for word in sought))
     return Search(base, dict(found))
 
 
@@ -156,11 +156,11 @@ def _read(method: str, preset: Preset | None, word: str) -> tuple[str, Interval 
     key, _, text = word.partition("=")
     value: Callable[[str], Any] = lambda text: value_at(entries([method], [f"{key}={text}"], preset)[0], key)  # noqa: E731
     if ".." not in text:
-        return key, Choice(tuple(dict.fromkeys(answers(*(partial(value, each) for each in text.split(","))))))
+        return key, Choice(tuple(dict.fromkeys(collect(*(partial(value, each) for each in text.split(","))))))
     found = INTERVAL.fullmatch(text)
     if found is None:
         raise BadInput(f"{word}: expected limits such as {key}=0.001..0.1, with :log behind them where powers count")
-    low, high = answers(partial(value, found["low"]), partial(value, found["high"]))
+    low, high = collect(partial(value, found["low"]), partial(value, found["high"]))
     if any(isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end) for end in (low, high)):
         raise BadInput(f"{word}: expected numbers as limits; name the values instead, with commas between")
     if low >= high:

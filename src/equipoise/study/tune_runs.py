@@ -21,7 +21,7 @@ from equipoise.study.tune_study import STARTS, open_study
 from equipoise.study.tuning import headline
 from equipoise.training import checkpoint
 from equipoise.util.errors import BadInput, FailedRuns
-from equipoise.util.inside import inside
+from equipoise.util.files import inside
 from equipoise.util.processes import threads
 
 try:

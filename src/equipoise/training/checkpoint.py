@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from equipoise.util.errors import BadInput
-from equipoise.util.inside import inside, links_in
+from equipoise.util.files import inside, link_problems
 
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
 MODEL, STATE, SEAL = "model.safetensors", "state.pt", "sha256"
@@ -92,7 +92,7 @@ def curves(folder: Path) -> list[dict[str, Any]]:
 
 def damage_in(folder: Path) -> str:
     """What is wrong with the checkpoint that a run would go on from, and what to type; "" where nothing is."""
-    if links := [each for place in (folder, *checkpoints(folder)) for each in links_in(place)]:
+    if links := [each for place in (folder, *checkpoints(folder)) for each in link_problems(place)]:
         return "\n".join(links)
     problems: list[str] = []
     remove: list[Path] = []

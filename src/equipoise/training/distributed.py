@@ -24,7 +24,7 @@ from torch import Tensor
 from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
 from equipoise.training.settings import Settings
-from equipoise.util.errors import BadInput, shown
+from equipoise.util.errors import BadInput, printable, raise_all
 
 PATIENCE = timedelta(hours=2)  # that ranks wait for each other: rank 0 measures while the others do
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -69,7 +69,7 @@ def only_the_first_speaks(words: Sequence[str]) -> None:
 def say(problem: str, *, known_to_all: bool = True) -> None:
     """Print what is wrong: the first process alone, where all know it."""
     if leads() or not known_to_all:
-        print(shown(problem), file=sys.stderr)
+        print(printable(problem), file=sys.stderr)
     else:
         time.sleep(HEARD)  # a launcher ends all when one ends, and the first may not have come so far
 
@@ -168,8 +168,7 @@ def check(settings: Settings, balancer: Balancer) -> None:
     problems = [*_launch_problems(settings)]
     if way(settings) == "fsdp":
         problems += _sharding_problems(settings, balancer)
-    if problems:
-        raise BadInput("\n".join(problems))
+    raise_all(problems)
 
 
 def _launch_problems(settings: Settings) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from equipoise.balance.attach import Attachment, Encoder
-from equipoise.util.checks import demand
+from equipoise.util.errors import demand
 
 _LISTS = (nn.Sequential, nn.ModuleList)
 

@@ -12,8 +12,7 @@ from equipoise.data.source import DataSet, OwnFile, samples_of
 from equipoise.data.splits import Splits, is_length
 from equipoise.models.choose import kinds_of, reads_tokens
 from equipoise.training.settings import Settings
-from equipoise.util.errors import BadInput
-from equipoise.util.names import raise_all
+from equipoise.util.errors import BadInput, raise_all
 
 
 def as_read(data: DataSet, settings: Iterable[Settings]) -> DataSet:

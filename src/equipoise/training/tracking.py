@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
 
-from equipoise.util.errors import BadInput
-from equipoise.util.inside import inside
-from equipoise.util.names import raise_all, unknown_name
+from equipoise.util.errors import BadInput, raise_all
+from equipoise.util.files import inside
+from equipoise.util.names import unknown_name
 
 NAMES = ("tensorboard", "wandb", "mlflow")
 """Trackers by name, each the name of its package too."""

@@ -21,7 +21,7 @@ import torch
 
 from equipoise.data.prepare.journal import Journal, Record
 from equipoise.util.errors import BadInput
-from equipoise.util.processes import die_with_the_parent, ending_of, start_deaf
+from equipoise.util.processes import exit_reason, exit_with_parent, start_without_sigint
 
 TICK = 0.1  # seconds between two looks at the journal, unless a worker has run out of tasks
 AHEAD = 0.5  # seconds of work that a worker is given at once
@@ -96,7 +96,7 @@ class Crew:
         inherited = [ours, *(worker.pipe for worker in self._workers)]
         process = context.Process(target=_attend, args=(theirs, inherited, self.work), daemon=True)
         try:
-            start_deaf(process)
+            start_without_sigint(process)
         except OSError as found:
             raise BadInput(f"cannot start a process: {found.strerror}; use fewer with --workers") from None
         theirs.close()
@@ -143,7 +143,7 @@ class Crew:
         self._workers.remove(worker)
         worker.pipe.close()
         if worker.tasks and (not hung or worker.tasks[0] == in_hand):
-            self._blame(worker.tasks.popleft(), None if hung else ending_of(worker.process.exitcode))
+            self._blame(worker.tasks.popleft(), None if hung else exit_reason(worker.process.exitcode))
         self._waiting.extendleft(reversed(worker.tasks))
 
     def _blame(self, task: int, ending: str | None) -> None:
@@ -162,7 +162,7 @@ class Crew:
 
 def _attend(pipe: Connection, inherited: Sequence[Connection], work: Callable[[int], None]) -> None:
     """What a worker does: the tasks it is sent, in their order; it answers when it has none left."""
-    die_with_the_parent()
+    exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in inherited:  # held open here, they would hide from a worker that the parent is gone
         other.close()

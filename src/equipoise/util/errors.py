@@ -1,4 +1,4 @@
-"""What the command says in a message alone; any other error is a fault of the program and shows where it happened."""
+"""Errors whose message alone is shown to users; any other error is a fault of the program and keeps its traceback."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import difflib
 import io
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
-from equipoise.util.unreadable import Unreadable
-
-_COMMANDS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @final
@@ -20,38 +18,69 @@ class BadInput(ValueError):  # noqa: N818 (it says what there is)
 
 
 @final
+class Unreadable(ValueError):  # noqa: N818 (it says what the file is)
+    """A file that cannot be read; the message names it and says why."""
+
+
+@final
 class FailedRuns(RuntimeError):  # noqa: N818 (it says what there is)
-    """Some runs of a study failed; the message says which and why. The others are kept."""
+    """Some runs of a study failed; the message says which and why. The results of the others are stored."""
 
 
-def answers(*questions: Callable[[], Any]) -> list[Any]:
-    """What several inputs mean, or one message with the problems of all of them.
+def raise_all(problems: Iterable[str], heading: str = "", closing: str = "") -> None:
+    """Raise one `BadInput` that lists every problem; do nothing where there is none.
 
     Args:
-        questions: Each reads an input, and raises BadInput or Unreadable where it cannot be used. Any other error is a
+        problems: One line each.
+        heading: A line above them; they are indented under it.
+        closing: A line below them.
+    """
+    if lines := [f"  {problem}" if heading else problem for problem in problems]:
+        raise BadInput("\n".join(filter(None, [heading, *lines, closing])))
+
+
+def demand(owner: str, *rules: tuple[bool, str, object]) -> None:
+    """Raise one `BadInput` that lists every rule that does not hold.
+
+    Args:
+        owner: Whose arguments they are.
+        rules: Whether the rule holds, what was expected in words, and what was found.
+
+    Example:
+        >>> demand("EW", (-1.0 >= 0, "weight should be zero or more", -1.0))
+        Traceback (most recent call last):
+        equipoise.util.errors.BadInput: EW: weight should be zero or more, found -1.0
+    """
+    broken = "; ".join(f"{expected}, found {value!r}" for holds, expected, value in rules if not holds)
+    raise_all([f"{owner}: {broken}"] if broken else [])
+
+
+def collect(*readers: Callable[[], Any]) -> list[Any]:
+    """Read several inputs; return what they mean, or raise one message with the problems of all of them.
+
+    Args:
+        readers: Each reads an input, and raises BadInput or Unreadable where it cannot be used. Any other error is a
             fault of the program, and passes through.
 
     Raises:
         BadInput: With every problem.
 
     Example:
-        >>> answers(lambda: int("3"), lambda: float("0.5"))
+        >>> collect(lambda: int("3"), lambda: float("0.5"))
         [3, 0.5]
     """
-    found: list[Any] = []
-    problems: list[str] = []
-    for question in questions:
+    values, problems = [], []
+    for reader in readers:
         try:
-            found.append(question())
+            values.append(reader())
         except (BadInput, Unreadable) as problem:
             problems.append(str(problem))
-    if problems:
-        raise BadInput("\n".join(dict.fromkeys(problems)))
-    return found
+    raise_all(dict.fromkeys(problems))
+    return values
 
 
 def look_up(kind: str, name: str, known: Mapping[str, Any]) -> Any:
-    """An entry by name; an unknown one is answered with the nearest."""
+    """Return an entry by name; an unknown name raises `BadInput` with the nearest one."""
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name.lower(), known, n=1)
@@ -59,24 +88,24 @@ def look_up(kind: str, name: str, known: Mapping[str, Any]) -> Any:
     raise BadInput(f"unknown {kind} {name!r}; {hint}")
 
 
-def shown(text: str, kept: str = "\n\t") -> str:
-    r"""Text as it may be shown: without characters that command a terminal, turn the writing, or cannot be written.
+def printable(text: str, allowed: str = "\n\t") -> str:
+    r"""Replace characters that command a terminal, change the direction of writing, or cannot be encoded.
 
     Args:
         text: From anywhere.
-        kept: Such characters that stay.
+        allowed: Such characters that stay.
 
     Example:
-        >>> shown("a\x1b[31mred")
+        >>> printable("a\x1b[31mred")
         'a�[31mred'
     """
-    return _COMMANDS.sub(lambda found: found[0] if found[0] in kept else "\N{REPLACEMENT CHARACTER}", text)
+    return _CONTROL.sub(lambda match: match[0] if match[0] in allowed else "\N{REPLACEMENT CHARACTER}", text)
 
 
-def only_text(words: list[str]) -> None:
-    """Refuse words in another encoding, since what is made of them is text: rows, pages, figures.
+def require_utf8(words: list[str]) -> None:
+    """Refuse words in another encoding, since rows, pages and figures made of them are text.
 
-    Names of files may be any bytes; where those of others come up in what is printed, they are shown as they can be.
+    Names of files may be any bytes; where such names are printed, bytes that cannot be encoded are escaped.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -1,12 +1,10 @@
-"""What a modality may be called, and a mapping of modules that takes any such name."""
+"""Names that modalities may have, and a mapping of modules that takes any such name."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import final
 
 from torch import nn
-
-from equipoise.util.errors import BadInput
 
 _TAKEN = {
     "fused": "it is the key of the joint output",
@@ -20,18 +18,16 @@ _TAKEN = {
 
 
 def name_problems(names: Iterable[object]) -> list[str]:
-    """Say what is wrong with each name that no modality may have; an empty list means that all are fine."""
+    """List what is wrong with each name that no modality may have; an empty list means that all are fine."""
     problems = []
     for name in names:
         if not isinstance(name, str):
             problems.append(f"A modality's name must be a string, found {name!r}: write {str(name)!r}.")
-        elif name in _TAKEN:
-            problems.append(f"No modality may be called {name!r}: {_TAKEN[name]}. Choose another name.")
-        elif name.endswith("_length"):
-            problems.append(
-                f"No modality may be called {name!r}: a name ending in '_length' holds the lengths of ragged time. "
-                "Choose another name."
-            )
+        elif "." in name:
+            plain = name.replace(".", "_")
+            problems.append(f"No modality may be called {name!r}: dots separate modules in PyTorch; write {plain!r}.")
+        elif why := _TAKEN.get(name) or (name.endswith("_length") and "it holds the lengths of ragged time"):
+            problems.append(f"No modality may be called {name!r}: {why}. Choose another name.")
     return problems
 
 
@@ -43,18 +39,11 @@ def unknown_name(name: object, known: Iterable[str]) -> str:
     return f"{name!r} is none of {', '.join(map(repr, known))}.{hint}"
 
 
-def raise_all(problems: Iterable[str]) -> None:
-    """Raise one `BadInput` that holds every problem; do nothing where there is none."""
-    text = "\n".join(problems)
-    if text:
-        raise BadInput(text)
-
-
 @final
 class NamedModules(nn.Module, Mapping[str, nn.Module]):
-    """Modules by name, in the order given, for any names at all.
+    """Modules by name, in the order given, for any name that a modality may have.
 
-    `nn.ModuleDict` refuses a name with a dot and names such as "keys". Here those are kept under an escaped key, so
+    `nn.ModuleDict` refuses names of its own attributes, such as "keys". Here those are stored under an escaped key, so
     that only they look odd in a state dict, and "audio" stays "audio".
 
     Args:
@@ -70,9 +59,8 @@ class NamedModules(nn.Module, Mapping[str, nn.Module]):
     @classmethod
     def _escape(cls, name: str) -> str:
         # Injective, as in a web address: "%" itself is escaped, so no two names share a key.
-        key = name.replace("%", "%25").replace(".", "%2E")
-        taken = hasattr(cls, key) or key in vars(nn.Module()) or key == "_key_of"
-        if taken:
+        key = name.replace("%", "%25")
+        if hasattr(cls, key) or key in vars(nn.Module()) or key == "_key_of":
             return f"%{ord(key[0]):02X}{key[1:]}"
         return key or "%"
 

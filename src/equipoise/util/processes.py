@@ -1,4 +1,4 @@
-"""Cores and memory that are there to use, children that end when they should, folders that one process alone has."""
+"""Cores and memory that this process may use, child processes that end with their parent, and locked folders."""
 
 from __future__ import annotations
 
@@ -14,31 +14,43 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from equipoise.util.errors import BadInput
 
-PATIENCE = 1.0  # seconds: the children of a process that was killed hold its folder until they too are gone
+LOCK_SECONDS = 1.0  # the children of a process that was killed hold its folder until they too are gone
 
 GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 MEMORY = Path("/proc/meminfo")
 
+FREED_BYTES = 2**28  # that a step of a small model frees and the next one allocates again
+LARGEST_BLOCK = 2**25  # bytes of one block that comes from there; no more is accepted by all versions of glibc
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # in glibc's malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Let glibc's allocator keep freed memory: given back to the system, every page of it is cleared and mapped anew.
+
+    Where there is no glibc nothing happens.
+    """
+    try:
+        option = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # other libraries, other systems
+        return
+    option(_TRIM_THRESHOLD, FREED_BYTES)
+    option(_MMAP_THRESHOLD, LARGEST_BLOCK)
+
 
 def cores() -> int:
-    """How many cores this process may keep busy: those it is bound to, and not more than a container grants."""
+    """Count the cores this process may keep busy: those it is bound to, and not more than a container grants."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(bound, _granted())))
-
-
-def _granted() -> float:
-    """How many cores' time the least of the control groups around this process may take; infinite without a limit."""
-    return min((_limit(folder) for folder in _groups("cpu")), default=math.inf)
+    granted = min((_cpu_limit(folder) for folder in _groups("cpu")), default=math.inf)
+    return max(1, math.ceil(min(bound, granted)))
 
 
 def _groups(kind: str) -> Generator[Path]:
-    """The folders of the control groups around this process: those for everything, and those for cores or memory."""
+    """Yield the folders of the control groups around this process that limit cores ("cpu") or memory ("memory")."""
     try:
         lines = OWN_GROUPS.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):  # not Linux, or another one
@@ -50,7 +62,8 @@ def _groups(kind: str) -> Generator[Path]:
             yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(top))
 
 
-def _limit(group: Path) -> float:
+def _cpu_limit(group: Path) -> float:
+    """Return how many cores' time a control group may take; infinite without a limit."""
     for files in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
         try:
             quota, period = " ".join((group / file).read_text(encoding="utf-8") for file in files).split()
@@ -62,7 +75,7 @@ def _limit(group: Path) -> float:
 
 @contextmanager
 def threads(count: int) -> Generator[None, None, None]:
-    """Let torch use so many threads meanwhile, and as many as before afterwards."""
+    """Let torch use this many threads inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -77,29 +90,25 @@ def free_memory() -> int:
         described = MEMORY.read_text(encoding="utf-8")
         free = 1024 * int(described.partition("MemAvailable:")[2].split()[0])
     except (OSError, ValueError, IndexError):  # not Linux
-        free = _memory_of_the_machine()
-    return int(max(0, min(free, _left_in_groups())))
+        try:
+            free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (ValueError, OSError, AttributeError):  # no such names either
+            free = 2**36
+    granted = min((_memory_left(folder) for folder in _groups("memory")), default=math.inf)
+    return int(max(0, min(free, granted)))
 
 
-def beyond_memory(needed: float) -> str:
-    """Say how much memory something needs and how much is free; "" where it fits."""
-    return "" if needed <= (free := free_memory()) else beyond(needed, free)
+def memory_problem(needed: float, free: float | None = None) -> str:
+    """Say how much memory something needs and how much is free; "" where it fits.
 
-
-def beyond(needed: float, free: float) -> str:
-    """Say that something does not fit."""
+    Args:
+        needed: Bytes.
+        free: Bytes that are free; found out where not given.
+    """
+    free = free_memory() if free is None else free
+    if needed <= free:
+        return ""
     return f"needs about {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are free"
-
-
-def _memory_of_the_machine() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # no such names either
-        return 2**36
-
-
-def _left_in_groups() -> float:
-    return min((_memory_left(folder) for folder in _groups("memory")), default=math.inf)
 
 
 def _memory_left(group: Path) -> float:
@@ -119,15 +128,15 @@ def _memory_left(group: Path) -> float:
     return math.inf
 
 
-def die_with_the_parent(*, born_of_a_server: bool = False) -> None:
-    """Called first in a child: a killed parent must not leave children behind that write beside the next one.
+def exit_with_parent(*, from_server: bool = False) -> None:
+    """End this child when its parent ends: children of a killed parent must not write beside those of the next one.
 
     Args:
-        born_of_a_server: Whether the system takes another process for its parent, the server of multiprocessing.
+        from_server: Whether the server of multiprocessing started it, which the system takes for its parent.
     """
     parent = mp.parent_process()
-    if parent is not None and born_of_a_server:
-        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    if parent is not None and from_server:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
         return
     if platform.system() == "Linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -135,38 +144,32 @@ def die_with_the_parent(*, born_of_a_server: bool = False) -> None:
         os._exit(1)
 
 
-def _end_after(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
-
-
-def start_deaf(process: mp.Process) -> None:
-    """Start a child that does not hear Ctrl-C, not even before it can say so itself: the parent ends its children."""
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def start_without_sigint(process: mp.Process) -> None:
+    """Start a child that ignores Ctrl-C from its first instruction on: the parent ends its children."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ending_of(code: int | None) -> str:
-    """What the exit code of a process says, in words."""
+def exit_reason(code: int | None) -> str:
+    """Say in words what the exit code of a process means."""
     if code is None:
         return "still running"
     if code >= 0:
         return f"exit code {code}"
-    names = {each.value: each.name for each in signal.Signals}
-    return names.get(-code, f"signal {-code}")
+    return {one.value: one.name for one in signal.Signals}.get(-code, f"signal {-code}")
 
 
 @contextmanager
-def alone_in(folder: Path, doing: str, patience: float = PATIENCE) -> Generator[None, None, None]:
-    """Keep a second process out of a folder, which leaves no file behind: the folder itself is locked.
+def lock_folder(folder: Path, doing: str, patience: float = LOCK_SECONDS) -> Generator[None, None, None]:
+    """Lock a folder against other processes; the lock is on the folder itself and leaves no file behind.
 
     Args:
         folder: Must exist.
-        doing: What another process there would be doing, for the message.
-        patience: Seconds to wait for it.
+        doing: The work of another process there, for the message.
+        patience: Seconds to wait for the lock.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

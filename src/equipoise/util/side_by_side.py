@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from equipoise.util.processes import cores, die_with_the_parent, ending_of, start_deaf
+from equipoise.util.processes import cores, exit_reason, exit_with_parent, start_without_sigint
 
 Tell = Callable[[str], None]
 Found = TypeVar("Found")
@@ -54,7 +54,7 @@ def side_by_side(works: Sequence[Callable[[Tell], Found]], tell: Tell = lambda _
         for number, work in enumerate(works):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=_attend, args=(theirs, work), daemon=True)
-            start_deaf(process)
+            start_without_sigint(process)
             theirs.close()
             running[ours] = (number, process)
         while running:
@@ -77,7 +77,7 @@ def side_by_side(works: Sequence[Callable[[Tell], Found]], tell: Tell = lambda _
 
 
 def _attend(pipe: Connection, work: Callable[[Tell], Any]) -> None:
-    die_with_the_parent()
+    exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its children
     torch.set_num_threads(1)  # the other cores are taken; and the parent's pool of threads did not come along
     try:
@@ -95,5 +95,5 @@ def _received(pipe: Any, process: mp.Process) -> tuple[str, Any]:
         return pickle.loads(pipe.recv_bytes())
     except (EOFError, OSError):  # nothing, or half a message
         process.join()
-        ending = ending_of(process.exitcode)
+        ending = exit_reason(process.exitcode)
         return "failed", RuntimeError(f"a process of the experiment ended without a word ({ending})")

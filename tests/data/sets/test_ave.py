@@ -23,7 +23,7 @@ from equipoise.data.sets.ave import AVE
 from equipoise.data.sets.ave_lists import EVENTS, parts_of
 from equipoise.models.encoders import CNN2d, Frames
 from equipoise.models.late_fusion import LateFusion
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 from media.made import index_of, make_video
 
 HEADER = "Category&VideoID&Quality&StartTime&EndTime"

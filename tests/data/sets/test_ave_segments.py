@@ -29,7 +29,7 @@ from equipoise.models.encoders import MLP
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.sequence import PooledMap
 from equipoise.util import processes
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 SEGMENTS = AVE(task="segments")
 SHAPES = {"visual_feature.h5": (10, 7, 7, 512), "audio_feature.h5": (10, 128), "right_labels.h5": (10, 29)}

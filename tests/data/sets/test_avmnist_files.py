@@ -14,7 +14,7 @@ import pytest
 from data.sets.made_avmnist import TEST, TRAIN, VALIDATION, make_ingredients, make_takes, write_idx
 from equipoise.data.sets.avmnist import AVMNIST
 from equipoise.data.sets.avmnist_published import AGM, MULTIBENCH, PublishedPairs
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 from media.made import make_wav
 
 MADE = AVMNIST(validation_images=VALIDATION, energy=0.9)

@@ -25,7 +25,7 @@ from data.sets.made_cremad import FLASH, SMALL, TEST, TRAIN, break_silence, ever
 from equipoise.data.sets.cremad import AGM, CREMAD, EMOTIONS
 from equipoise.data.splits import PARTS
 from equipoise.data.views import VideoFrames
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 from media.made import index_of, make_image, make_video, make_wav, shade
 
 

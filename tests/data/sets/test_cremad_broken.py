@@ -9,7 +9,7 @@ import pytest
 from data.sets.checks import write_list
 from data.sets.made_cremad import SMALL, TEST, TRAIN, break_silence, fill, lay_out
 from equipoise.data.sets.cremad import CREMAD
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 from media.made import make_wav
 
 

@@ -10,7 +10,7 @@ from data.sets.checks import scramble_listings
 from equipoise.data.sets.footage import Footage, in_order
 from equipoise.data.sets.lists import find_list, rows_of
 from equipoise.data.sets.youtube import Cut, cut_of, key_of, keys_in
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 from media.made import make_image, make_video, make_wav
 
 

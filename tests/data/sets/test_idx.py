@@ -10,7 +10,7 @@ import pytest
 
 from data.sets.made_avmnist import idx_bytes
 from equipoise.data.sets.idx import read_idx
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 3)).astype(np.uint8)
 

@@ -23,7 +23,7 @@ from data.sets.checks import (
 from equipoise.data.sets.kinetics_sounds import KineticsSounds
 from equipoise.data.splits import PARTS, Part
 from equipoise.data.views import VideoFrames
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 from media.made import index_of, make_image, make_video, make_wav, shade
 
 TRAIN = {  # as in my_train.txt, and where the clip lies

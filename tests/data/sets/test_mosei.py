@@ -23,7 +23,7 @@ from equipoise.data.sets.mosei import MOSEI, Neutral
 from equipoise.data.sets.words import FIRST, PADDING, UNKNOWN, Vocabulary, read_vectors, words_of
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.sequence import AttentionPooled, Tokens
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 SPLITS = ("train", "valid", "test")
 SAID = {

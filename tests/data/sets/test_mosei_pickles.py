@@ -10,7 +10,7 @@ from data.sets.checks import check_arrays, check_listing, counts, groups_in_two_
 from data.sets.pickled import check_broken_pickles, check_nothing_runs, write_pickle
 from equipoise.data.prepare.listing import check_listing as refuse_listing
 from equipoise.data.sets.mosei import MOSEI, PICKLES, video_of
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 
 @pytest.mark.parametrize(

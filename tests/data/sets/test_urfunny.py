@@ -20,7 +20,7 @@ from equipoise.data.prepare.prepare import prepare
 from equipoise.data.sets.urfunny import WIDTHS, URFunny
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.sequence import FirstStepTransformer
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 STEPS = 50
 LENGTHS = {"train": [50, 3, 1, 12], "valid": [7, 20, 4], "test": [5, 9]}

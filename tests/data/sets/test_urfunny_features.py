@@ -10,7 +10,7 @@ import pytest
 from data.sets.checks import check_arrays, check_listing, counts
 from data.sets.pickled import check_broken_pickles, check_nothing_runs, write_pickle
 from equipoise.data.sets.urfunny import SIX, URFunny
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 
 def entry(width: int, first: float, what: str) -> dict[str, Any]:

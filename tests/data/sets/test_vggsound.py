@@ -23,7 +23,7 @@ from data.sets.checks import (
 from equipoise.data.sets.vggsound import VGGSound
 from equipoise.data.splits import PARTS
 from equipoise.data.views import LogSTFT, VideoFrames
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 from media.made import index_of, make_image, make_video, make_wav, shade
 
 ROWS = {  # as in vggsound.csv, and where the clip lies

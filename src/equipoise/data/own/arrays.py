@@ -9,7 +9,7 @@ from equipoise.data.own.columns import read_groups, read_labels, read_marks
 from equipoise.data.own.layout import as_numpy, lay_out
 from equipoise.data.own.samples import Samples
 from equipoise.data.splits import Splits
-from equipoise.util.errors import shown
+from equipoise.util.errors import printable
 
 MEANT = ("labels", "y", "target", "targets", "class")
 """What labels are often called elsewhere."""
@@ -122,8 +122,11 @@ def _name_problem(name: object) -> str:
     """Say what is wrong with the name of a modality; "" where nothing is."""
     if not isinstance(name, str) or not name.strip() or name != name.strip():
         return f"expected names without blanks around them, found {name!r}"
-    if shown(name, "") != name:
+    if printable(name, "") != name:
         return f"expected names of letters that can be shown, found {name!r}"
+    if "." in name:
+        plain = name.replace(".", "_")
+        return f"no modality may be called {name!r}: dots separate modules in PyTorch; rename it {plain!r}"
     if name in TAKEN:
         return f"no modality may be called {name!r}: the word has another meaning in results or in data files"
     return ""

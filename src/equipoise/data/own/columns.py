@@ -11,8 +11,8 @@ import numpy as np
 
 from equipoise.data.own.layout import NAMED, as_numpy, some_of
 from equipoise.data.splits import PARTS
-from equipoise.util.errors import shown
-from equipoise.util.processes import beyond_memory
+from equipoise.util.errors import printable
+from equipoise.util.processes import memory_problem
 
 VALUE = 100  # bytes, about, that a value of Python's own takes
 MARKS = {"0": 0, "train": 0, "1": 1, "validation": 1, "val": 1, "valid": 1, "2": 2, "test": 2}
@@ -129,7 +129,7 @@ def _column(name: str, given: Any, problems: list[str], samples: Sequence[str] |
         hint = "; of one-hot rows give array.argmax(axis=1)" if column.ndim == 2 else ""
         problems.append(f"{name}: expected one value per sample, [N], found an array of shape {column.shape}{hint}")
         return None
-    if why := beyond_memory(VALUE * column.size):
+    if why := memory_problem(VALUE * column.size):
         problems.append(f"{name}: {why}")
         return None
     values = column.tolist()
@@ -172,7 +172,7 @@ def _class_names(classes: Any, problems: list[str]) -> tuple[str, ...] | None:
 
 def _odd_names(names: Sequence[str]) -> list[str]:
     """Say which names hold characters that would command the terminal, or the page, on which they are shown."""
-    odd = [name for name in names if shown(name, "") != name]
+    odd = [name for name in names if printable(name, "") != name]
     return [f"expected names of letters that can be shown, found {_few(odd)}"] if odd else []
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from equipoise.data.views import Rescaled, View
-from equipoise.util.processes import beyond_memory
+from equipoise.util.processes import memory_problem
 
 COLOURS = (1, 3, 4)
 TIME = 2  # the axis of a batch of series or frames
@@ -71,7 +71,7 @@ def lay_out(
     array, found, note = _one_array(name, given, problems, samples, series=lengths is not None)
     if array is None:
         return None
-    if why := beyond_memory(FLOATS * array.size):
+    if why := memory_problem(FLOATS * array.size):
         problems.append(f"{name}: {why}")
         return None
     if lengths is not None:
@@ -176,7 +176,7 @@ def _padded(
         return None, None, ""
     longest = max(row.shape[1] for row in rows)
     first = rows[0]
-    if why := beyond_memory(FLOATS * len(rows) * math.prod(first.shape) // max(1, first.shape[1]) * longest):
+    if why := memory_problem(FLOATS * len(rows) * math.prod(first.shape) // max(1, first.shape[1]) * longest):
         problems.append(f"{name}: padded to {longest:,} steps, as its longest sample has, it {why}")
         return None, None, ""
     array = np.zeros(

@@ -16,9 +16,9 @@ from equipoise.data.own.arrays import understand
 from equipoise.data.own.rebuild import check_values
 from equipoise.data.own.samples import Samples
 from equipoise.data.own.unpickle import read_pickle
-from equipoise.util.errors import BadInput
-from equipoise.util.processes import beyond_memory
-from equipoise.util.unreadable import Unreadable, reading
+from equipoise.util.errors import BadInput, Unreadable
+from equipoise.util.files import reading
+from equipoise.util.processes import memory_problem
 
 COLUMNS = ("label", "split", "group", "classes")
 PACKED = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # as numpy does; others unpack without regard for what was asked
@@ -66,7 +66,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], list[str]]:
     """
     with reading(path), _opened(path) as archive:
         members = archive.infolist()
-        if why := beyond_memory(sum(member.file_size for member in members)):
+        if why := memory_problem(sum(member.file_size for member in members)):
             raise Unreadable(f"{path}: {why}; store it in smaller types (float32, uint8), or as a manifest of files")
         return _read_members(archive, members)
 
@@ -138,7 +138,7 @@ def _read_array(file: BinaryIO, size: int) -> np.ndarray:
         )
     if not dtype.itemsize:
         raise ValueError(f"expected items that take some memory, found the type {dtype}")
-    if wanted > SMALL and (why := beyond_memory(wanted)):
+    if wanted > SMALL and (why := memory_problem(wanted)):
         raise ValueError(why)
     array = np.empty(shape, dtype, order="F" if fortran else "C")
     if wanted:

@@ -14,7 +14,7 @@ from equipoise.data.own import cutting
 from equipoise.data.own.columns import Groups, Labels
 from equipoise.data.splits import PARTS, Part, Splits
 from equipoise.data.views import View
-from equipoise.util.errors import BadInput
+from equipoise.util.errors import raise_all
 
 MOST_SHOWN = 20
 UNGROUPED = "no groups are given, so samples of one person or recording may be in two parts"
@@ -192,13 +192,9 @@ class Samples:
 
 def refuse(name: str, problems: Sequence[str]) -> None:
     """Raise one message with the problems, if there are any; of very many, the first."""
-    if problems:
-        left = len(problems) - MOST_SHOWN
-        more = (
-            [f"… and {left} more; all of them: equipoise check --data …"] if left > 1 else list(problems[MOST_SHOWN:])
-        )
-        lines = "\n".join(f"  {each}" for each in [*problems[:MOST_SHOWN], *more])
-        raise BadInput(f"data {name!r} cannot be trained on:\n{lines}")
+    left = len(problems) - MOST_SHOWN
+    more = [f"… and {left} more; all of them: equipoise check --data …"] if left > 1 else problems[MOST_SHOWN:]
+    raise_all([*problems[:MOST_SHOWN], *more], f"data {name!r} cannot be trained on:")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -13,9 +13,9 @@ from typing import Any, final
 import numpy as np
 
 from equipoise.data.own.layout import some_of
-from equipoise.util.errors import BadInput
-from equipoise.util.processes import beyond, beyond_memory, free_memory
-from equipoise.util.unreadable import Unreadable, reading
+from equipoise.util.errors import BadInput, Unreadable
+from equipoise.util.files import reading
+from equipoise.util.processes import free_memory, memory_problem
 
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 WHOLE = re.compile(
@@ -90,7 +90,7 @@ def answers(name: str, values: Any) -> Any:
 
 
 def _read_csv(path: Path) -> Rows:
-    if why := beyond_memory(CELLS * path.stat().st_size):
+    if why := memory_problem(CELLS * path.stat().st_size):
         raise Unreadable(f"{path}: {why}; store it as .parquet, or with fewer columns")
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = file.readline()
@@ -152,8 +152,8 @@ def _read_in_batches(path: Path, file: Any) -> Any:
 
 
 def _refuse_beyond(path: Path, needed: int, free: int) -> None:
-    if needed > free:
-        raise Unreadable(f"{path}: {beyond(needed, free)}; store it with fewer rows or columns")
+    if why := memory_problem(needed, free):
+        raise Unreadable(f"{path}: {why}; store it with fewer rows or columns")
 
 
 def _is_number(kind: Any) -> bool:

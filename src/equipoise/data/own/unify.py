@@ -25,7 +25,8 @@ import numpy as np
 import torch
 
 from equipoise.data.own.npz import read_npy
-from equipoise.util.unreadable import Unreadable, reading
+from equipoise.util.errors import Unreadable
+from equipoise.util.files import reading
 
 READERS = 8
 PATIENCE = 2.0  # seconds before a person is told how far it is

@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.data.prepare.journal import Journal, Record
 from equipoise.data.prepare.original import Clips, Field
 from equipoise.data.prepare.rows import RowFile
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 
 @final

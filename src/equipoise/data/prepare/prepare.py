@@ -36,10 +36,9 @@ from equipoise.data.prepare.prepared import FACTS, INDEX, JOURNAL, SKIPPED, TEXT
 from equipoise.data.prepare.rows import file_bytes
 from equipoise.data.prepare.underway import Underway
 from equipoise.util.crew import Crew
-from equipoise.util.errors import BadInput
-from equipoise.util.inside import links_in
-from equipoise.util.processes import alone_in, cores
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import BadInput, Unreadable, raise_all
+from equipoise.util.files import link_problems
+from equipoise.util.processes import cores, lock_folder
 
 Event = Callable[[str, dict[str, Any]], None]
 """Called with "already" where there is nothing to do; otherwise with "begin" (clips and bytes), then with "check",
@@ -80,11 +79,10 @@ def prepare(
     wanted = identity(original, clips)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with alone_in(out, "preparing"):
+        with lock_folder(out, "preparing"):
             if clips is None or (out / FACTS).is_file():
                 return _already(out, wanted, tell, strict=strict)
-            if links := links_in(out):
-                raise BadInput("\n".join(links))
+            raise_all(link_problems(out))
             making = _Making(original, clips, out, wanted, tell)
             done = making.read_all(workers or cores(), patience, strict=strict)
             return making.finish(done)

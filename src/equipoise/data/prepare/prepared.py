@@ -25,7 +25,7 @@ from equipoise.data.prepare.original import Field, Protocol
 from equipoise.data.prepare.rows import KINDS, file_bytes, mapped, problems_of
 from equipoise.data.splits import PARTS, Part, Splits
 from equipoise.data.views import view_of
-from equipoise.util.errors import BadInput, shown
+from equipoise.util.errors import BadInput, printable, raise_all
 
 SCHEMA = 1
 FACTS, INDEX, SKIPPED, JOURNAL = "prepared.json", "index.csv", "skipped.csv", "journal.jsonl"
@@ -219,9 +219,8 @@ class Prepared:
         return problems
 
     def _refuse(self, problems: Sequence[str]) -> None:
-        if problems:
-            again = f"to prepare it again, type first: rm -r {shlex.quote(str(self.folder))}"
-            raise BadInput("\n".join([f"{self.folder} is damaged; {again}", *(f"  {each}" for each in problems)]))
+        again = f"to prepare it again, type first: rm -r {shlex.quote(str(self.folder))}"
+        raise_all(problems, f"{self.folder} is damaged; {again}")
 
 
 _TYPES = {
@@ -278,7 +277,7 @@ def _check_facts(facts: Mapping[str, Any]) -> None:
     if odd or not (facts["classes"] and facts["fields"] and facts["protocols"]):
         raise TypeError(f"values of other types for {odd}, or no classes, fields or protocols")
     for name in (*facts["classes"], *facts["fields"], *facts["protocols"]):
-        if shown(name, "") != name or (name in facts["fields"] and Path(name).name != name):
+        if printable(name, "") != name or (name in facts["fields"] and Path(name).name != name):
             raise ValueError(f"the name {name!r}")
     if wrong := [
         each for each in facts["protocols"].values() if [*map(type, each.values())] != [str, bool, bool, bool]

@@ -16,7 +16,8 @@ import numpy as np
 from equipoise.data.own.unpickle import load_pickle
 from equipoise.data.prepare.original import Clip, Clips
 from equipoise.data.sets.lists import some
-from equipoise.util.unreadable import Unreadable, reading
+from equipoise.util.errors import Unreadable
+from equipoise.util.files import reading
 
 PART_OF = {"train": "train", "valid": "validation", "test": "test"}
 

@@ -20,8 +20,7 @@ from equipoise.data.sets.ave_segments import CLASSES, MAP, SOUND, open_segments
 from equipoise.data.sets.footage import positive
 from equipoise.data.sets.lists import refuse, some
 from equipoise.data.views import LogSTFT, Rescaled, VideoFrames
-from equipoise.util.errors import BadInput
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import BadInput, Unreadable
 
 FOLDER, SUFFIX = "AVE", ".mp4"
 SECONDS, HERTZ = 10, 16_000

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from equipoise.data.sets.hashing import cut
 from equipoise.data.sets.lists import some
-from equipoise.util.unreadable import Unreadable, reading
+from equipoise.util.errors import Unreadable
+from equipoise.util.files import reading
 
 EVENTS = (  # in the order of Annotations.txt, which is also that of the columns of the labels
     "Church bell",

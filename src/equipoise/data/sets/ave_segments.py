@@ -11,7 +11,7 @@ from equipoise.data.prepare.original import Clip, Clips
 from equipoise.data.sets.ave_lists import ANNOTATIONS, EVENTS, parts_of, read_rows
 from equipoise.data.sets.hdf import Table
 from equipoise.data.sets.lists import some
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 SECONDS = 10
 CLASSES = (*EVENTS, "background")

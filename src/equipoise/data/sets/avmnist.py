@@ -32,8 +32,7 @@ from equipoise.data.sets.avmnist_sound import COLUMNS, ROWS, SAMPLES, mixed, spe
 from equipoise.data.sets.lists import refuse
 from equipoise.data.splits import PARTS
 from equipoise.data.views import Rescaled
-from equipoise.util.checks import demand
-from equipoise.util.errors import BadInput, answers
+from equipoise.util.errors import BadInput, collect, demand
 
 SPEAKERS = "speakers"
 
@@ -115,7 +114,7 @@ class AVMNIST(Original):
         try:
             if is_published(source):
                 return open_published(source, self.validation_images)
-            images, takes, noises = answers(
+            images, takes, noises = collect(
                 lambda: read_images(source, self.mnist, self.validation_images),
                 lambda: read_takes(source, self.spoken, _names(self.validation_speakers), _names(self.test_speakers)),
                 lambda: read_noises(source, self.noises),

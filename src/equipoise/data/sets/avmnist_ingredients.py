@@ -18,8 +18,7 @@ from equipoise.data.sets.hashing import cut
 from equipoise.data.sets.idx import read_idx
 from equipoise.data.sets.lists import some
 from equipoise.data.splits import PARTS
-from equipoise.util.errors import BadInput, answers
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import BadInput, Unreadable, collect
 
 SIDE = 28  # pixels
 DIGITS = range(10)
@@ -90,7 +89,7 @@ def read_images(source: Path, folder: str, validation: int) -> Images:
     if place is None:
         raise BadInput(f"images: expected {names[0]}.gz and so on in {source / folder} or {source}, found none")
     questions = [_idx_question(place / name, axes) for name, axes in _FILES.values()]
-    train, train_label, test, test_label = answers(*questions)
+    train, train_label, test, test_label = collect(*questions)
     problems = []
     for kind, pixels, label in (("training", train, train_label), ("test", test, test_label)):
         if pixels.shape[1:] != (SIDE, SIDE):

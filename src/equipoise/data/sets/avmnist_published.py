@@ -10,8 +10,8 @@ from typing import final
 import numpy as np
 
 from equipoise.data.prepare.original import Clip, Clips, Protocol
-from equipoise.util.errors import BadInput, answers
-from equipoise.util.unreadable import Unreadable, reading
+from equipoise.util.errors import Unreadable, collect, raise_all
+from equipoise.util.files import reading
 
 AGM, MULTIBENCH = "agm-54000-9000-7000", "multibench-55000-5000-10000"
 PROTOCOLS = {
@@ -45,7 +45,7 @@ def open_published(source: Path, validation: int) -> PublishedPairs:
         BadInput: With everything that is wrong.
     """
     paths = {(part, kind): source / FILES[kind].format(part) for part in ("train", "test") for kind in SHAPES}
-    arrays = dict(zip(paths, answers(*(_question(path) for path in paths.values())), strict=True))
+    arrays = dict(zip(paths, collect(*(_question(path) for path in paths.values())), strict=True))
     problems = []
     for (part, kind), array in arrays.items():
         path, shape = paths[part, kind], SHAPES[kind]
@@ -60,8 +60,7 @@ def open_published(source: Path, validation: int) -> PublishedPairs:
     training = arrays["train", "label"].shape[:1]
     if not problems and validation >= training[0]:
         problems.append(f"validation_images: expected fewer than the {training[0]} training pairs, found {validation}")
-    if problems:
-        raise BadInput("\n".join(problems))
+    raise_all(problems)
     return PublishedPairs(_listed(arrays["train", "label"], arrays["test", "label"], validation), arrays)
 
 

@@ -19,8 +19,7 @@ from equipoise.data.sets.footage import Footage, Recordings, positive
 from equipoise.data.sets.hashing import cut
 from equipoise.data.sets.lists import find_list, refuse, rows_of, some
 from equipoise.data.views import VideoFrames
-from equipoise.util.errors import BadInput
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import BadInput, Unreadable
 
 EMOTIONS = ("NEU", "HAP", "SAD", "FEA", "DIS", "ANG")  # the order of OGM-GE and AGM; MMPareto's is alphabetical
 NAME = re.compile(r"(?P<actor>[0-9]{4})_[A-Z]{3}_(?P<emotion>NEU|HAP|SAD|FEA|DIS|ANG)_[A-Z]{1,2}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 RATE = 16_000
 SHAPE = (1, 1024, 128)  # one channel, time, mel bins

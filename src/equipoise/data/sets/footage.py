@@ -17,7 +17,7 @@ import numpy as np
 
 from equipoise.data.prepare.original import Clip, Clips
 from equipoise.data.sets.lists import some
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 KINDS = {
     **dict.fromkeys(("wav", "flac", "ogg", "mp3", "m4a"), "sound"),

@@ -8,8 +8,9 @@ from typing import Any, final
 
 import numpy as np
 
-from equipoise.util.processes import beyond_memory
-from equipoise.util.unreadable import Unreadable, reading
+from equipoise.util.errors import Unreadable
+from equipoise.util.files import reading
+from equipoise.util.processes import memory_problem
 
 ROW = 1000  # bytes that what is known of a row takes, about
 
@@ -41,14 +42,14 @@ class Table:
                     raise Unreadable(
                         f"{path}: expected the numbers of {name!r} in the file itself, found them elsewhere"
                     )
-                if found.shape and (why := beyond_memory(ROW * found.shape[0])):  # rows that take no room in a file
+                if found.shape and (why := memory_problem(ROW * found.shape[0])):  # rows that take no room in a file
                     raise Unreadable(f"{path}: {name!r} claims {found.shape[0]:,} rows; to list them {why}")
                 self.shape = tuple(found.shape)
 
     def __getitem__(self, where: Any) -> np.ndarray:
         """The numbers at some place, as h5py takes it."""
         with reading(self.path):
-            if where is Ellipsis and (why := beyond_memory(self._array().nbytes)):
+            if where is Ellipsis and (why := memory_problem(self._array().nbytes)):
                 raise Unreadable(f"{self.path}: {self.name!r} {why}")
             return np.asarray(self._array()[where])
 

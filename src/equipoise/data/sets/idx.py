@@ -10,8 +10,9 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from equipoise.util.processes import beyond_memory
-from equipoise.util.unreadable import Unreadable, reading
+from equipoise.util.errors import Unreadable
+from equipoise.util.files import reading
+from equipoise.util.processes import memory_problem
 
 BYTES = 0x08  # the format's mark of unsigned bytes, the one type MNIST has
 MOST = 2**30  # larger claims are not believed
@@ -54,7 +55,7 @@ def _parsed(path: Path, file: BinaryIO, axes: int) -> np.ndarray:
     claimed = math.prod(shape)
     if claimed > MOST:
         raise Unreadable(f"{path}: expected at most {MOST:,} bytes, found a header that claims {shape}")
-    if why := beyond_memory(claimed):
+    if why := memory_problem(claimed):
         raise Unreadable(f"{path}: {why}")
     content = file.read(claimed + 1)
     if len(content) != claimed:

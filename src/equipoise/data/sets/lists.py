@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from equipoise.data.prepare.original import Original
-from equipoise.util.errors import BadInput
+from equipoise.util.errors import raise_all
 
 SHOWN = 5  # of a kind, before the rest is only counted
 
@@ -48,6 +48,4 @@ def some(things: Sequence[str]) -> str:
 
 def refuse(original: Original, source: Path, problems: Sequence[str]) -> None:
     """Raise one error with every problem and what the folder should look like; nothing where there is none."""
-    if problems:
-        found = "\n".join(f"  {problem}" for problem in problems)
-        raise BadInput(f"{source} cannot be read as {original.name}:\n{found}\n{original.layout}")
+    raise_all(problems, f"{source} cannot be read as {original.name}:", original.layout)

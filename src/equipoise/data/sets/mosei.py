@@ -21,8 +21,7 @@ from equipoise.data.sets.lists import refuse
 from equipoise.data.sets.spoken import Content, Lengths, SpokenClips, read_spoken
 from equipoise.data.sets.words import Vectors, Vocabulary, read_vectors, words_of
 from equipoise.data.views import TimeLast
-from equipoise.util.checks import demand
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable, demand
 
 Version = Literal["agm", "aligned", "unaligned", "raw"]
 Neutral = Literal["positive", "negative", "drop"]

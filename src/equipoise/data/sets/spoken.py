@@ -12,7 +12,7 @@ from equipoise.data.prepare.original import Clip, Clips
 from equipoise.data.sets.affect import PART_OF, finite, plain, read_pickle, shared_keys
 from equipoise.data.sets.lists import some
 from equipoise.data.sets.words import words_of
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable
 
 KINDS = ("sentences", "mels", "sentiment")
 

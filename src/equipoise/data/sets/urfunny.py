@@ -28,8 +28,7 @@ from equipoise.data.sets.affect import (
 )
 from equipoise.data.sets.lists import refuse, some
 from equipoise.data.views import TimeLast
-from equipoise.util.checks import demand
-from equipoise.util.unreadable import Unreadable
+from equipoise.util.errors import Unreadable, demand
 
 PICKLE = "humor.pkl"
 WIDTHS = {"vision": 371, "audio": 81, "text": 300}  # OpenFace 2, COVAREP, GloVe

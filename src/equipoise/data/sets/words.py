@@ -12,7 +12,8 @@ from typing import Any, final
 import numpy as np
 
 from equipoise.data.own.npz import read_arrays
-from equipoise.util.unreadable import Unreadable, reading
+from equipoise.util.errors import Unreadable
+from equipoise.util.files import reading
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2  # words start behind both: none shares a number with what it is not
 _DROPPED = re.compile(r"[.,'!?\"()*#:;]")

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from equipoise.study.executors.errand import Outcome
 from equipoise.study.job import Job
 from equipoise.util.errors import BadInput
-from equipoise.util.inside import inside, open_inside, write_whole
+from equipoise.util.files import inside, open_inside, write_atomic
 
 ANSWER = "answer.json"
 KINDS = ("done", "failed", "unwritable")
@@ -29,7 +29,7 @@ def give(folder: Path, outcome: Outcome) -> None:
         folder: Of the run.
         outcome: What came of it.
     """
-    write_whole(folder, ANSWER, json.dumps({"kind": outcome.kind, "content": outcome.content}) + "\n")
+    write_atomic(folder, ANSWER, json.dumps({"kind": outcome.kind, "content": outcome.content}) + "\n")
 
 
 def is_given(folder: Path) -> bool:

@@ -15,8 +15,8 @@ from equipoise.study.job import ERROR, Job, clear_up, keep_traceback, reason_of,
 from equipoise.study.store import cannot_write, is_of_the_disk
 from equipoise.training.checkpoint import checkpoints
 from equipoise.training.machinery import device_of
-from equipoise.util.inside import inside, write_whole
-from equipoise.util.processes import alone_in
+from equipoise.util.files import inside, write_atomic
+from equipoise.util.processes import lock_folder
 
 PATIENCE = 60.0  # seconds: whoever was given up on may write a checkpoint before it notices that it is to end
 TRIES = 4  # times that a run is begun: machines die, and memory that others fill kills the innocent
@@ -98,7 +98,7 @@ class Errand:
         self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             try:
-                stack.enter_context(alone_in(self.folder, "training in", patience=PATIENCE))
+                stack.enter_context(lock_folder(self.folder, "training in", patience=PATIENCE))
             except OSError:  # a disk that knows no locks
                 stack.close()
             return Outcome("done", self.run(self.job, splits, self.folder, on_epoch), {})
@@ -123,7 +123,7 @@ def unpack(files: dict[str, bytes], folder: Path) -> None:
     for name, content in files.items():
         file = inside(folder, *name.split("/"))
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file.parent, file.name, content)
+        write_atomic(file.parent, file.name, content)
 
 
 def _same(splits: Splits, mark: str) -> Splits:

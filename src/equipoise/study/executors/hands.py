@@ -14,7 +14,7 @@ from equipoise.data.splits import Splits
 from equipoise.study.executors.sharing import environment_for, touched_a_gpu
 from equipoise.study.job import Job, clear_up, keep_traceback, reason_of
 from equipoise.study.store import Store, cannot_write, is_of_the_disk
-from equipoise.util.processes import die_with_the_parent, start_deaf
+from equipoise.util.processes import exit_with_parent, start_without_sigint
 
 LIBRARIES = ["accelerate", "safetensors.torch", "torch._dynamo"]
 """What every run would spend two seconds on; the optimisers load the last one."""
@@ -129,7 +129,7 @@ class Hands:
         gpu = self._least_used() if self._gpus > 1 else None
         told = environment_for(gpu) if self._gpus else None
         process = self._context.Process(target=_work, args=(theirs, self._run, job, folder, shared, told), daemon=True)
-        start_deaf(process)
+        start_without_sigint(process)
         theirs.close()
         return _Hand(ours, process, gpu)
 
@@ -147,7 +147,7 @@ def _work(
     for_a_gpu: dict[str, str] | None,
 ) -> None:
     """A run; with a GPU one after the other, as long as none fails: a GPU may be out of order after that."""
-    die_with_the_parent(born_of_a_server=shared is None)
+    exit_with_parent(from_server=shared is None)
     os.environ.update(for_a_gpu or {})
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends its children
     loaded = {} if shared is None else dict(shared)

@@ -21,7 +21,7 @@ from equipoise.study.executors.errand import TRIES, Errand
 from equipoise.study.job import Job
 from equipoise.study.store import Store
 from equipoise.util.errors import BadInput
-from equipoise.util.inside import inside, open_inside
+from equipoise.util.files import inside, open_inside
 
 TICK = 1.0  # seconds between two looks
 LATE = 15.0  # seconds until what a machine wrote before it ended is seen on all others

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.util import processes
-from equipoise.util.processes import beyond_memory, cores, free_memory
+from equipoise.util.processes import cores, free_memory, memory_problem
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_memory_that_a_container_grants(memory: Path) -> None:
     assert free_memory() == 2**26
     grant(memory, max=2**20, current=2**21, stat="inactive_file 0")  # it was lowered
     assert free_memory() == 0
-    assert beyond_memory(2**30) == "needs about 1.0 GiB of memory, and 0.0 GiB are free"
+    assert memory_problem(2**30) == "needs about 1.0 GiB of memory, and 0.0 GiB are free"
 
 
 def test_memory_in_groups_of_the_first_version(memory: Path) -> None:
@@ -132,7 +132,7 @@ def test_memory_where_nothing_says(memory: Path) -> None:
     processes.MEMORY.write_text("no numbers")
     assert free_memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     processes.MEMORY.unlink()
-    assert beyond_memory(2**10) == ""
+    assert memory_problem(2**10) == ""
 
 
 def test_this_machine_has_some_memory() -> None:

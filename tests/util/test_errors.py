@@ -9,8 +9,8 @@ import pytest
 from equipoise import MIMO
 from equipoise.study.catalogue import entries
 from equipoise.training.settings import Settings
-from equipoise.util.errors import BadInput, answers
-from equipoise.util.unreadable import Unreadable, reading
+from equipoise.util.errors import BadInput, Unreadable, collect
+from equipoise.util.files import reading
 
 
 def say(problem: Exception) -> object:
@@ -20,14 +20,14 @@ def say(problem: Exception) -> object:
 def test_the_problems_of_all_inputs_are_told_at_once_and_each_once() -> None:
     questions = [BadInput("one"), Unreadable("two"), BadInput("one")]
     with pytest.raises(BadInput) as found:
-        answers(lambda: 3, *(lambda each=each: say(each) for each in questions))
+        collect(lambda: 3, *(lambda each=each: say(each) for each in questions))
     assert str(found.value) == "one\ntwo"
 
 
 @pytest.mark.parametrize("fault", [ValueError("unpack"), TypeError("none"), KeyError("key"), UnicodeError("bytes")])
 def test_a_fault_of_the_program_passes_through(fault: Exception) -> None:
     with pytest.raises(type(fault)) as found:
-        answers(lambda: say(BadInput("told")), lambda: say(fault))
+        collect(lambda: say(BadInput("told")), lambda: say(fault))
     assert found.value is fault
 
 

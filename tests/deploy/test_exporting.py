@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from equipoise.data.splits import Splits
 from equipoise.data.views import LogSTFT, Rescaled, TimeLast
-from equipoise.deploy import Deployable, Exported, Intake, KeptRun, export, exporting, kept, open_run
+from equipoise.deploy import Deployable, ExportedModel, InputSpec, SavedModel, export, exporting, kept, load_saved_model
 from equipoise.deploy.card import card
 from equipoise.models import LateFusion
 from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames
@@ -203,17 +203,17 @@ def test_a_sensor_with_the_name_of_another_input_or_output_is_refused(name: str)
 def test_views_and_scales_of_training_are_in_the_graph() -> None:
     model = LateFusion({"sound": CNN1d(3, 4, 2), "image": CNN2d(1, 4, 2)}, classes=2).eval()
     mean, deviation = torch.tensor([[5.0], [-3.0], [0.1]]), torch.tensor([[2.0], [0.5], [10.0]])
-    intakes = {
-        "sound": Intake((3, 8), mean=mean, deviation=deviation),
-        "image": Intake((1, 6, 6), torch.uint8, view=Rescaled(1 / 255)),
+    input_specs = {
+        "sound": InputSpec((3, 8), mean=mean, deviation=deviation),
+        "image": InputSpec((1, 6, 6), torch.uint8, view=Rescaled(1 / 255)),
     }
     raw = {"sound": 10 * torch.randn(4, 3, 8), "image": torch.randint(256, (4, 1, 6, 6), dtype=torch.uint8)}
     everybody = {name: torch.ones(4, dtype=torch.bool) for name in raw}
     with torch.no_grad():
-        found = Deployable(model, intakes)(flagged_bytes(raw, everybody))
+        found = Deployable(model, input_specs)(flagged_bytes(raw, everybody))
     agree(
         found,
-        predicted(model, {"sound": (raw["sound"] - mean) / deviation, "image": raw["image"] / 255}, list(intakes)),
+        predicted(model, {"sound": (raw["sound"] - mean) / deviation, "image": raw["image"] / 255}, list(input_specs)),
     )
 
 
@@ -235,7 +235,7 @@ def test_padding_stays_zero_when_it_is_standardised_in_the_graph() -> None:
     raw, lengths = torch.randn(2, 3, 5), torch.tensor([2, 5])
     given = {"series": raw, "series_length": lengths, "series_valid": torch.ones(2, dtype=torch.bool)}
     with torch.no_grad():
-        found = Deployable(model, {"series": Intake((3, 5), ragged=True, mean=mean, deviation=deviation)})(given)
+        found = Deployable(model, {"series": InputSpec((3, 5), ragged=True, mean=mean, deviation=deviation)})(given)
     read = (raw - mean) / deviation
     read[0, :, 2:] = 0
     agree(found, predicted(model, {"series": read, "series_length": lengths}, ["series"]))
@@ -382,7 +382,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("method", ["mimo", "ensemble", "msl"])
 def test_a_run_opened_again_reaches_its_accuracy_on_raw_numbers(method: str, tmp_path: Path) -> None:
     row, splits = finished_run(tmp_path, method)
-    run = open_run(tmp_path)
+    run = load_saved_model(tmp_path)
     assert run.row == json.loads(json.dumps(row))
     test = splits.test
     raw = {name: test.inputs[name] * splits.scales[name][1] + splits.scales[name][0] for name in splits.modalities}
@@ -403,28 +403,28 @@ def test_standardised_splits_say_how_raw_numbers_became_theirs() -> None:
 
 
 def test_what_does_not_name_one_run_is_refused(run_folder: Path, tmp_path: Path) -> None:
-    assert open_run(run_folder.parent.parent).folder == run_folder
+    assert load_saved_model(run_folder.parent.parent).folder == run_folder
     with pytest.raises(BadInput, match=r"no such folder.*equipoise train"):
-        open_run(tmp_path / "nowhere")
+        load_saved_model(tmp_path / "nowhere")
     with pytest.raises(BadInput, match=r"found no model.json in it\. Make one"):
-        open_run(tmp_path)
+        load_saved_model(tmp_path)
     (tmp_path / "runs" / "old" / "epoch-00003").mkdir(parents=True)
     with pytest.raises(BadInput, match="before models were kept: train again"):
-        open_run(tmp_path)
+        load_saved_model(tmp_path)
     for name in ("one", "two"):
         finished_run(tmp_path / "runs" / name)
     with pytest.raises(BadInput, match=r"2 finished runs; name one of them:\n.*one  mimo on own, seed 0: .*\n.*two"):
-        open_run(tmp_path)
+        load_saved_model(tmp_path)
 
 
 def test_a_run_that_cannot_be_built_again_is_refused(run_folder: Path, tmp_path: Path) -> None:
     content = json.loads((run_folder / kept.PLAIN).read_text())
     weights = (run_folder / kept.WEIGHTS).read_bytes()
 
-    def opened(plain: Any, tensors: bytes = weights) -> KeptRun:
+    def opened(plain: Any, tensors: bytes = weights) -> SavedModel:
         (tmp_path / kept.PLAIN).write_text(plain if isinstance(plain, str) else json.dumps(plain))
         (tmp_path / kept.WEIGHTS).write_bytes(tensors)
-        return open_run(tmp_path)
+        return load_saved_model(tmp_path)
 
     assert opened(content).classes == ("0", "1", "2")
     with pytest.raises(BadInput, match="found damage"):
@@ -441,7 +441,7 @@ def test_a_run_that_cannot_be_built_again_is_refused(run_folder: Path, tmp_path:
     ways: list[dict[str, Any]] = [{"encoder": "my.gone.Encoder"}, {"trust": True}]
     for how in ways:
         with pytest.raises(BadInput, match=r"cannot be made again: .*No module named 'my'"):
-            open_run(tmp_path, **how)
+            load_saved_model(tmp_path, **how)
 
 
 def test_trials_are_not_kept(tmp_path: Path) -> None:
@@ -466,8 +466,8 @@ def test_stored_data_whose_view_the_graph_cannot_do_is_taken_behind_it() -> None
 
 
 def test_the_card_says_what_the_row_says(run_folder: Path) -> None:
-    run = open_run(run_folder)
-    exported = Exported(
+    run = load_saved_model(run_folder)
+    exported = ExportedModel(
         Path("model.onnx"), "onnx", 2e-7, "everything", ("strong",), ("committee", "fused", "weak_head")
     )
     content = card(run, exported)

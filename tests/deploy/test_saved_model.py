@@ -18,7 +18,7 @@ from torch import nn
 from ended import Ended
 from equipoise.data.splits import Splits
 from equipoise.data.views import LogSTFT, Rescaled, TimeLast, VideoFrames
-from equipoise.deploy import Exported, KeptRun, description, kept, open_run
+from equipoise.deploy import ExportedModel, SavedModel, description, kept, load_saved_model
 from equipoise.deploy.card import write_card
 from equipoise.deploy.kept import keep
 from equipoise.models import LateFusion
@@ -93,12 +93,12 @@ def content_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / kept.PLAIN).read_text(encoding="utf-8"))
 
 
-def opened(folder: Path, content: Any) -> KeptRun | None:
+def opened(folder: Path, content: Any) -> SavedModel | None:
     """What becomes of a folder with such a description: a run whose card can be written, or None with one message."""
     (folder / kept.PLAIN).write_text(json.dumps(content), encoding="utf-8")
     told = ""
     try:
-        found = open_run(folder)
+        found = load_saved_model(folder)
         graph = found.deployable()
     except BadInput as problem:
         told = str(problem)
@@ -106,7 +106,7 @@ def opened(folder: Path, content: Any) -> KeptRun | None:
         assert "\x1b" not in told
         assert len(told) < 20_000
         return None
-    write_card(found, Exported(folder / "model.onnx", "onnx", 0.0, "", (), tuple(graph.output_names)), folder)
+    write_card(found, ExportedModel(folder / "model.onnx", "onnx", 0.0, "", (), tuple(graph.output_names)), folder)
     return found
 
 
@@ -159,7 +159,7 @@ def test_a_field_that_is_needed_is_missed_by_its_name(path: tuple[str, ...], run
     with pytest.raises(
         BadInput, match=path[-1] if len(path) < 3 or path[-1] not in ("mean", "deviation") else "neither"
     ):
-        open_run(run)
+        load_saved_model(run)
 
 
 @pytest.mark.parametrize("many", [2, pytest.param(len(VALUES), marks=pytest.mark.slow)])
@@ -191,7 +191,7 @@ def test_what_is_no_description_is_refused(value: Any, run: Path) -> None:
 def test_damage_is_told(text: str, run: Path) -> None:
     (run / kept.PLAIN).write_text(text)
     with pytest.raises(BadInput, match=r"model\.json: expected the description of a model, found damage"):
-        open_run(run)
+        load_saved_model(run)
 
 
 def test_all_problems_are_told_at_once(run: Path) -> None:
@@ -202,7 +202,7 @@ def test_all_problems_are_told_at_once(run: Path) -> None:
     (run / kept.PLAIN).write_text(json.dumps(content))
     (run / kept.WEIGHTS).write_bytes((run / kept.WEIGHTS).read_bytes()[:-7])
     with pytest.raises(BadInput) as told:
-        open_run(run)
+        load_saved_model(run)
     lines = str(told.value).splitlines()
     assert len(lines) == 4
     for place, line in zip(("inputs.weak.dtype", "row.seed", "row.run.features", kept.WEIGHTS), lines, strict=True):
@@ -234,7 +234,7 @@ def test_ten_million_classes_take_no_memory(run: Path) -> None:
     (run / kept.PLAIN).write_text(text)
     before = peak()
     with pytest.raises(BadInput, match=r"at most .* bytes, found more"):
-        open_run(run)
+        load_saved_model(run)
     assert peak() - before < 200 * 2**20
 
 
@@ -248,7 +248,7 @@ def test_weights_that_are_not_those_of_the_model_are_told(run: Path) -> None:
         elif changed is not None:
             save_file(changed, file)
         with pytest.raises(BadInput, match=expected):
-            open_run(run)
+            load_saved_model(run)
 
     for size in (0, 1, 8, 100, len(whole) - 1):
         refused("expected the weights", whole[:size])
@@ -267,7 +267,7 @@ def test_weights_that_are_not_those_of_the_model_are_told(run: Path) -> None:
     refused("found a link")
     file.unlink()
     file.write_bytes(whole)
-    assert open_run(run).folder == run
+    assert load_saved_model(run).folder == run
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -284,7 +284,7 @@ def test_every_encoder_of_the_package_is_built_again(kind: str, fusion: str, tmp
     row = content_of(original)["row"]
     row["run"] |= {"encoder": f"a:{kind},b:mlp", "features": 8, "fusion": fusion}
     keep(tmp_path, model, row, splits)
-    found = open_run(tmp_path).model
+    found = load_saved_model(tmp_path).model
     for (name, tensor), (other, again) in zip(model.state_dict().items(), found.state_dict().items(), strict=True):
         assert name == other
         assert torch.equal(tensor, again)
@@ -325,24 +325,24 @@ def test_an_encoder_of_the_users_own_is_built_once_it_is_named_again(
     trained(tmp_path, method, f"encoder={words}")
     calls.clear()
     with pytest.raises(BadInput, match=rf"no code runs because a file names it.*--encoder {words};.*--trust"):
-        open_run(tmp_path)
+        load_saved_model(tmp_path)
     assert not calls
     before = load_file(tmp_path / kept.WEIGHTS)
     ways: list[dict[str, Any]] = [{"encoder": words}, {"trust": True}, {"encoder": words.replace("Own", "said")}]
     for how in ways:
         calls.clear()
-        found = open_run(tmp_path, **how)
+        found = load_saved_model(tmp_path, **how)
         assert calls == [(4,)], "made once"
         state = found.model.state_dict()
         assert all(torch.equal(tensor, state[name]) for name, tensor in before.items())
     for name, expected in (("unsaid", "-> nn.Module"), ("number", "-> nn.Module"), ("gone", "no attribute")):
         calls.clear()
         with pytest.raises(BadInput, match=f"cannot be made again.*{expected}"):
-            open_run(tmp_path, encoder=words.replace("Own", name))
+            load_saved_model(tmp_path, encoder=words.replace("Own", name))
         assert not calls
     (tmp_path / kept.PLAIN).write_text(json.dumps(edited(content_of(tmp_path), ("row", "run", "features"), 10**6)))
     with pytest.raises(BadInput, match=r"row\.run\.features: expected at most as many"):
-        open_run(tmp_path, trust=True)
+        load_saved_model(tmp_path, trust=True)
     assert not calls
 
 
@@ -364,10 +364,10 @@ def test_no_code_is_run_because_a_file_names_it(path: str, run: Path, monkeypatc
     (run / kept.PLAIN).write_text(json.dumps(edited(content_of(run), ("row", "run", "encoder"), path)))
     monkeypatch.setattr("equipoise.models.choose.importlib.import_module", pytest.fail)
     with pytest.raises(BadInput, match="no code runs because a file names it"):
-        open_run(run)
+        load_saved_model(run)
     monkeypatch.undo()
     with pytest.raises(BadInput, match=r"expected a class of nn\.Module, or a function with `-> nn\.Module`"):
-        open_run(run, trust=True)
+        load_saved_model(run, trust=True)
 
 
 @pytest.mark.parametrize("view", [Rescaled(0.5), TimeLast(), VideoFrames(2, 8), LogSTFT(20, 8, 4)])
@@ -383,7 +383,7 @@ def test_of_several_runs_a_damaged_one_is_told(original: Path, tmp_path: Path) -
         shutil.copyfile(original / kept.PLAIN, tmp_path / "runs" / name / kept.PLAIN)
     (tmp_path / "runs" / "one" / kept.PLAIN).write_text('{"format": 1, "row": {}}')
     with pytest.raises(BadInput, match=r"(?s)two  mimo on own, seed 0.*one  cannot be read: row\.data: expected it"):
-        open_run(tmp_path)
+        load_saved_model(tmp_path)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.data.splits import Part
-from equipoise.deploy import SensorMonitor, fit_monitor, trial, try_monitor
+from equipoise.deploy import SensorMonitor, evaluate_monitor, fit_monitor, trial
 from equipoise.deploy.charts import Limits, averaged, bound_for_the_next, statistics
 from equipoise.measure import training_statistics
 from equipoise.models import LateFusion
@@ -267,7 +267,7 @@ def test_a_trial_finds_dead_sensors_of_a_model_and_counts_what_it_tried() -> Non
         optimizer.step()
 
     monitor = fit_monitor(model, validation)
-    found = try_monitor(monitor, model, test, training_statistics(train))
+    found = evaluate_monitor(monitor, model, test, training_statistics(train))
     assert found.dead() == 1.0
     assert found.streams == 2
     assert found.stretches <= 0.02
@@ -280,17 +280,19 @@ def test_a_trial_finds_dead_sensors_of_a_model_and_counts_what_it_tried() -> Non
 
     for windows in (11, 29, 49):  # a stream that is just longer than a stretch has a trial too
         short = test.take((torch.arange(200) % 100) < windows)
-        trials = {each.trials for each in try_monitor(monitor, model, short, training_statistics(train)).faults}
+        trials = {each.trials for each in evaluate_monitor(monitor, model, short, training_statistics(train)).faults}
         assert trials == {2 * (1 + max(0, windows - 30) // 20)}
 
     monitor.heights = torch.full((5,), 1e-6)  # always alarmed, so that no onset is left to try
-    alarmed = try_monitor(monitor, model, test, training_statistics(train))
+    alarmed = evaluate_monitor(monitor, model, test, training_statistics(train))
     assert (alarmed.stretches, alarmed.faults, alarmed.dead()) == (1.0, [], 0.0)
 
     with pytest.raises(ValueError, match="more than 100 windows; the longest group has 100"):
-        try_monitor(monitor, model, test, training_statistics(train), stretch=100)
+        evaluate_monitor(monitor, model, test, training_statistics(train), stretch=100)
     with pytest.raises(ValueError, match="'left' gives none"):
-        try_monitor(monitor, model, test, training_statistics(train)._replace(mean={"right": test.inputs["right"][0]}))
+        evaluate_monitor(
+            monitor, model, test, training_statistics(train)._replace(mean={"right": test.inputs["right"][0]})
+        )
 
     silent = LateFusion({name: MLP(6, 8) for name in centres}, classes=3, unimodal=None)
     with pytest.raises(ValueError, match="unimodal=None"):

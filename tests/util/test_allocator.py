@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from equipoise.util import heap
+from equipoise.util import processes
 
 # A process of its own: what glibc keeps depends on all that was freed before.
 PROGRAM = """
 import ctypes, resource, sys, torch
-from equipoise.util import heap
+from equipoise.util import processes
 
 for option in (-1, -3):
     ctypes.CDLL(None).mallopt(option, 2**17)  # what glibc begins with
@@ -22,7 +22,7 @@ def steps(count):
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 if sys.argv[1] == "keeping":
-    heap.keep_freed_memory()
+    processes.keep_freed_memory()
 steps(3)
 print(steps(10))
 """
@@ -42,4 +42,4 @@ def test_the_next_step_finds_its_memory_mapped() -> None:
 
 def test_nothing_happens_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    heap.keep_freed_memory()
+    processes.keep_freed_memory()

@@ -10,7 +10,7 @@ import pytest
 from ended import Ended
 from equipoise.study.store import Store
 from equipoise.util.errors import BadInput
-from equipoise.util.inside import inside, links_in, open_inside, write_whole
+from equipoise.util.files import inside, link_problems, open_inside, write_atomic
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def victim(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc/passwd", "../victim", "a\0b"])
 def test_a_name_that_leads_elsewhere_is_refused(out: Path, name: str) -> None:
-    for use in (lambda: inside(out, name), lambda: write_whole(out, name, "x"), lambda: inside(out, "sub", name)):
+    for use in (lambda: inside(out, name), lambda: write_atomic(out, name, "x"), lambda: inside(out, "sub", name)):
         with pytest.raises(BadInput, match="expected the name of a file inside it"):
             use()
 
@@ -54,13 +54,13 @@ def test_what_is_no_file_is_refused_and_its_target_left_alone(
     uses = (
         lambda: inside(out, "name"),
         lambda: inside(out, "name", "below"),
-        lambda: write_whole(out, "name", "x"),
+        lambda: write_atomic(out, "name", "x"),
         lambda: open_inside(out, "name", os.O_RDWR | os.O_CREAT | os.O_TRUNC),
     )
     for use in uses:
         with pytest.raises(BadInput, match="name: expected a file"):
             use()
-    assert len(links_in(out)) == 1
+    assert len(link_problems(out)) == 1
     assert victim.read_text() == "precious"
     assert sorted(each.name for each in out.parent.iterdir()) == ["out", "victim"]
 
@@ -68,21 +68,21 @@ def test_what_is_no_file_is_refused_and_its_target_left_alone(
 def test_a_link_in_the_place_of_the_unfinished_file_is_refused(out: Path, victim: Path) -> None:
     (out / f"name.{os.getpid()}.tmp").symlink_to(victim)
     with pytest.raises(BadInput, match=r"name\.\d+\.tmp"):
-        write_whole(out, "name", "x")
+        write_atomic(out, "name", "x")
     assert victim.read_text() == "precious"
 
 
 def test_a_hard_link_is_replaced_and_not_written_through(out: Path, victim: Path) -> None:
     os.link(victim, out / "name")
-    write_whole(out, "name", "new")
+    write_atomic(out, "name", "new")
     assert (victim.read_text(), (out / "name").read_text()) == ("precious", "new")
 
 
 def test_the_folder_itself_may_be_a_link(out: Path) -> None:
     chosen = out.with_name("chosen")
     chosen.symlink_to(out)
-    assert write_whole(chosen, "name", "text").read_text() == "text"
-    assert links_in(chosen) == []
+    assert write_atomic(chosen, "name", "text").read_text() == "text"
+    assert link_problems(chosen) == []
     store = Store(chosen)
     with store.locked():
         store.append({"config": "a"})

@@ -1,0 +1,117 @@
+"""Reading files that may be broken, and writing inside a folder that somebody else may have filled.
+
+Links on the way to a file inside a folder are refused, never followed. The folder itself is the user's choice and may
+be a link; what lies in it may not.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from equipoise.util.errors import BadInput, Unreadable
+
+
+@contextmanager
+def reading(path: str | Path) -> Generator[Path]:
+    """Check that a file is there, and turn whatever goes wrong while it is read into `Unreadable` with its name.
+
+    Raises:
+        Unreadable: For anything about the file.
+        ModuleNotFoundError: If the package that reads such files is not installed; says what to type.
+    """
+    path = Path(path)
+    try:
+        if not path.exists():
+            raise Unreadable(f"{path}: there is no such file")
+        if not path.is_file():  # a folder, or a pipe, on which reading would wait for ever
+            raise Unreadable(f"{path}: not a file")
+        if path.stat().st_size == 0:
+            raise Unreadable(f"{path}: empty, 0 bytes")
+        yield path
+    except Unreadable:
+        raise
+    except ModuleNotFoundError as missing:
+        msg = f"reading {path} needs {missing.name}, which is not installed; type: pip install 'equipoise[media]'"
+        raise ModuleNotFoundError(msg, name=missing.name) from missing
+    except Exception as why:  # given broken data, decoders raise whatever they like
+        reason = (getattr(why, "strerror", None) or str(why)).strip() or type(why).__name__  # not the path once more
+        raise Unreadable(f"{path}: cannot be decoded ({reason})") from why
+
+
+def inside(folder: Path, *names: str) -> Path:
+    """Return the path of something inside a folder, whether it exists yet or not.
+
+    Args:
+        folder: The folder.
+        names: Of the folders on the way, and of the thing itself; each a plain name.
+
+    Raises:
+        BadInput: If a name leads out of the folder, or there is a link, a pipe or a device on the way.
+    """
+    path = folder
+    for name in names:
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise BadInput(f"{folder}: expected the name of a file inside it, found {name!r}")
+        path = path / name
+        if problem := _problem(path):
+            raise BadInput(problem)
+    return path
+
+
+def link_problems(folder: Path) -> list[str]:
+    """List what is wrong with each thing directly inside a folder that is neither a file nor a folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(filter(None, map(_problem, folder.iterdir())))
+
+
+def open_inside(folder: Path, name: str, flags: int) -> int:
+    """Open a file inside a folder and return its descriptor; `flags` as for `os.open`.
+
+    Raises:
+        BadInput: As `inside`.
+    """
+    path = inside(folder, name)
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as problem:
+        if problem.errno == errno.ELOOP:  # a link was made since it was looked at
+            raise BadInput(_LINK.format(path)) from None
+        raise
+
+
+def write_atomic(folder: Path, name: str, content: str | bytes) -> Path:
+    """Write a file inside an existing folder, whole or not at all; text as UTF-8.
+
+    Raises:
+        BadInput: As `inside`.
+    """
+    path, unfinished = inside(folder, name), f"{name}.{os.getpid()}.tmp"  # others may write the same file
+    try:
+        with os.fdopen(open_inside(folder, unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+        return (folder / unfinished).replace(path)
+    except OSError:
+        (folder / unfinished).unlink(missing_ok=True)
+        raise
+
+
+_LINK = "{}: expected a file or folder, found a link, which is not followed; remove it or choose another folder"
+
+
+def _problem(path: Path) -> str:
+    """Name the problem with something that may not be there; "" where there is none."""
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    if stat.S_ISLNK(mode):
+        return _LINK.format(path)
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return f"{path}: expected a file, found a pipe, a socket or a device; remove it"
+    return ""
