@@ -28,13 +28,8 @@ def export(
     from equipoise.cli.telling import telling
     from equipoise.deploy.card import card, write_card
     from equipoise.deploy.exporting import export as write
-<<<<<<< HEAD
-    from equipoise.deploy.kept import open_run
-    from equipoise.util.files import inside
-=======
     from equipoise.deploy.kept import load_saved_model
-    from equipoise.util.inside import inside
->>>>>>> d539845 (Name what deploy handles: SavedModel, InputSpec, MonitorOutput, MonitorEvaluation; its tests lie in tests/deploy)
+    from equipoise.util.files import inside
 
     kept = load_saved_model(run, encoder=encoder, trust=trust)
     folder = out or inside(kept.folder, "export")

@@ -47,13 +47,8 @@ def monitor(
     from equipoise.util.errors import BadInput, collect
     from equipoise.util.files import inside
 
-<<<<<<< HEAD
-    kept = open_run(run, encoder=encoder, trust=trust)
-    if data is None and (data := kept.row["data"]) not in {**all_data(), **PUBLISHED}:
-=======
     kept = load_saved_model(run, encoder=encoder, trust=trust)
-    if data is None and (data := kept.row["data"]) not in {**all_data(), **ORIGINALS}:
->>>>>>> d539845 (Name what deploy handles: SavedModel, InputSpec, MonitorOutput, MonitorEvaluation; its tests lie in tests/deploy)
+    if data is None and (data := kept.row["data"]) not in {**all_data(), **PUBLISHED}:
         raise BadInput(f"the run names its data {data!r}, which is no data set of the package; type --data PATH")
     read = Settings().changed({"encoder": kept.encoder, "features": kept.row["run"]["features"]})
     source, fold = data_set(data, split), kept.row["fold"]
@@ -75,11 +70,7 @@ def monitor(
         made.save(inside(folder, "monitor.json"))
         say("breaking the sensors of the test part")
         statistics = training_statistics(splits.train)
-<<<<<<< HEAD
-        (trial,) = collect(lambda: try_monitor(made, kept.model, splits.test, statistics, stretch=stretch))
-=======
-        (trial,) = answers(lambda: evaluate_monitor(made, kept.model, splits.test, statistics, stretch=stretch))
->>>>>>> d539845 (Name what deploy handles: SavedModel, InputSpec, MonitorOutput, MonitorEvaluation; its tests lie in tests/deploy)
+        (trial,) = collect(lambda: evaluate_monitor(made, kept.model, splits.test, statistics, stretch=stretch))
     if as_json:
         print(json.dumps({"file": str(folder / "monitor.json"), "calibration": made.facts, "trial": trial.as_dict()}))
         return

@@ -8,17 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, LENGTH, VALID, Intake
-from equipoise.deploy.exporting import TOLERANCE, Exported
-from equipoise.deploy.kept import KeptRun
-from equipoise.util.files import write_atomic
-=======
 from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, LENGTH, VALID, InputSpec
 from equipoise.deploy.exporting import TOLERANCE, ExportedModel
 from equipoise.deploy.kept import SavedModel
-from equipoise.util.inside import write_whole
->>>>>>> d539845 (Name what deploy handles: SavedModel, InputSpec, MonitorOutput, MonitorEvaluation; its tests lie in tests/deploy)
+from equipoise.util.files import write_atomic
 
 RULE = (
     "Every sensor valid: all heads vote, p(c) ∝ exp(Σ_j w_j · log p_j(c)), with the weights below. A sensor not valid: "

@@ -93,14 +93,8 @@ def rebuilt(
     with torch.device("meta"):
         outline = assembled({name: _Outline(encoder) for name, encoder in made.items()})
     problems = [f"{folder / WEIGHTS}: {each}" for each in at_most(_misfits(outline, made, weights))]
-<<<<<<< HEAD
-    problems += [f"{folder / PLAIN}: {each}" for each in _unreadable(outline, made, intakes)]
-    raise_all(problems)
-=======
     problems += [f"{folder / PLAIN}: {each}" for each in _unreadable(outline, made, input_specs)]
-    if problems:
-        raise BadInput("\n".join(problems))
->>>>>>> d539845 (Name what deploy handles: SavedModel, InputSpec, MonitorOutput, MonitorEvaluation; its tests lie in tests/deploy)
+    raise_all(problems)
     return assembled(made)
 
 
