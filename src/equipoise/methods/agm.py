@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,24 @@ from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
 from equipoise.balance.routes import Weights
 from equipoise.methods.scores import mean_of_others
-from equipoise.models.late_fusion import LateFusion
-from equipoise.models.shapley import Scaled, ShapleyResponses, computed_from, scaled_under
 from equipoise.util.errors import BadInput, demand
+from equipoise.util.graph import scaled_responses
 
 _WORST = -math.log(1e-8)  # probabilities are not read below 1e-8
 _LARGEST = 80.0
+
+
+@runtime_checkable
+class GivesResponses(Protocol):
+    """A model that can give the Shapley response of each modality in closed form, as `LateFusion` does."""
+
+    def response_problems(self) -> list[str]:
+        """Say why it cannot; empty where it can."""
+        ...
+
+    def respond(self, balancer: object | None) -> None:
+        """Give responses in training for as long as this balancer lives; None stops that."""
+        ...
 
 
 @final
@@ -53,7 +65,7 @@ class AGM(Balancer):
         cap: Largest value of τ − r; the authors have 10 for CREMA-D, 7 for UR-FUNNY, none elsewhere.
         start: First epoch that modulates.
         stop: First epoch that no longer does. The authors' default is 20.
-        responses: The wrapped model, for models that are no such `LateFusion`.
+        responses: The model wrapped in `ShapleyResponses`, for models that are no such `LateFusion`.
         form: "published", "fast", or None for the published form where the attached model and the losses allow it and
             the fast one, with a warning, where they do not. The published form acts on gradients under every
             optimiser, as the authors' code does; the fast one scales the updates of Adam and its kin.
@@ -83,7 +95,7 @@ class AGM(Balancer):
         cap: float | None = 10.0,
         start: int = 0,
         stop: int | None = None,
-        responses: ShapleyResponses | None = None,
+        responses: nn.Module | None = None,
         form: Literal["published", "fast"] | None = None,
     ) -> None:
         super().__init__(start=start, stop=stop)
@@ -102,15 +114,10 @@ class AGM(Balancer):
 
     def attached(self, model: nn.Module | None) -> None:
         """Choose the form that was asked for, or that the model allows."""
-        if self._wrapped:
+        if self._wrapped or self._asked == "fast":
             return
-        if self._asked == "fast":
-            return
-        problems = (
-            model.response_problems()
-            if isinstance(model, LateFusion)
-            else ["it is no LateFusion, the kind that is known"]
-        )
+        known = isinstance(model, GivesResponses)
+        problems = model.response_problems() if known else ["it is no LateFusion, the kind that is known"]
         if problems:
             why = "the published update needs each modality's response, which this model does not give: "
             why += "; ".join(problems)
@@ -121,7 +128,7 @@ class AGM(Balancer):
                 self._warned = True
                 warnings.warn(f"AGM takes its approximate form: {why}; {instead}", ApproximationWarning, stacklevel=4)
             self._take("fast")
-        elif isinstance(model, LateFusion):
+        elif known:
             model.respond(self)
             self._take("published")
 
@@ -153,7 +160,7 @@ class AGM(Balancer):
         """Write the factors to where the gradients of the responses will pass."""
         if self.form == "fast":
             return
-        places = scaled_under(losses["fused"])
+        places = scaled_responses(losses["fused"])
         if not places:
             msg = (
                 "AGM: the fused loss was not computed from responses: expected the attached LateFusion in training "
@@ -162,7 +169,8 @@ class AGM(Balancer):
             )
             raise RuntimeError(msg)
         if not (scored or self._wrapped):
-            foreign = [place.modality for place in places if not _reads(losses.get(place.modality), place)]
+            given = [place for place in places if place.modality in losses and place.source is not None]
+            foreign = [place.modality for place in given if not place.enters(losses[place.modality])]
             if foreign:
                 self._fall_back(foreign)
                 return
@@ -183,7 +191,7 @@ class AGM(Balancer):
         warnings.warn(f"AGM takes its approximate form: {why}", ApproximationWarning, stacklevel=5)
         self._take("fast")
         if self._attachment is not None:
-            if isinstance(self._attachment.model, LateFusion):
+            if isinstance(self._attachment.model, GivesResponses):
                 self._attachment.model.respond(None)
             self._follow(self._attachment)  # the optimisers, which the published form left alone
 
@@ -193,8 +201,3 @@ class AGM(Balancer):
         share = finite / counted.clamp(min=1)
         self.mean_score.lerp_(values.scores.to(self.mean_score.dtype), share.to(self.mean_score.dtype))
         self.steps.copy_(counted)
-
-
-def _reads(loss: Tensor | None, place: Scaled) -> bool:
-    """Return True if a loss was computed from the response of its modality, or none was given."""
-    return loss is None or place.response is None or computed_from(loss, place.response)

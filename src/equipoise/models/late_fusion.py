@@ -14,8 +14,9 @@ from equipoise.models.compiled import compiled_call
 from equipoise.models.encoders import features_of
 from equipoise.models.evaluation import class_log_probabilities, evaluating
 from equipoise.models.fusion import HeadMaker, HeadPart, build_fusion
-from equipoise.models.shapley import scale_gradient, varies_in_training
+from equipoise.models.shapley import varies_in_training
 from equipoise.util.errors import raise_all
+from equipoise.util.graph import scale_gradient
 from equipoise.util.names import NamedModules, unknown_name
 
 Decision = Literal["fused", "committee"]
@@ -152,7 +153,7 @@ class LateFusion(nn.Module):
         The response of modality m is φ_m = s_m − s_m(0) + mean_j s_j(0): s_m is its share, s_m(0) its share where its
         input is zero. It equals the 2^K forward passes of `ShapleyResponses` for an additive model that does the same
         in training as in evaluation. The fused output is the sum of the responses, as before, and the balancer may
-        scale the gradient that each receives from it (`scaled_under`).
+        scale the gradient that each receives from it (`scaled_responses`).
 
         Args:
             balancer: For whom; None for shares again.

@@ -3,90 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
-from torch.autograd.graph import Node
 
 from equipoise.models.evaluation import evaluating
 from equipoise.util.errors import raise_all
+from equipoise.util.graph import scale_gradient
 from equipoise.util.names import name_problems
 
 FUSED = "fused"
-SCALE = "_ScaleGradientBackward"
 MOST = 10
 """Modalities that `ShapleyResponses` takes."""
-
-
-@final
-class _ScaleGradient(torch.autograd.Function):
-    """The identity, whose gradient is multiplied by what its factor holds when the backward pass arrives."""
-
-    @staticmethod
-    def forward(ctx: Any, response: Tensor, modality: str) -> Tensor:
-        # Kept as it is, not saved: a balancer writes into it between forward and backward.
-        wide = torch.promote_types(response.dtype, torch.float32)
-        ctx.factor, ctx.modality = torch.ones((), device=response.device, dtype=wide), modality
-        return response.view_as(response)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # ty: ignore[incompatible-method-override]
-        if torch.is_grad_enabled():
-            msg = "AGM: its factors are no part of the graph, so second derivatives are not known; found create_graph"
-            raise RuntimeError(msg)
-        return gradient * ctx.factor.to(gradient.dtype), None
-
-
-@_disable_dynamo  # what is written between forward and backward would be lost in a compiled graph
-def scale_gradient(response: Tensor, modality: str) -> Tensor:
-    """Return the response unchanged; `scaled_under` finds what its gradient will be multiplied by, one at first."""
-    return _ScaleGradient.apply(response, modality)
-
-
-class Scaled(NamedTuple):
-    """A place in a graph where the gradient of a response is scaled.
-
-    Args:
-        modality: Whose response.
-        factor: What its gradient will be multiplied by.
-        response: The node that computed the response; None where it has no graph.
-    """
-
-    modality: str
-    factor: Tensor
-    response: Node | None
-
-
-def scaled_under(output: Tensor) -> list[Scaled]:
-    """Find where responses are scaled that an output, or a loss of it, was computed from."""
-    return [
-        Scaled(node.modality, node.factor, node.next_functions[0][0])
-        for node in _nodes_under(output, lambda node: node.name() == SCALE)
-        if node.name() == SCALE
-    ]
-
-
-def computed_from(output: Tensor, node: Node) -> bool:
-    """Return True if an output, or a loss of it, was computed from what this node computed."""
-    return any(each is node for each in _nodes_under(output, lambda each: each is node))
-
-
-def _nodes_under(output: Tensor, ends: Callable[[Node], bool]) -> Iterator[Any]:
-    """Give every node of a graph; below those that end it, nothing is looked at."""
-    seen: set[Node] = set()
-    waiting = [output.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        if not ends(node):
-            waiting.extend(following for following, _ in node.next_functions)
 
 
 def varies_in_training(module: nn.Module) -> bool:

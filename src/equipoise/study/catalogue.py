@@ -62,7 +62,7 @@ class Method:
 def _simple(kind: Any) -> bool:
     """Whether a word can express a value of this type."""
     text = str(kind)
-    return not any(part in text for part in ("Mapping", "Trajectory", "ShapleyResponses", "dict"))
+    return not any(part in text for part in ("Mapping", "Trajectory", "Module", "dict"))
 
 
 def all_methods() -> dict[str, Method]:
