@@ -47,7 +47,7 @@ def main() -> None:
 def study(arguments: argparse.Namespace) -> None:
     """Do all runs, and leave what they took and their rows in the folder."""
     from equipoise.data.source import all_data
-    from equipoise.study.catalogue import entries
+    from equipoise.study.registry import entries
     from equipoise.study.store import Store
     from equipoise.study.study import plan, run_study
 

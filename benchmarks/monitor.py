@@ -13,7 +13,7 @@ import torch
 from equipoise.data.sets.watch import watch
 from equipoise.deploy import evaluate_monitor, fit_monitor
 from equipoise.measure import training_statistics
-from equipoise.study.catalogue import entries
+from equipoise.study.registry import entries
 from equipoise.training.train import train
 
 

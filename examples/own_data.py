@@ -9,7 +9,7 @@ import torch
 from equipoise import report
 from equipoise.data.own.examine import examine
 from equipoise.data.source import data_set
-from equipoise.study.catalogue import entries
+from equipoise.study.registry import entries
 from equipoise.study.store import Store
 from equipoise.study.study import plan, run_study
 

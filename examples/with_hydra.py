@@ -11,8 +11,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from equipoise.data.source import data_set
-from equipoise.study.catalogue import entries
-from equipoise.study.comparison import compare
+from equipoise.study.compare import compare
+from equipoise.study.registry import entries
 
 
 @hydra.main(version_base=None, config_path=".", config_name="with_hydra")

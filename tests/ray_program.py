@@ -10,11 +10,12 @@ import psutil
 from ray.cluster_utils import Cluster
 
 from equipoise.data.sets.generated import two_sensors
+from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
-from equipoise.study.catalogue import DataSet, entries
 from equipoise.study.executors.place import OnRay
 from equipoise.study.executors.ray_hands import RayHands
 from equipoise.study.job import Job
+from equipoise.study.registry import entries
 from equipoise.study.store import Store
 from equipoise.study.study import plan, run_study
 

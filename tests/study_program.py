@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from equipoise.study.catalogue import all_data, entries
+from equipoise.data.source import all_data
+from equipoise.study.registry import entries
 from equipoise.study.store import Store
 from equipoise.study.study import Event, plan, run_study
 

@@ -10,11 +10,12 @@ import pytest
 pytest.importorskip("submitit")
 
 from equipoise.data.sets.generated import two_sensors
-from equipoise.study.catalogue import DataSet, entries
+from equipoise.data.source import DataSet
 from equipoise.study.executors import answer
 from equipoise.study.executors.errand import Errand, Outcome
 from equipoise.study.executors.slurm_hands import EPOCHS, SUBMITTED, SlurmHands, Task
 from equipoise.study.job import Job, run_job
+from equipoise.study.registry import entries
 from equipoise.study.store import Store
 from equipoise.study.study import plan
 from equipoise.util.errors import BadInput
@@ -209,7 +210,7 @@ def test_a_study_of_processes_collects_plain_answers(tmp_path: Path, monkeypatch
 
 def small_of_a_name() -> Job:
     """On data that another process finds by itself."""
-    from equipoise.study.catalogue import all_data
+    from equipoise.data.source import all_data
 
     chosen = entries(["msl"], ["epochs=1", "features=2", "device=cpu"])
     return plan(chosen, all_data()["generated"], [0], [None], measure="quick")[0][0]

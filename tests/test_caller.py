@@ -16,10 +16,11 @@ from ended import Ended
 from equipoise import MIMO
 from equipoise.data import Splits
 from equipoise.data.sets.generated import two_sensors
+from equipoise.data.source import DataSet
 from equipoise.paper.ablation import sweep_of
 from equipoise.paper.ablation_runs import run as ablate
-from equipoise.study.catalogue import DataSet, entries
-from equipoise.study.comparison import COMMAND, compare
+from equipoise.study.compare import COMMAND, compare
+from equipoise.study.registry import entries
 from equipoise.training.settings import Settings
 from equipoise.training.train import train
 from equipoise.util.errors import BadInput

@@ -20,9 +20,10 @@ import equipoise_command
 from ended import Ended
 from equipoise.data import Splits
 from equipoise.data.sets.generated import two_sensors
-from equipoise.study import comparison
-from equipoise.study.catalogue import DataSet, all_data, entries
+from equipoise.data.source import DataSet, all_data
+from equipoise.study import compare as comparison
 from equipoise.study.progress import Progress
+from equipoise.study.registry import entries
 from equipoise.study.store import Store
 from equipoise.study.study import plan
 from equipoise.training import checkpoint, tracking
@@ -408,12 +409,12 @@ def test_a_fault_of_the_program_is_no_bad_input(
         raise ValueError("not enough values to unpack")
 
     for place, words in (
-        ("equipoise.study.comparison.run_study", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.study.compare.run_study", ["train", *QUICK, "--out", tmp_path]),
         ("equipoise.report.tables", ["report", folder, "--format", "csv"]),
         ("equipoise.report.read", ["report", folder, "--format", "csv"]),
         ("equipoise.cli.options.data_set", ["train", *QUICK, "--out", tmp_path]),
-        ("equipoise.study.catalogue._read_word", ["train", *QUICK, "--out", tmp_path]),
-        ("equipoise.study.catalogue.check_step", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.study.registry._read_word", ["train", *QUICK, "--out", tmp_path]),
+        ("equipoise.study.registry.check_step", ["train", *QUICK, "--out", tmp_path]),
         ("equipoise.data.splits.Splits.check", ["train", *QUICK, "--out", tmp_path]),
         ("equipoise.study.study.device_of", ["train", *QUICK, "--out", tmp_path]),
         ("equipoise.study.study.kinds_of", ["train", *QUICK, "--out", tmp_path]),

@@ -21,7 +21,7 @@ import torch
 import imitated_slurm
 import ray_program
 from equipoise.data.sets.generated import two_sensors
-from equipoise.study.catalogue import DataSet, entries
+from equipoise.data.source import DataSet
 from equipoise.study.executors import errand as errands
 from equipoise.study.executors import place_of
 from equipoise.study.executors.errand import Errand, unpack
@@ -29,6 +29,7 @@ from equipoise.study.executors.hands import Hands
 from equipoise.study.executors.mailbox import Mailbox
 from equipoise.study.executors.place import OnRay, OnSlurm
 from equipoise.study.job import Job, run_job
+from equipoise.study.registry import entries
 from equipoise.study.store import Store
 from equipoise.study.study import plan, run_study
 from equipoise.training.machinery import device_of
@@ -306,6 +307,6 @@ def test_a_run_that_fails_in_an_array_leaves_its_traceback(tmp_path: Path, monke
 
 
 def generated() -> DataSet:
-    from equipoise.study.catalogue import all_data
+    from equipoise.data.source import all_data
 
     return all_data()["generated"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from equipoise.cli import main as cli
-from equipoise.study import comparison
+from equipoise.study import compare as comparison
 
 
 @pytest.fixture

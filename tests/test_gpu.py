@@ -10,9 +10,10 @@ from equipoise import MIMO, MSL, OGMGE, Balancer, LateFusion, MMPareto
 from equipoise.data import Part, Splits
 from equipoise.data.feed import Feed, epoch_rows
 from equipoise.data.sets.generated import two_sensors
+from equipoise.data.source import DataSet
 from equipoise.data.views import VideoFrames
 from equipoise.models import CNN1d
-from equipoise.study.catalogue import DataSet, entries
+from equipoise.study.registry import entries
 from equipoise.study.store import Store
 from equipoise.study.study import plan, run_study
 from equipoise.training.settings import Precision, Settings

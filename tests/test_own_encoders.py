@@ -16,8 +16,8 @@ from ended import Ended
 from equipoise import AGM, MIMO, Balancer
 from equipoise.data import Splits
 from equipoise.data.sets.generated import two_sensors
-from equipoise.study.catalogue import entries
 from equipoise.study.executors.sharing import CONTEXT, bytes_needed
+from equipoise.study.registry import entries
 from equipoise.training.machinery import to_channels_last
 from equipoise.training.settings import Settings
 from equipoise.training.train import train

@@ -7,7 +7,7 @@ from equipoise.data.prepare.original import Original
 from equipoise.data.sets import PUBLISHED
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
-from equipoise.study.catalogue import entries
+from equipoise.study.registry import entries
 from equipoise.training.presets import Preset, all_presets
 
 PAPER = {  # λ and μ of the paper's appendix

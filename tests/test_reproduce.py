@@ -16,7 +16,7 @@ from equipoise.cli import reproduce as command
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.source import PreparedFolder
 from equipoise.paper import reproduce_report, reproduce_runs
-from equipoise.paper.paper import GRID, TABLES, PaperRow, PaperTable
+from equipoise.paper.published import GRID, TABLES, PaperRow, PaperTable
 from equipoise.paper.reproduce import CONTROL, full_recipe, small_recipe
 from equipoise.paper.reproduce_claims import above, claims, difference
 from equipoise.paper.reproduce_figure import caption

@@ -6,9 +6,9 @@ import pytest
 
 from equipoise.data.prepare.original import Original
 from equipoise.data.sets import PUBLISHED
-from equipoise.paper.paper import GRID, TABLES, PaperTable
+from equipoise.paper.published import GRID, TABLES, PaperTable
 from equipoise.paper.reproduce_small import StandIn
-from equipoise.study.catalogue import all_methods
+from equipoise.study.registry import all_methods
 from equipoise.training.presets import all_presets
 
 EVERY = pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)

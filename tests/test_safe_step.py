@@ -19,7 +19,7 @@ from equipoise.data.feed import Feed
 from equipoise.data.sets.generated import two_sensors
 from equipoise.models import MLP, CNN1d, LateFusion
 from equipoise.models.late_fusion import Unimodal
-from equipoise.study.catalogue import entries
+from equipoise.study.registry import entries
 from equipoise.training import safe_step
 from equipoise.training.safe_step import before_epoch, check_step, constants, local_smoothness, safe_rate
 from equipoise.training.settings import Settings

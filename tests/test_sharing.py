@@ -14,7 +14,7 @@ import torch
 
 from equipoise.data import Splits
 from equipoise.data.sets.generated import two_sensors
-from equipoise.study.catalogue import DataSet, entries
+from equipoise.data.source import DataSet
 from equipoise.study.executors.hands import Hands
 from equipoise.study.executors.sharing import (
     CONTEXT,
@@ -30,6 +30,7 @@ from equipoise.study.executors.sharing import (
     touched_a_gpu,
 )
 from equipoise.study.job import run_job
+from equipoise.study.registry import entries
 from equipoise.study.store import Store
 from equipoise.study.study import crew_for, plan
 

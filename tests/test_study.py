@@ -19,15 +19,17 @@ import torch
 import study_program
 from equipoise import Balancer
 from equipoise.data.sets.generated import two_sensors
+from equipoise.data.source import DataSet, all_data
 from equipoise.measure.timing import PROTOCOL
 from equipoise.study import store as stores
-from equipoise.study.catalogue import DataSet, all_data, all_methods, entries
 from equipoise.study.diagnose import diagnose
-from equipoise.study.job import Measure, _finite, keep_traceback, run_job
+from equipoise.study.job import Job, Measure, _finite, keep_traceback, run_job
+from equipoise.study.registry import all_methods, entries
 from equipoise.study.store import Store
-from equipoise.study.study import FailedRuns, Job, _import_for_all, plan, run_study
+from equipoise.study.study import _import_for_all, plan, run_study
 from equipoise.study.tuning import headline, trials, tune
 from equipoise.training.run import Run
+from equipoise.util.errors import FailedRuns
 from process_group import assert_gone, members
 
 SHORT = ["epochs=2", "features=8"]

@@ -18,7 +18,7 @@ from equipoise.data.source import data_set
 from equipoise.models.choose import reads_tokens
 from equipoise.models.encoders import CNN1d
 from equipoise.models.sequence import Tokens
-from equipoise.study.catalogue import entries
+from equipoise.study.registry import entries
 from equipoise.study.study import plan
 from equipoise.training.settings import Settings
 from equipoise.training.step import build_model

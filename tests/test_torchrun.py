@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import torchrun_program as program
-from equipoise.study.catalogue import all_methods
+from equipoise.study.registry import all_methods
 
 LIMIT_S = 240
 TOLERANCE = 1e-5

@@ -11,8 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from equipoise import MIMO
 from equipoise.data.sets.generated import two_sensors
-from equipoise.study.catalogue import all_data, entries
+from equipoise.data.source import all_data
 from equipoise.study.job import run_job
+from equipoise.study.registry import entries
 from equipoise.study.study import plan
 from equipoise.training import tracking
 from equipoise.training.settings import Settings

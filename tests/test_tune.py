@@ -19,12 +19,13 @@ import torch
 
 from equipoise.cli import main as cli
 from equipoise.data.sets.generated import two_sensors
+from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.report import tune_report
 from equipoise.study import tune_runs
-from equipoise.study.catalogue import DataSet, all_methods, entries
 from equipoise.study.job import Job, run_job
 from equipoise.study.progress import Progress
+from equipoise.study.registry import all_methods, entries
 from equipoise.study.store import Store
 from equipoise.study.tune import Choice, Interval, Search, as_typed, search_of
 from equipoise.study.tune_outcome import Outcome, Tried

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from equipoise import AGM, DGL, MGDA, MLB, MSES, MSLR, OGM, OGMGE, MMPareto
 from equipoise.data.sets.watch import watch
 from equipoise.data.splits import Part, Splits
-from equipoise.study.catalogue import all_methods
+from equipoise.study.registry import all_methods
 from equipoise.training import run
 from equipoise.training.cadence import Cadence
 from equipoise.training.distributed import meet

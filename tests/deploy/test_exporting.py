@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.data.views import LogSTFT, Rescaled, TimeLast
 from equipoise.deploy import Deployable, ExportedModel, InputSpec, SavedModel, export, exporting, kept, load_saved_model
@@ -21,8 +22,8 @@ from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames
 from equipoise.models.lenet import LeNet
 from equipoise.models.resnet import ResNet18
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
-from equipoise.study.catalogue import DataSet, entries
 from equipoise.study.job import Job, run_job
+from equipoise.study.registry import entries
 from equipoise.util.errors import BadInput
 
 Inputs = dict[str, Tensor]
@@ -418,11 +419,11 @@ def test_what_does_not_name_one_run_is_refused(run_folder: Path, tmp_path: Path)
 
 
 def test_a_run_that_cannot_be_built_again_is_refused(run_folder: Path, tmp_path: Path) -> None:
-    content = json.loads((run_folder / kept.PLAIN).read_text())
+    content = json.loads((run_folder / kept.DESCRIPTION).read_text())
     weights = (run_folder / kept.WEIGHTS).read_bytes()
 
     def opened(plain: Any, tensors: bytes = weights) -> SavedModel:
-        (tmp_path / kept.PLAIN).write_text(plain if isinstance(plain, str) else json.dumps(plain))
+        (tmp_path / kept.DESCRIPTION).write_text(plain if isinstance(plain, str) else json.dumps(plain))
         (tmp_path / kept.WEIGHTS).write_bytes(tensors)
         return load_saved_model(tmp_path)
 
@@ -450,7 +451,7 @@ def test_trials_are_not_kept(tmp_path: Path) -> None:
     (entry,) = entries(["msl"], ["epochs=1", "features=4"])
     job = Job(entry, DataSet("own", lambda _: splits, 0, ""), None, 0, splits.fingerprint(), measure="validation")
     run_job(job, splits, tmp_path)
-    assert not (tmp_path / kept.PLAIN).exists()
+    assert not (tmp_path / kept.DESCRIPTION).exists()
 
 
 def test_stored_data_whose_view_the_graph_cannot_do_is_taken_behind_it() -> None:

@@ -16,16 +16,17 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ended import Ended
+from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.data.views import LogSTFT, Rescaled, TimeLast, VideoFrames
 from equipoise.deploy import ExportedModel, SavedModel, description, kept, load_saved_model
 from equipoise.deploy.card import write_card
-from equipoise.deploy.kept import keep
 from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, build_encoders, makes_modules
 from equipoise.models.encoders import MLP
-from equipoise.study.catalogue import DataSet, entries
 from equipoise.study.job import Job, run_job
+from equipoise.study.registry import entries
+from equipoise.study.saved_model import save_model
 from equipoise.util.errors import BadInput
 
 VALUES = (
@@ -84,18 +85,18 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(original: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
-    for name in (kept.PLAIN, kept.WEIGHTS):
+    for name in (kept.DESCRIPTION, kept.WEIGHTS):
         shutil.copyfile(original / name, folder / name)
     return folder
 
 
 def content_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / kept.PLAIN).read_text(encoding="utf-8"))
+    return json.loads((folder / kept.DESCRIPTION).read_text(encoding="utf-8"))
 
 
 def opened(folder: Path, content: Any) -> SavedModel | None:
     """What becomes of a folder with such a description: a run whose card can be written, or None with one message."""
-    (folder / kept.PLAIN).write_text(json.dumps(content), encoding="utf-8")
+    (folder / kept.DESCRIPTION).write_text(json.dumps(content), encoding="utf-8")
     told = ""
     try:
         found = load_saved_model(folder)
@@ -155,7 +156,7 @@ NEEDED = [
 
 @pytest.mark.parametrize("path", NEEDED, ids=lambda path: ".".join(path))
 def test_a_field_that_is_needed_is_missed_by_its_name(path: tuple[str, ...], run: Path) -> None:
-    (run / kept.PLAIN).write_text(json.dumps(edited(content_of(run), path)))
+    (run / kept.DESCRIPTION).write_text(json.dumps(edited(content_of(run), path)))
     with pytest.raises(
         BadInput, match=path[-1] if len(path) < 3 or path[-1] not in ("mean", "deviation") else "neither"
     ):
@@ -189,7 +190,7 @@ def test_what_is_no_description_is_refused(value: Any, run: Path) -> None:
     "text", ["", "{", "\0" * 100, "[" * 100_000, '{"format": 1' + ', "x": {' * 900, '{"format": NaN}', "9" * 10_000]
 )
 def test_damage_is_told(text: str, run: Path) -> None:
-    (run / kept.PLAIN).write_text(text)
+    (run / kept.DESCRIPTION).write_text(text)
     with pytest.raises(BadInput, match=r"model\.json: expected the description of a model, found damage"):
         load_saved_model(run)
 
@@ -199,7 +200,7 @@ def test_all_problems_are_told_at_once(run: Path) -> None:
     content["inputs"]["weak"]["dtype"] = "load"
     content["row"]["run"]["features"] = -3
     del content["row"]["seed"]
-    (run / kept.PLAIN).write_text(json.dumps(content))
+    (run / kept.DESCRIPTION).write_text(json.dumps(content))
     (run / kept.WEIGHTS).write_bytes((run / kept.WEIGHTS).read_bytes()[:-7])
     with pytest.raises(BadInput) as told:
         load_saved_model(run)
@@ -231,7 +232,7 @@ def test_sizes_are_compared_with_the_weights_before_anything_is_allocated(featur
 def test_ten_million_classes_take_no_memory(run: Path) -> None:
     content = content_of(run)
     text = json.dumps(edited(content, ("classes",), ["MANY"])).replace('"MANY"', ", ".join(["0"] * 10**7))
-    (run / kept.PLAIN).write_text(text)
+    (run / kept.DESCRIPTION).write_text(text)
     before = peak()
     with pytest.raises(BadInput, match=r"at most .* bytes, found more"):
         load_saved_model(run)
@@ -283,7 +284,7 @@ def test_every_encoder_of_the_package_is_built_again(kind: str, fusion: str, tmp
     splits = Splits.from_arrays(inputs, torch.arange(12) % 3, tokens=tokens)
     row = content_of(original)["row"]
     row["run"] |= {"encoder": f"a:{kind},b:mlp", "features": 8, "fusion": fusion}
-    keep(tmp_path, model, row, splits)
+    save_model(tmp_path, model, row, splits)
     found = load_saved_model(tmp_path).model
     for (name, tensor), (other, again) in zip(model.state_dict().items(), found.state_dict().items(), strict=True):
         assert name == other
@@ -340,7 +341,8 @@ def test_an_encoder_of_the_users_own_is_built_once_it_is_named_again(
         with pytest.raises(BadInput, match=f"cannot be made again.*{expected}"):
             load_saved_model(tmp_path, encoder=words.replace("Own", name))
         assert not calls
-    (tmp_path / kept.PLAIN).write_text(json.dumps(edited(content_of(tmp_path), ("row", "run", "features"), 10**6)))
+    content = edited(content_of(tmp_path), ("row", "run", "features"), 10**6)
+    (tmp_path / kept.DESCRIPTION).write_text(json.dumps(content))
     with pytest.raises(BadInput, match=r"row\.run\.features: expected at most as many"):
         load_saved_model(tmp_path, trust=True)
     assert not calls
@@ -361,7 +363,7 @@ def test_what_makes_modules_is_told_without_calling_it() -> None:
 
 @pytest.mark.parametrize("path", ["cProfile.main", "subprocess.getoutput", "strong:code.interact,weak:cnn1d"])
 def test_no_code_is_run_because_a_file_names_it(path: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (run / kept.PLAIN).write_text(json.dumps(edited(content_of(run), ("row", "run", "encoder"), path)))
+    (run / kept.DESCRIPTION).write_text(json.dumps(edited(content_of(run), ("row", "run", "encoder"), path)))
     monkeypatch.setattr("equipoise.models.choose.importlib.import_module", pytest.fail)
     with pytest.raises(BadInput, match="no code runs because a file names it"):
         load_saved_model(run)
@@ -380,8 +382,8 @@ def test_every_view_is_described_as_it_is_read(view: Any) -> None:
 def test_of_several_runs_a_damaged_one_is_told(original: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-        shutil.copyfile(original / kept.PLAIN, tmp_path / "runs" / name / kept.PLAIN)
-    (tmp_path / "runs" / "one" / kept.PLAIN).write_text('{"format": 1, "row": {}}')
+        shutil.copyfile(original / kept.DESCRIPTION, tmp_path / "runs" / name / kept.DESCRIPTION)
+    (tmp_path / "runs" / "one" / kept.DESCRIPTION).write_text('{"format": 1, "row": {}}')
     with pytest.raises(BadInput, match=r"(?s)two  mimo on own, seed 0.*one  cannot be read: row\.data: expected it"):
         load_saved_model(tmp_path)
 
@@ -404,12 +406,12 @@ def test_an_edited_folder_ends_a_command_with_one_message(
         (("row", "fold"), -1),
     ]
     for path, value in edits:
-        (run / kept.PLAIN).write_text(json.dumps(edited(content, path, value)))
+        (run / kept.DESCRIPTION).write_text(json.dumps(edited(content, path, value)))
         ended = equipoise(command, run)
         assert (ended.code, ended.out) == (2, ""), path
         assert ended.err.startswith("equipoise: ")
         assert "Traceback" not in ended.err
-    (run / kept.PLAIN).write_text(json.dumps(content))
+    (run / kept.DESCRIPTION).write_text(json.dumps(content))
     (run / kept.WEIGHTS).write_bytes(whole[:-1])
     ended = equipoise(command, run)
     assert ended.code == 2
@@ -418,12 +420,12 @@ def test_an_edited_folder_ends_a_command_with_one_message(
     if command == "monitor":
         (run / kept.WEIGHTS).write_bytes(whole)
         for data in ("own", "/dev/zero", "../x.npz", str(run / "x.npz")):
-            (run / kept.PLAIN).write_text(json.dumps(edited(content, ("row", "data"), data)))
+            (run / kept.DESCRIPTION).write_text(json.dumps(edited(content, ("row", "data"), data)))
             ended = equipoise(command, run)
             assert ended.code == 2
             assert f"the run names its data {data!r}" in ended.err
         for row in ({"data": "generated", "fold": 10**6}, {"data": "generated"}):
-            (run / kept.PLAIN).write_text(json.dumps({**content, "row": {**content["row"], **row}}))
+            (run / kept.DESCRIPTION).write_text(json.dumps({**content, "row": {**content["row"], **row}}))
             ended = equipoise(command, run)
             assert ended.code == 2
             assert "found fold 1000000" in ended.err or "fingerprint" in ended.err

@@ -13,7 +13,7 @@ from elsewhere import Elsewhere
 from equipoise.cli import ablate as command
 from equipoise.paper import ablation_runs
 from equipoise.paper.ablation import PAPER, sweep_of
-from equipoise.study.catalogue import Entry, all_methods
+from equipoise.study.registry import Entry, all_methods
 from equipoise.study.store import Store
 from equipoise.util.errors import BadInput, FailedRuns
 

@@ -14,7 +14,7 @@ from equipoise.paper.ablation_claims import FAILS, Change, change, claims, rises
 from equipoise.paper.ablation_figure import draw
 from equipoise.paper.ablation_runs import Outcome, Point
 from equipoise.report.aggregate import RunGroup
-from equipoise.study.catalogue import Entry
+from equipoise.study.registry import Entry
 
 
 def row(label: str, seed: int, test: float, validation: float) -> dict[str, Any]:

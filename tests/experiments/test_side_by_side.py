@@ -12,7 +12,7 @@ import torch
 
 from equipoise.paper import landscape_plane
 from equipoise.paper.landscape import Recipe, gather
-from equipoise.study.catalogue import entries
+from equipoise.study.registry import entries
 from equipoise.util import side_by_side as module
 from equipoise.util.errors import BadInput
 from equipoise.util.side_by_side import Tell, at_once, side_by_side

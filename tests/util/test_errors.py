@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from equipoise import MIMO
-from equipoise.study.catalogue import entries
+from equipoise.study.registry import entries
 from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput, Unreadable, collect
 from equipoise.util.files import reading

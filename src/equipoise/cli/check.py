@@ -32,7 +32,7 @@ def check(
     torch.set_num_threads(1)
     from equipoise.data.own.examine import examine
     from equipoise.models.choose import kinds_of
-    from equipoise.study.catalogue import entries
+    from equipoise.study.registry import entries
     from equipoise.util.errors import collect, raise_all
 
     ((chosen,),) = collect(lambda: entries(["msl"], words or ()))

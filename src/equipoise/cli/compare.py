@@ -12,9 +12,9 @@ import typer
 from equipoise.cli import options
 from equipoise.cli.config import Config
 from equipoise.cli.report import print_tables
-from equipoise.study import comparison
-from equipoise.study.catalogue import entries
+from equipoise.study import compare as comparison
 from equipoise.study.executors import place_of
+from equipoise.study.registry import entries
 from equipoise.training import distributed
 
 EXAMPLE = "Example: equipoise compare --data watch --methods msl,ew,mimo --seeds 3 --out runs/watch epochs=20"

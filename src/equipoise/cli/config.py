@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from equipoise.study.catalogue import all_methods
+from equipoise.study.registry import all_methods
 from equipoise.training import settings
 from equipoise.util.errors import BadInput, look_up, raise_all
 
@@ -96,7 +96,7 @@ def _check_word(context: typer.Context, line: Line, options: dict[str, Any]) -> 
     if not any(each.name == WORDS for each in context.command.params):
         look_up("key", line.key, options)
     methods = all_methods()
-    parameters = {f"{name}.{each}": method for name, method in methods.items() for each in method.defaults()}
+    parameters = {f"{name}.{each}": method for name, method in methods.items() for each in method.parameters}
     bare = {key.partition(".")[2] for key in parameters}
     known = [*options, *settings.names(), *(f"run.{name}" for name in settings.names()), *parameters, *sorted(bare)]
     look_up("key", line.key, dict.fromkeys(known))

@@ -9,8 +9,8 @@ from typing import Any
 
 from equipoise.cli import options
 from equipoise.cli.config import Config
-from equipoise.study import comparison
-from equipoise.study.catalogue import entries
+from equipoise.study import compare as comparison
+from equipoise.study.registry import entries
 
 EXAMPLE = "Example: equipoise diagnose --data watch --seeds 3 epochs=20"
 

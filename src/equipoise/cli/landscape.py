@@ -14,7 +14,7 @@ import typer
 from equipoise.cli import options
 from equipoise.cli.telling import telling
 from equipoise.data.source import DataSet
-from equipoise.study.catalogue import Entry, entries
+from equipoise.study.registry import Entry, entries
 from equipoise.training import settings
 from equipoise.training.presets import Preset
 from equipoise.util.errors import collect

@@ -8,7 +8,7 @@ from typing import Any
 from equipoise.cli import options
 from equipoise.data.sets import PUBLISHED
 from equipoise.data.source import all_data
-from equipoise.study.catalogue import all_methods
+from equipoise.study.registry import all_methods
 from equipoise.training.presets import all_presets
 from equipoise.training.settings import Settings
 from equipoise.util.version import VERSION
@@ -18,10 +18,10 @@ def methods(as_json: options.Json = False) -> None:
     """Every method, with one line and its parameters."""
     every = all_methods()
     if as_json:
-        print(json.dumps({name: {"summary": m.summary, "parameters": m.defaults()} for name, m in every.items()}))
+        print(json.dumps({name: {"summary": m.summary, "parameters": m.parameters} for name, m in every.items()}))
         return
     for name, method in every.items():
-        words = " ".join(f"{key}={value}" for key, value in method.defaults().items())
+        words = " ".join(f"{key}={value}" for key, value in method.parameters.items())
         print(f"{name:<10} {method.summary}" + (f"\n{'':<10} {words}" if words else ""))
 
 

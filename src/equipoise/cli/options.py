@@ -15,7 +15,7 @@ import typer
 
 from equipoise.cli.config import WORDS, after_config
 from equipoise.data.source import DataSet, data_set
-from equipoise.study.catalogue import all_methods
+from equipoise.study.registry import all_methods
 from equipoise.training import settings
 from equipoise.training.presets import Preset, preset_for
 from equipoise.training.tracking import NAMES, Trackers
@@ -130,7 +130,7 @@ def parser_message(error: Any) -> str:
         return text
     option = getattr(error, "option_name", "")
     name = option.removeprefix("--").replace("-", "_")
-    known = {*settings.names(), *(key for method in all_methods().values() for key in method.defaults())}
+    known = {*settings.names(), *(key for method in all_methods().values() for key in method.parameters)}
     if name in known and any(parameter.name == WORDS for parameter in error.ctx.command.params):
         return f"equipoise: no such option: {option}; settings and parameters are words: type {name}=…"
     return f"equipoise: {text}"

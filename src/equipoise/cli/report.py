@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from equipoise.cli import options
-from equipoise.study import comparison
-from equipoise.study.catalogue import look_up
-from equipoise.util.errors import collect
+from equipoise.study import compare as comparison
+from equipoise.util.errors import collect, look_up
 from equipoise.util.files import inside
 
 if TYPE_CHECKING:

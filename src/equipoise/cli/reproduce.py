@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from equipoise.cli import options
-from equipoise.paper.paper import TABLES
+from equipoise.paper.published import TABLES
 from equipoise.study.executors import place_of
 from equipoise.util.errors import BadInput, FailedRuns, collect, look_up
 

@@ -11,8 +11,8 @@ import typer
 from equipoise.cli import options
 from equipoise.cli.compare import show_rows
 from equipoise.cli.config import Config
-from equipoise.study import comparison
-from equipoise.study.catalogue import entries
+from equipoise.study import compare as comparison
+from equipoise.study.registry import entries
 from equipoise.training.safe_step import words_for
 
 EXAMPLE = "Example: equipoise train --data watch --method mimo --out runs/one penalty=10 smoothing=0.1 epochs=20"

@@ -15,14 +15,13 @@ import torch
 
 from equipoise.data.views import View, view_of
 from equipoise.models.arguments import Unimodal
-from equipoise.study.catalogue import all_methods
+from equipoise.study.registry import all_methods
+from equipoise.study.saved_model import FORMAT
 from equipoise.training.settings import Fusion
 from equipoise.util.errors import BadInput
 from equipoise.util.files import open_inside
 from equipoise.util.names import name_problems, unknown_name
 
-FORMAT = 1
-PLAIN, WEIGHTS = "model.json", "model.safetensors"
 LARGEST = 2**24  # bytes, beside one for each byte of the weights: inputs of many numbers have as many scales
 MOST = 2**31 - 1
 LONGEST = 10_000  # characters of a text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +10,16 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from equipoise.data.splits import Splits
 from equipoise.data.views import view_of
-from equipoise.deploy.deployable import IN_THE_GRAPH, LENGTH, Deployable, InputSpec
-from equipoise.deploy.description import FORMAT, PLAIN, WEIGHTS, problems_in, read_description, row_problems
+from equipoise.deploy.deployable import IN_THE_GRAPH, Deployable, InputSpec
+from equipoise.deploy.description import problems_in, read_description, row_problems
 from equipoise.deploy.rebuild import first_line, rebuilt, tensors_in
 from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, kinds_of
-from equipoise.study.catalogue import all_methods
+from equipoise.study.registry import all_methods
+from equipoise.study.saved_model import DESCRIPTION, WEIGHTS
 from equipoise.util.errors import BadInput, raise_all
-from equipoise.util.files import inside, write_atomic
+from equipoise.util.files import inside
 
 TRAIN = "equipoise train --data watch --method mimo --out runs/one"
 
@@ -53,36 +52,6 @@ class SavedModel:
         return Deployable(self.model, self.input_specs)
 
 
-def keep(folder: Path, model: LateFusion, row: dict[str, Any], splits: Splits) -> None:
-    """Write what `load_saved_model` reads, the plain file last: a kill leaves no half of a kept run.
-
-    Args:
-        folder: Of the run.
-        model: As it was measured, so with its committee fitted.
-        row: Its results.
-        splits: The data it was trained on.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_model
-
-    content = {
-        "format": FORMAT,
-        "classes": list(splits.classes),
-        "unimodal": model.unimodal,
-        "inputs": _inputs(splits),
-        "parts": {name: _counts(part) for name, part in splits.parts.items()},
-        "row": row,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = inside(folder, f"{WEIGHTS}.tmp")
-    try:
-        save_model(model, str(unfinished))
-    except SafetensorError as found:  # how it says that the disk is full
-        raise OSError(str(found)) from None
-    unfinished.replace(inside(folder, WEIGHTS))
-    write_atomic(folder, PLAIN, json.dumps(content, indent=1) + "\n")
-
-
 def load_saved_model(path: Path | str, *, encoder: str | None = None, trust: bool = False) -> SavedModel:
     """Build the model of a finished run again.
 
@@ -100,8 +69,8 @@ def load_saved_model(path: Path | str, *, encoder: str | None = None, trust: boo
     folder = _find(Path(path))
     weights = tensors_in(folder)
     size = (folder / WEIGHTS).stat().st_size if isinstance(weights, dict) else 0
-    content = read_description(folder, PLAIN, size)
-    problems = [f"{folder / PLAIN}: {each}" for each in problems_in(content)]
+    content = read_description(folder, DESCRIPTION, size)
+    problems = [f"{folder / DESCRIPTION}: {each}" for each in problems_in(content)]
     if not problems:
         words = content["row"]["run"]["encoder"] if encoder is None else encoder
         problems += _encoder_problems(folder, content, words, believed=trust or encoder is not None)
@@ -128,9 +97,9 @@ def load_saved_model(path: Path | str, *, encoder: str | None = None, trust: boo
 
 
 def _find(path: Path) -> Path:
-    if inside(path, PLAIN).is_file():
+    if inside(path, DESCRIPTION).is_file():
         return path
-    runs = sorted(each.parent for each in path.glob(f"runs/*/{PLAIN}"))
+    runs = sorted(each.parent for each in path.glob(f"runs/*/{DESCRIPTION}"))
     if len(runs) == 1:
         return inside(path, "runs", runs[0].name)
     if runs:
@@ -142,7 +111,8 @@ def _find(path: Path) -> Path:
             f"{path}: a search keeps no models; the command at the end of {path / 'tune.md'} trains the best"
         )
     old = " (its runs were made before models were kept: train again)" if any(path.glob("**/epoch-*")) else ""
-    raise BadInput(f"{path}: expected the folder of a finished run, found no {PLAIN} in it{old}. Make one: {TRAIN}")
+    msg = f"{path}: expected the folder of a finished run, found no {DESCRIPTION} in it{old}. Make one: {TRAIN}"
+    raise BadInput(msg)
 
 
 def _listed(folders: list[Path]) -> list[str]:
@@ -150,7 +120,7 @@ def _listed(folders: list[Path]) -> list[str]:
     rows, lines, damaged = {}, [], []
     for each in folders:
         try:
-            content = read_description(each, PLAIN)
+            content = read_description(each, DESCRIPTION)
             raise_all(row_problems(content))
             rows[each] = content["row"]
         except ValueError as found:
@@ -186,8 +156,9 @@ def _encoder_problems(folder: Path, content: dict[str, Any], words: str, *, beli
     own = {kind: name for name, kind in kinds.items() if kind not in KINDS}
     typed = shlex.quote("".join(sign for sign in words if sign.isprintable()))
     return [
-        f"{folder / PLAIN}: the encoder of {name!r} is {kind!r}, which is no encoder of the package, and no code runs "
-        f"because a file names it. If it is yours, type --encoder {typed}; if you know who made the folder, --trust"
+        f"{folder / DESCRIPTION}: the encoder of {name!r} is {kind!r}, which is no encoder of the package, and no code "
+        f"runs because a file names it. If it is yours, type --encoder {typed}; if you know who made the folder, "
+        "--trust"
         for kind, name in own.items()
     ]
 
@@ -201,30 +172,6 @@ def _load(model: nn.Module, folder: Path) -> None:
     except (OSError, SafetensorError, RuntimeError) as found:
         file = folder / WEIGHTS
         raise BadInput(f"{file}: expected the weights of this run's model, found: {first_line(found)}") from None
-
-
-def _inputs(splits: Splits) -> dict[str, dict[str, Any]]:
-    plain: dict[str, dict[str, Any]] = {}
-    for name, read in splits.shapes.items():
-        array, view = splits.train.inputs[name], splits.train.views.get(name)
-        plain[name] = {
-            "read": list(read),
-            "stored": list(array.shape[1:]),
-            "dtype": str(array.dtype).removeprefix("torch."),
-            "view": None if view is None else view.as_dict(),
-            "ragged": name + LENGTH in splits.train.inputs,
-        }
-        if view is None and not array.is_floating_point():
-            plain[name]["most"] = int(array.max())
-        if name in splits.scales:
-            mean, deviation = splits.scales[name]
-            plain[name] |= {"mean": mean.flatten().tolist(), "deviation": deviation.flatten().tolist()}
-    return plain
-
-
-def _counts(part: Any) -> dict[str, int]:
-    groups = {} if part.group is None else {"groups": len(part.group.unique())}
-    return {"samples": len(part), **groups}
 
 
 def _intake(plain: dict[str, Any]) -> InputSpec:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.deploy.deployable import InputSpec
-from equipoise.deploy.description import PLAIN, WEIGHTS, at_most
+from equipoise.deploy.description import at_most
 from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, build_encoders, kinds_of
 from equipoise.models.encoders import features_of
 from equipoise.models.late_fusion import takes_lengths
-from equipoise.study.catalogue import Method
+from equipoise.study.registry import Method
+from equipoise.study.saved_model import DESCRIPTION, WEIGHTS
 from equipoise.util.errors import BadInput, raise_all
 from equipoise.util.files import inside
 
@@ -76,7 +77,7 @@ def rebuilt(
     own = [name for name, kind in kinds.items() if kind not in KINDS]
     if own and settings["features"] > max(PLAUSIBLE, sum(math.prod(each.shape) for each in weights.values())):
         raise BadInput(
-            f"{folder / PLAIN}: row.run.features: expected at most as many as there are weights, found "
+            f"{folder / DESCRIPTION}: row.run.features: expected at most as many as there are weights, found "
             f"{settings['features']}"
         )
     made = {name: _encoder(kinds[name], name, shapes, settings["features"]) for name in own}
@@ -93,7 +94,7 @@ def rebuilt(
     with torch.device("meta"):
         outline = assembled({name: _Outline(encoder) for name, encoder in made.items()})
     problems = [f"{folder / WEIGHTS}: {each}" for each in at_most(_misfits(outline, made, weights))]
-    problems += [f"{folder / PLAIN}: {each}" for each in _unreadable(outline, made, input_specs)]
+    problems += [f"{folder / DESCRIPTION}: {each}" for each in _unreadable(outline, made, input_specs)]
     raise_all(problems)
     return assembled(made)
 

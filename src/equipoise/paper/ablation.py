@@ -8,19 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, final
 
-from equipoise.study.catalogue import Entry, all_methods, entries, look_up
-from equipoise.study.keys import is_parameter, own_name, put, value_at
+from equipoise.study.registry import WITH_COMMAS, Entry, all_methods, entries, own_name
 from equipoise.training.presets import Preset
-from equipoise.util.errors import BadInput, collect
+from equipoise.util.errors import BadInput, collect, look_up
 
 PAPER = {"penalty": ("1", "10", "100"), "smoothing": ("0.001", "0.01", "0.1", "1")}
 """The grid in the paper's appendix."""
 
 ENLARGING = ("penalty", "weight")
 """Parameters that enlarge the step of the encoders, so that a learning rate divided by 1 + λ is the fair control."""
-
-WHOLE = ("encoder",)
-"""Settings whose one value may hold commas."""
 
 
 class Curve(NamedTuple):
@@ -87,7 +83,7 @@ def sweep_of(
         partial(entries, [method], fixed, preset), *(partial(entries, [method], [word], preset) for word in single)
     )
     axes = {key: _ordered(base, key, some) for key, some in texts.items()}
-    enlarging = next((key for key in axes if own_name(key) in ENLARGING and is_parameter(base, key)), None)
+    enlarging = next((key for key in axes if own_name(key) in ENLARGING and base.has_parameter(key)), None)
     if divided and enlarging is None:
         raise BadInput(
             "--scaled-rate divides the learning rate by 1 + λ for every λ that is tried; expected several values of "
@@ -111,7 +107,7 @@ def in_words(value: Any) -> str:
 
 def _varies(word: str) -> bool:
     key, _, text = word.partition("=")
-    return "," in text and own_name(key) not in WHOLE
+    return "," in text and own_name(key) not in WITH_COMMAS
 
 
 def _usual(method: str, fixed: Sequence[str]) -> list[str]:
@@ -132,7 +128,7 @@ def _ordered(base: Entry, key: str, texts: Iterable[str]) -> dict[Any, Entry]:
     found = {}
     for text in texts:
         entry = _moved(base, key, text)
-        found[value_at(entry, key)] = entry
+        found[entry.value_at(key)] = entry
     numbers = all(isinstance(value, (int, float)) for value in found)
     return dict(sorted(found.items())) if numbers else found
 
@@ -150,15 +146,15 @@ def _curve(
     for value in values:
         entry = base
         for each, at in {**others, key: value}.items():
-            entry = put(entry, each, at)
+            entry = entry.with_value(each, at)
         if divided_by is not None:
-            entry = entry.changed({}, {"lr": entry.settings.lr / (1 + value_at(entry, divided_by))})
+            entry = entry.changed({}, {"lr": entry.settings.lr / (1 + entry.value_at(divided_by))})
         entry = entry.changed({}, {}, _label(base, entry))
         known = points.setdefault(entry.label, entry)
         if known != entry:
             raise BadInput(f"two of the values look alike when six digits are shown ({entry.label}); leave one out")
         labels[value] = entry.label
-    around = all(value_at(base, each) == at for each, at in others.items())
+    around = all(base.value_at(each) == at for each, at in others.items())
     return Curve(
         own_name(key), labels, {own_name(each): at for each, at in others.items()}, divided_by is not None, around
     )
@@ -186,4 +182,4 @@ def _label(base: Entry, entry: Entry) -> str:
 
 def _moved(base: Entry, key: str, text: str) -> Entry:
     (one,) = entries([base.method.name], [f"{key}={text}"])
-    return put(base, key, value_at(one, key))
+    return base.with_value(key, one.value_at(key))

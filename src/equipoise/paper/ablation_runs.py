@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from equipoise.data.source import DataSet
 from equipoise.paper.ablation import Curve, Sweep
 from equipoise.report.aggregate import MeanStd, Row, RunGroup, mean_std, modalities
-from equipoise.study.catalogue import DataSet
-from equipoise.study.comparison import record_command
+from equipoise.study.compare import record_command
 from equipoise.study.executors import Place
 from equipoise.study.job import Job
 from equipoise.study.progress import Progress

@@ -17,7 +17,7 @@ from equipoise.data.splits import Part
 from equipoise.measure.timing import Stopwatch, TimedStep, backward_and_update, plain_backward
 from equipoise.models import LateFusion, SequenceTransformer
 from equipoise.models.arguments import Unimodal
-from equipoise.study.catalogue import all_methods
+from equipoise.study.registry import all_methods
 from equipoise.util.errors import BadInput, look_up, raise_all
 
 BARE, JOINT, TORCHJD = "bare loop", "msl", "torchjd mgda"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
+
+from equipoise.report.paired import Difference
 
 WIDTH = 118  # letters of a line in a terminal
 INDENT = " " * 9  # the longest verdict and a space
@@ -84,3 +87,35 @@ def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     for row in [titles, *rows]:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+class Change(NamedTuple):
+    """A paired difference with its 95 % interval; the ends are infinite where one run bounds nothing.
+
+    Args:
+        mean: Mean difference.
+        low: Lower end of its interval.
+        high: Upper end.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, difference: Difference) -> Change:
+        """Take the numbers of a paired difference."""
+        low, high = difference.low, difference.high
+        return cls(difference.mean, -math.inf if low is None else low, math.inf if high is None else high)
+
+    def points(self, decimals: int = 1) -> str:
+        """Print the change in percentage points."""
+        if math.isinf(self.mean):
+            return "runs fail"
+        mean, low, high = (f"{100 * value:+.{decimals}f}" for value in self)
+        bounded = math.isfinite(self.low) and math.isfinite(self.high)
+        return f"{mean} points [{low}, {high}]" if bounded else f"{mean} points (one run, no interval)"
+
+    def above(self, low: float = 0.0, high: float = 0.0) -> Verdict:
+        """Agree where the change is surely above `low`, differ where it is surely below `high`."""
+        return "agrees" if self.low > low else "differs" if self.high < high else "open"

@@ -18,7 +18,7 @@ from torch import Tensor
 from equipoise.data.splits import Part, Splits
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
-from equipoise.study.catalogue import Entry
+from equipoise.study.registry import Entry
 from equipoise.training.run import Run
 from equipoise.training.step import evaluate
 from equipoise.training.tracking import Trackers

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from equipoise.data.sets import PUBLISHED
-from equipoise.data.source import PreparedFolder, data_set
+from equipoise.data.source import DataSet, PreparedFolder, data_set
 from equipoise.paper.ablation import in_words
-from equipoise.paper.paper import GRID, TABLES, PaperTable
+from equipoise.paper.published import GRID, TABLES, PaperTable
 from equipoise.paper.reproduce_small import SMALL_GRID, small_preset, stand_in
-from equipoise.study.catalogue import DataSet, Entry, all_methods, entries
+from equipoise.study.registry import Entry, all_methods, entries
 from equipoise.training.presets import Preset, all_presets, preset_for
 from equipoise.util.errors import BadInput, collect, look_up
 

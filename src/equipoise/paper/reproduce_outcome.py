@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from equipoise.paper.paper import TABLES, PaperTable
+from equipoise.paper.published import TABLES, PaperTable
 from equipoise.paper.reproduce_runs import GRID_FOLDER, MIMO, Parameters, Plan, diverged, scores_of
 from equipoise.report.aggregate import Row, RunGroup
 from equipoise.study.job import SEE

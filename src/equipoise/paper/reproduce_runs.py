@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, final
 
 from equipoise.data.splits import Splits
-from equipoise.paper.paper import PaperTable
+from equipoise.paper.published import PaperTable
 from equipoise.paper.reproduce import MIMO, Recipe
 from equipoise.report.aggregate import Row, mean_std
-from equipoise.study.catalogue import Entry
-from equipoise.study.comparison import record_command
+from equipoise.study.compare import record_command
 from equipoise.study.executors import Place, place_of
 from equipoise.study.job import Job
 from equipoise.study.progress import Progress
+from equipoise.study.registry import Entry
 from equipoise.study.store import Store
 from equipoise.study.study import plan, run_study
 from equipoise.study.tuning import headline

@@ -8,9 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits, split_by_group
-from equipoise.paper.paper import PaperTable
-from equipoise.study.catalogue import DataSet
+from equipoise.paper.published import PaperTable
 from equipoise.training.presets import Preset
 from equipoise.training.settings import Settings
 

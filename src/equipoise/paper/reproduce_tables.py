@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from equipoise.paper.ablation import in_words
-from equipoise.paper.paper import PaperRow
+from equipoise.paper.published import PaperRow
 from equipoise.paper.reproduce import CONTROL
 from equipoise.paper.reproduce_outcome import Outcome
 from equipoise.report.aggregate import MeanStd, RunGroup

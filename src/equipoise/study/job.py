@@ -18,12 +18,13 @@ import torch
 
 from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
+from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
-from equipoise.deploy.kept import keep
 from equipoise.measure import measure_run, peak_memory, step_seconds
 from equipoise.measure.timing import PROTOCOL, trained_step
 from equipoise.models import LateFusion
-from equipoise.study.catalogue import DataSet, Entry
+from equipoise.study.registry import Entry
+from equipoise.study.saved_model import save_model
 from equipoise.study.store import SCHEMA
 from equipoise.training.machinery import device_of, make_optimizer
 from equipoise.training.tracking import Trackers
@@ -200,7 +201,7 @@ def _row(
     }
     row = _finite(row)
     if job.measure != "validation":  # trials are many, and nobody ships one
-        keep(folder, model, row, splits)
+        save_model(folder, model, row, splits)
     return row
 
 

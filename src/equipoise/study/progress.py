@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any, final
 
-from equipoise.study.study import Job
+from equipoise.study.job import Job
 from equipoise.util.errors import printable
 
 

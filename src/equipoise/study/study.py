@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 
+from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.models.choose import kinds_of
-from equipoise.study.catalogue import DataSet, Entry
 from equipoise.study.executors import Place, Workforce
 from equipoise.study.executors.distributed_study import run_together
 from equipoise.study.executors.hands import LIBRARIES, Hands
 from equipoise.study.executors.sharing import free_memory, how_many, multi_process_service
 from equipoise.study.job import Job as Job
 from equipoise.study.job import Measure, run_job
+from equipoise.study.registry import Entry
 from equipoise.study.store import Store
 from equipoise.training import distributed
 from equipoise.training.checkpoint import damage_in

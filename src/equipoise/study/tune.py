@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, final
 
-from equipoise.paper.ablation import WHOLE
-from equipoise.study.catalogue import Entry, all_methods, entries, look_up
-from equipoise.study.keys import own_name, put, value_at
+from equipoise.study.registry import WITH_COMMAS, Entry, all_methods, entries, own_name
 from equipoise.training.presets import Preset
-from equipoise.util.errors import BadInput, collect
+from equipoise.util.errors import BadInput, collect, look_up
 
 DIGITS = 4  # of a number that is tried, so that a person can type it
 RATES = 10.0  # the learning rate is looked for between its tenth and its tenfold, where nobody says
@@ -97,12 +95,12 @@ class Search:
         """The method with these values."""
         entry = self.base
         for key, value in values.items():
-            entry = put(entry, key, value)
+            entry = entry.with_value(key, value)
         return entry.changed({}, {}, " ".join(f"{key}={as_typed(value)}" for key, value in values.items()))
 
     def start(self) -> dict[str, Any] | None:
         """Where the method stands now; None where that is outside the space."""
-        found = {key: value_at(self.base, key) for key in self.space}
+        found = {key: self.base.value_at(key) for key in self.space}
         return found if all(each.holds(found[key]) for key, each in self.space.items()) else None
 
 
@@ -132,7 +130,7 @@ def as_typed(value: Any) -> str:
 
 def _looks(word: str) -> bool:
     key, _, text = word.partition("=")
-    return (".." in text or "," in text) and own_name(key) not in WHOLE
+    return (".." in text or "," in text) and own_name(key) not in WITH_COMMAS
 
 
 def _usual(base: Entry, fixed: Iterable[str]) -> list[str]:
@@ -154,7 +152,7 @@ def _usual(base: Entry, fixed: Iterable[str]) -> list[str]:
 
 def _read(method: str, preset: Preset | None, word: str) -> tuple[str, Interval | Choice]:
     key, _, text = word.partition("=")
-    value: Callable[[str], Any] = lambda text: value_at(entries([method], [f"{key}={text}"], preset)[0], key)  # noqa: E731
+    value: Callable[[str], Any] = lambda text: entries([method], [f"{key}={text}"], preset)[0].value_at(key)  # noqa: E731
     if ".." not in text:
         return key, Choice(tuple(dict.fromkeys(collect(*(partial(value, each) for each in text.split(","))))))
     found = INTERVAL.fullmatch(text)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-from equipoise.study.catalogue import DataSet
-from equipoise.study.comparison import record_command
+from equipoise.data.source import DataSet
+from equipoise.study.compare import record_command
 from equipoise.study.executors import Place, Workforce
 from equipoise.study.executors.errand import TRIES
 from equipoise.study.job import Job

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from equipoise.data.splits import Splits
-from equipoise.study.catalogue import Entry
 from equipoise.study.executors import Place
+from equipoise.study.job import Job
+from equipoise.study.registry import Entry
 from equipoise.study.store import Store
-from equipoise.study.study import Event, FailedRuns, Job, run_study
+from equipoise.study.study import Event, run_study
+from equipoise.util.errors import FailedRuns
 
 RATES = (1.0, 0.3, 3.0)
 """Learning rates that every method may try, as multiples of the one in the settings."""

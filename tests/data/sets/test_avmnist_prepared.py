@@ -10,8 +10,8 @@ from equipoise.data.prepare.prepare import prepare
 from equipoise.data.sets.avmnist import AVMNIST
 from equipoise.data.source import data_set
 from equipoise.models.lenet import LeNet
-from equipoise.study.catalogue import entries
-from equipoise.study.comparison import compare
+from equipoise.study.compare import compare
+from equipoise.study.registry import entries
 from equipoise.training.presets import all_presets
 
 

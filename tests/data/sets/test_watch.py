@@ -13,7 +13,7 @@ import torch
 
 from equipoise.data import Splits, watch
 from equipoise.data.sets.watch import EXERCISES, _verified_file, _windows, people_of
-from equipoise.study.catalogue import all_data
+from equipoise.data.source import all_data
 
 FOLDS = [None, *range(10)]
 

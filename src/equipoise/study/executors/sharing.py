@@ -19,7 +19,7 @@ import torch
 
 from equipoise.data.splits import Splits
 from equipoise.models import LateFusion
-from equipoise.study.catalogue import Entry
+from equipoise.study.registry import Entry
 from equipoise.training.step import build_model
 
 CONTEXT = 700 * 2**20  # bytes that a process takes before it has done anything: kernels, and space for libraries

@@ -6,8 +6,10 @@ import pickle
 import pytest
 
 from equipoise.data import Splits
-from equipoise.study.catalogue import all_data, all_methods, entries, look_up
+from equipoise.data.source import all_data
+from equipoise.study.registry import all_methods, entries
 from equipoise.training.settings import Settings
+from equipoise.util.errors import look_up
 
 NAMES = [
     "agm",
@@ -36,7 +38,7 @@ def test_a_method_is_made_from_its_defaults(name: str) -> None:
     (entry,) = entries([name])
     assert entry.label == name
     assert type(entry.balancer()) is entry.method.make
-    assert json.loads(json.dumps(entry.params)) == entry.params == entry.method.defaults()
+    assert json.loads(json.dumps(entry.params)) == entry.params == entry.method.parameters
     assert set(entry.method.make.search) <= set(entry.params)
 
 

@@ -8,11 +8,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from equipoise.data.source import DataSet
 from equipoise.study import tuning
-from equipoise.study.catalogue import DataSet, Entry, all_methods
 from equipoise.study.executors import Place
 from equipoise.study.job import Job
 from equipoise.study.progress import Progress
+from equipoise.study.registry import Entry, all_methods
 from equipoise.study.store import Store, cannot_write
 from equipoise.study.study import plan, run_study
 from equipoise.training import distributed
@@ -97,7 +98,7 @@ def record_command(out: Path, command: str | None) -> None:
 def controls(chosen: Sequence[Entry], source: DataSet) -> list[Entry]:
     """What has to stand beside MIMO and beside every claim on missing sensors."""
     known, base = all_methods(), chosen[0].settings
-    penalty = next((entry.params["penalty"] for entry in chosen if entry.method.name == "mimo"), 10.0)
+    penalty = next((entry.params["penalty"] for entry in chosen if "penalty" in entry.params), 10.0)
     weight = penalty / len(source.load(None).modalities)
     ew = Entry("ew at λ/K", known["ew"], {"weight": weight}, base, fixed=("weight",))
     dropout = Entry("msl + dropout", known["msl"], {}, base.changed({"dropout": 0.3}))

@@ -1,0 +1,76 @@
+"""Runs of the paper's experiments: a run that diverges is an answer, not an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from equipoise.data.splits import Splits
+from equipoise.report.results import Row
+from equipoise.study.executors import Place
+from equipoise.study.job import Job
+from equipoise.study.progress import Progress
+from equipoise.study.store import Store
+from equipoise.study.study import run_study
+from equipoise.util.errors import FailedRuns
+
+DIVERGED = FloatingPointError.__name__  # how the reason of a run starts whose loss is no number any more
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    splits: Mapping[int | None, Splits],
+    store: Store,
+    title: str = "runs",
+    *,
+    workers: int | None = None,
+    on: Place | None = None,
+    quiet: bool = False,
+) -> dict[str, str]:
+    """Run the jobs that are not done yet, and return the reasons of those that failed, by config.
+
+    Args:
+        jobs: The runs.
+        splits: The data of each fold.
+        store: The rows.
+        title: Of the progress bar.
+        workers: Runs side by side; None for one per core, or as many as the GPUs carry.
+        on: The cluster, if not this machine.
+        quiet: Show no progress.
+    """
+    done = {row["config"] for row in store.rows()}
+    reasons: dict[str, str] = {}
+
+    def watch(kind: str, job: Job, content: dict[str, Any]) -> None:
+        if kind == "failed":
+            reasons[job.config] = f"{job.name}: {content['reason']}"
+        progress.event(kind, job, content)
+
+    with Progress(sum(job.config not in done for job in jobs), title, quiet=quiet) as progress:
+        try:
+            run_study(jobs, dict(splits), store, workers=workers, on=on, on_event=watch)
+        except FailedRuns:
+            if not reasons:
+                raise
+    return reasons
+
+
+def diverged(row: Row) -> bool:
+    """Tell whether the fused loss of a finished run is no number; its answers are the first class then."""
+    validation = row["validation"]
+    return validation.get("fused") is not None and validation.get("fused_loss") is None
+
+
+def in_words(value: Any) -> str:
+    """Print a value as one would type it."""
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def count(number: int, noun: str) -> str:
+    """Print a number with its noun.
+
+    Example:
+        >>> count(1, "seed"), count(3, "seed")
+        ('1 seed', '3 seeds')
+    """
+    return f"{number} {noun}{'s' if number > 1 else ''}"
