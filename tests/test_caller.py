@@ -17,8 +17,8 @@ from equipoise import MIMO
 from equipoise.data import Splits
 from equipoise.data.sets.generated import two_sensors
 from equipoise.data.source import DataSet
+from equipoise.paper.ablation import run as ablate
 from equipoise.paper.ablation import sweep_of
-from equipoise.paper.ablation_runs import run as ablate
 from equipoise.study.compare import COMMAND, compare
 from equipoise.study.registry import entries
 from equipoise.training.settings import Settings

@@ -48,8 +48,8 @@ def ablate(
     """Figure 3 of the paper: accuracy over a method's parameters, with errors, and what validation would choose."""
     lines = partial(sweep_of, method, words or (), grid=grid, divided=scaled_rate)
     source, sweep, place = options.data_and(data, split, preset, lines, lambda: place_of(on))
-    from equipoise.paper import ablation_figure, ablation_report
-    from equipoise.paper.ablation_runs import run
+    from equipoise.paper import ablation_report
+    from equipoise.paper.ablation import run
     from equipoise.report import drawing
 
     drawing.check_ready()
@@ -59,7 +59,7 @@ def ablate(
     cut = [] if split is None else ["--split", split]
     given = ["--data", data, *cut, "--method", method, *(flag for flag in flags if flags[flag]), "--seeds", str(seeds)]
     made_by = shlex.join(["equipoise", "ablate", *given, *(words or ())])
-    figures = ablation_figure.draw(outcome, out, f"Made by `{made_by}`.")
+    figures = ablation_report.draw(outcome, out, f"Made by `{made_by}`.")
     content = {**ablation_report.as_dict(outcome), "figures": [str(path) for path in figures]}
     options.write_json(out, "ablation.json", content)
     if as_json:

@@ -1,4 +1,4 @@
-"""An ablation: which runs it takes to see how accuracy depends on a method's parameters, one at a time or as a grid."""
+"""Ablations: accuracy over a method's parameters, one at a time or as a grid; which runs, and their results."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, final
 
+from equipoise.data.source import DataSet
+from equipoise.paper.runs import DIVERGED, diverged, in_words, run_jobs
+from equipoise.report.aggregate import MeanStd, Row, RunGroup, mean_std, modalities
+from equipoise.study.compare import record_command
+from equipoise.study.executors import Place
+from equipoise.study.job import Job
 from equipoise.study.registry import WITH_COMMAS, Entry, all_methods, entries, own_name
+from equipoise.study.store import Store
+from equipoise.study.study import plan
+from equipoise.study.tuning import headline
 from equipoise.training.presets import Preset
-from equipoise.util.errors import BadInput, collect, look_up
+from equipoise.util.errors import BadInput, FailedRuns, collect, look_up
+from equipoise.util.processes import threads
 
 PAPER = {"penalty": ("1", "10", "100"), "smoothing": ("0.001", "0.01", "0.1", "1")}
 """The grid in the paper's appendix."""
@@ -38,7 +49,7 @@ class Curve(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What varies, and what does not."""
+        """The parameter that varies, and those that do not."""
         rate = ", learning rate / (1 + λ)" if self.divided else ""
         fixed = ", ".join(f"{name}={in_words(value)}" for name, value in self.others.items())
         return f"{self.axis}{f' at {fixed}' if fixed else ''}{rate}"
@@ -65,7 +76,7 @@ class Sweep:
 def sweep_of(
     method: str, words: Sequence[str], preset: Preset | None = None, *, grid: bool = False, divided: bool = False
 ) -> Sweep:
-    """The ablation that words ask for, or one message with everything that is wrong with them.
+    """Plan the ablation that words ask for, or raise one error with every problem.
 
     Args:
         method: Whose parameters.
@@ -100,18 +111,13 @@ def sweep_of(
     return Sweep(base, list(points.values()), curves, grid)
 
 
-def in_words(value: Any) -> str:
-    """A value as one would type it."""
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _varies(word: str) -> bool:
     key, _, text = word.partition("=")
     return "," in text and own_name(key) not in WITH_COMMAS
 
 
 def _usual(method: str, fixed: Sequence[str]) -> list[str]:
-    """What is varied where nobody says: all that is usually tried and was not set."""
+    """Return the words to vary where nobody says: all that is usually tried and was not set."""
     known = look_up("method", method, all_methods())
     space: Mapping[str, Iterable[Any]] = PAPER if method == "mimo" else known.make.search
     is_set = {own_name(word.partition("=")[0]) for word in fixed}
@@ -124,7 +130,7 @@ def _usual(method: str, fixed: Sequence[str]) -> list[str]:
 
 
 def _ordered(base: Entry, key: str, texts: Iterable[str]) -> dict[Any, Entry]:
-    """The values of a parameter, numbers from small to large, each with the base moved there."""
+    """Return the values of a parameter, numbers from small to large, each with the base moved there."""
     found = {}
     for text in texts:
         entry = _moved(base, key, text)
@@ -141,7 +147,7 @@ def _curve(
     divided_by: str | None,
     points: dict[str, Entry],
 ) -> Curve:
-    """The runs along one line, added to the points where they are not there yet."""
+    """Return the runs along one line, and add them to the points."""
     labels = {}
     for value in values:
         entry = base
@@ -161,7 +167,7 @@ def _curve(
 
 
 def _grid_lines(axes: Mapping[str, Mapping[Any, Entry]]) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Every line through the grid that is parallel to an axis."""
+    """Yield every line through the grid that is parallel to an axis."""
     for key in axes:
         rest = [each for each in axes if each != key]
         for values in itertools.product(*(axes[each] for each in rest)):
@@ -169,7 +175,7 @@ def _grid_lines(axes: Mapping[str, Mapping[Any, Entry]]) -> Iterable[tuple[str, 
 
 
 def _label(base: Entry, entry: Entry) -> str:
-    """What differs from the base, so that a run has the same name in every ablation around it, and is done once."""
+    """Return what differs from the base, so that a run has the same label in every ablation and is done once."""
     params = {name: value for name, value in entry.params.items() if value != base.params[name]}
     before = base.settings.as_dict()
     run = {
@@ -183,3 +189,124 @@ def _label(base: Entry, entry: Entry) -> str:
 def _moved(base: Entry, key: str, text: str) -> Entry:
     (one,) = entries([base.method.name], [f"{key}={text}"])
     return base.with_value(key, one.value_at(key))
+
+
+@final
+@dataclass(frozen=True)
+class Point:
+    """All runs of one setting.
+
+    Args:
+        line: Those that were finished.
+        failed: How many were not: a step that is too large ends in a loss that is no number.
+        lr: The learning rate.
+    """
+
+    line: RunGroup
+    failed: int
+    lr: float
+
+    def accuracy(self, part: str) -> MeanStd | None:
+        """Return that of the fused decision on "validation" or "test"; None unless every run was finished."""
+        return None if self.failed else self.line.of(part, "fused")
+
+    def alone(self, part: str) -> dict[str, MeanStd]:
+        """Return the accuracy of each modality, under the protocol of the method."""
+        protocol = self.line.protocol if self.line.rows else None
+        if self.failed or protocol is None:
+            return {}
+        found = {name: self.line.of(part, protocol, name) for name in modalities(self.line.rows)}
+        return {name: each for name, each in found.items() if each is not None}
+
+    @property
+    def score(self) -> float | None:
+        """Validation accuracy, averaged over runs, by which a setting is chosen."""
+        found = None if self.failed else mean_std(headline(row["validation"]) for row in self.line.rows)
+        return found.mean if found else None
+
+
+@final
+@dataclass(frozen=True)
+class AblationResult:
+    """An ablation that was run.
+
+    Args:
+        sweep: What was asked.
+        data: The name of the data set.
+        about: How the data was cut, in words.
+        seeds: How many.
+        folds: How many; 0 for the one fixed cut.
+        points: What came out, by label.
+    """
+
+    sweep: Sweep
+    data: str
+    about: str
+    seeds: int
+    folds: int
+    points: Mapping[str, Point]
+
+    def along(self, curve: Curve) -> dict[Any, Point]:
+        """Return the points of a curve, by the value of its parameter."""
+        return {value: self.points[label] for value, label in curve.labels.items()}
+
+    def chosen(self, curve: Curve) -> Any:
+        """Return the value that validation would choose, the first of equals; None where no run was finished."""
+        scores = {value: point.score for value, point in self.along(curve).items() if point.score is not None}
+        return max(scores, key=scores.__getitem__, default=None)
+
+
+@threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
+def run(
+    sweep: Sweep,
+    source: DataSet,
+    seeds: int,
+    out: Path,
+    *,
+    folds: bool = False,
+    workers: int | None = None,
+    on: Place | None = None,
+    quiet: bool = False,
+    command: str | None = None,
+) -> AblationResult:
+    """Run what is not done yet, and collect everything that was asked for.
+
+    Args:
+        sweep: What to run.
+        source: The data.
+        seeds: One run each, for every point and fold.
+        out: Folder for everything that is written.
+        folds: Every fold instead of the one fixed cut.
+        workers: Runs side by side; None for one per core, or as many as the GPUs carry.
+        on: Where they take place, if not on this machine.
+        quiet: Show no progress.
+        command: What was typed, to be recorded beside the results; None where nothing was.
+
+    Raises:
+        FailedRuns: If not a single run was finished, or one failed for another reason than a loss that is no number.
+            That some settings diverge is part of the answer.
+    """
+    if folds and not source.folds:
+        raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
+    store = Store(out)
+    cuts = list(range(source.folds)) if folds else [None]
+    jobs, splits = plan(sweep.points, source, range(seeds), cuts, measure="quick", on=on)
+    record_command(out, command)
+    reasons = run_jobs(jobs, splits, store, workers=workers, on=on, quiet=quiet)
+    done = {row["config"] for row in store.rows()}
+    if not all(DIVERGED in reason for reason in reasons.values()) or not any(job.config in done for job in jobs):
+        raise FailedRuns("\n".join(reasons.values()))
+    about = splits[cuts[0]].about if not folds else f"{source.folds} folds"
+    points = points_of(sweep, jobs, store.rows())
+    return AblationResult(sweep, source.name, about, seeds, len(cuts) if folds else 0, points)
+
+
+def points_of(sweep: Sweep, jobs: Sequence[Job], rows: Sequence[Row]) -> dict[str, Point]:
+    """Return the rows of each point. A folder may hold other runs as well, which are left alone."""
+    by_config = {row["config"]: row for row in rows}
+    found = {}
+    for entry in sweep.points:
+        own = [by_config.get(job.config) for job in jobs if job.entry.label == entry.label]
+        finished = tuple(row for row in own if row is not None and not diverged(row))
+        found[entry.label] = Point(RunGroup(entry.label, finished), len(own) - len(finished), entry.settings.lr)
+    return found

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from equipoise.paper import ablation_report, ablation_runs
-from equipoise.paper.ablation import Sweep, sweep_of
-from equipoise.paper.ablation_claims import FAILS, Change, change, claims, rises, shape, stays
-from equipoise.paper.ablation_figure import draw
-from equipoise.paper.ablation_runs import Outcome, Point
+from equipoise.paper import ablation, ablation_report
+from equipoise.paper.ablation import AblationResult, Point, Sweep, sweep_of
+from equipoise.paper.ablation_report import FAILS, MARGIN, change, claims, draw, shape, stays
+from equipoise.paper.claims import Change
 from equipoise.report.aggregate import RunGroup
 from equipoise.study.registry import Entry
 
@@ -34,14 +33,14 @@ def point(label: str, tests: Sequence[float], validation: float = 0.5, failed: i
 
 def outcome(
     sweep: Sweep, tests: Mapping[str, Sequence[float]], validation: Mapping[str, float] | None = None
-) -> Outcome:
+) -> AblationResult:
     points = {
         entry.label: point(
             entry.label, tests[entry.label], (validation or {}).get(entry.label, 0.5), not tests[entry.label]
         )
         for entry in sweep.points
     }
-    return Outcome(sweep, "made up", "two halves", 3, 0, points)
+    return AblationResult(sweep, "made up", "two halves", 3, 0, points)
 
 
 PENALTIES = sweep_of("mimo", ["penalty=1,10,100"], divided=True)
@@ -62,10 +61,10 @@ def test_one_run_bounds_nothing_and_runs_that_fail_are_a_fall() -> None:
     one = change(point("before", [0.5]), point("after", [0.9]))
     assert one is not None
     assert (one.low, one.high) == (-math.inf, math.inf)
-    assert rises(one) == stays(one) == "open"
-    assert "no interval" in str(one)
+    assert one.above(0, MARGIN) == stays(one) == "open"
+    assert "no interval" in one.points()
     assert change(point("before", [0.5]), point("after", [], failed=1)) == FAILS
-    assert str(FAILS) == "runs fail"
+    assert FAILS.points() == "runs fail"
     assert change(point("before", [], failed=1), point("after", [0.5])) is None
 
 
@@ -83,7 +82,7 @@ def test_one_run_bounds_nothing_and_runs_that_fail_are_a_fall() -> None:
 )
 def test_verdicts(low: float, high: float, up: str, flat: str) -> None:
     found = Change((low + high) / 2, low, high)
-    assert rises(found) == up
+    assert found.above(0, MARGIN) == up
     assert stays(found) == flat
 
 
@@ -177,7 +176,7 @@ def test_a_run_whose_loss_is_no_number_has_failed() -> None:
     rows = [row(entry.label, 0, 0.3, 0.3) for entry in sweep.points]
     rows[1]["validation"]["fused_loss"] = None
     jobs: Any = [_Asked(entry, rows[at]["config"]) for at, entry in enumerate(sweep.points)]
-    found = ablation_runs.collect(sweep, jobs, [*rows, row("penalty=1", 7, 0.9, 0.9)])
+    found = ablation.points_of(sweep, jobs, [*rows, row("penalty=1", 7, 0.9, 0.9)])
     assert {label: (len(each.line.rows), each.failed) for label, each in found.items()} == {
         "penalty=1": (1, 0), "mimo": (0, 1),
     }  # fmt: skip
