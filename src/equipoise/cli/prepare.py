@@ -55,9 +55,9 @@ def original_of(name: str, words: Sequence[str]) -> Original:
 
 
 def _say(prepared: Prepared, seconds: float, *, already: bool) -> None:
-    from equipoise.data.prepare.prepare import in_words, reasons
+    from equipoise.data.prepare.prepare import reasons, size_text
 
-    where, size = prepared.folder, in_words(prepared.bytes)
+    where, size = prepared.folder, size_text(prepared.bytes)
     if already:
         print(f"{prepared.name} is already prepared in {where}: {prepared.count:,} clips, {size}.")
     else:
@@ -115,10 +115,10 @@ class Progress:
             self._print(content)
 
     def _begin(self, content: dict[str, Any]) -> None:
-        from equipoise.data.prepare.prepare import in_words
+        from equipoise.data.prepare.prepare import size_text
 
         if not self.quiet:
-            size = in_words(content["bytes"])
+            size = size_text(content["bytes"])
             print(f"{self.title}: {content['clips']:,} clips, at most {size} of disk", file=sys.stderr)
 
     def _show(self, kind: str, content: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, final
 
 import torch
 
-from equipoise.data.prepare.journal import Journal, Record
+from equipoise.data.prepare.writer import Journal, Record
 from equipoise.util.errors import BadInput
 from equipoise.util.processes import exit_reason, exit_with_parent, start_without_sigint
 

@@ -17,7 +17,7 @@ from data.sets.checks import (
     counts,
 )
 from data.sets.pickled import Bomb, check_broken_pickles, check_nothing_runs, write_pickle
-from equipoise.data.prepare.listing import check_listing as refuse_listing
+from equipoise.data.prepare.prepare import check_listing as refuse_listing
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.sets.mosei import MOSEI, Neutral
 from equipoise.data.sets.words import FIRST, PADDING, UNKNOWN, Vocabulary, read_vectors, words_of

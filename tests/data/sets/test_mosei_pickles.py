@@ -8,7 +8,7 @@ import pytest
 
 from data.sets.checks import check_arrays, check_listing, counts, groups_in_two_parts
 from data.sets.pickled import check_broken_pickles, check_nothing_runs, write_pickle
-from equipoise.data.prepare.listing import check_listing as refuse_listing
+from equipoise.data.prepare.prepare import check_listing as refuse_listing
 from equipoise.data.sets.mosei import MOSEI, PICKLES, video_of
 from equipoise.util.errors import Unreadable
 

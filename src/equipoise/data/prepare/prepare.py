@@ -8,33 +8,26 @@ that could not be read are closed up, and `prepared.json` is written.
 from __future__ import annotations
 
 import csv
+import dataclasses
+import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from equipoise.data.prepare.intake import Intake
-from equipoise.data.prepare.journal import Journal, Record
-from equipoise.data.prepare.listing import (
-    check_listing,
-    columns_of,
-    differences,
-    identity,
-    index_of,
-    protocols_of,
-    stored,
-)
-from equipoise.data.prepare.original import Clips, Original
-from equipoise.data.prepare.prepared import FACTS, INDEX, JOURNAL, SKIPPED, TEXT, Prepared, fingerprint_of
-from equipoise.data.prepare.rows import file_bytes
-from equipoise.data.prepare.underway import Underway
+from equipoise.data.prepare.original import Clips, Field, Original, Protocol
+from equipoise.data.prepare.prepared import FACTS, INDEX, JOURNAL, SKIPPED, TEXT, Prepared, file_bytes, fingerprint_of
+from equipoise.data.prepare.writer import Journal, PartialDataSet, Record
+from equipoise.data.splits import PARTS
 from equipoise.util.crew import Crew
 from equipoise.util.errors import BadInput, Unreadable, raise_all
 from equipoise.util.files import link_problems
@@ -45,7 +38,7 @@ Event = Callable[[str, dict[str, Any]], None]
 "read", "pack" and "sum", each many times: what is done, and of how much; "read" also says how much was skipped."""
 
 PATIENCE = 120.0
-SHOWN = 5  # reasons in a message; all of them are in a file
+SHOWN = 5  # reasons or names in a message; all reasons are in a file
 READERS = ("equipoise", "numpy", "torch", "av", "soundfile", "pillow", "h5py")  # whose versions may change what is read
 
 
@@ -63,7 +56,7 @@ def prepare(
 
     Args:
         original: The data set, with its options.
-        source: Where the publisher's files are.
+        source: The folder of the publisher's files.
         out: The folder to make.
         workers: Processes that read clips; None for one per core.
         strict: End at the first clip that cannot be read.
@@ -76,24 +69,22 @@ def prepare(
     """
     tell = on_event or (lambda *_: None)
     clips = _opened(original, source, out)
-    wanted = identity(original, clips)
+    wanted = _identity(original, clips)
     try:
         out.mkdir(parents=True, exist_ok=True)
         with lock_folder(out, "preparing"):
             if clips is None or (out / FACTS).is_file():
                 return _already(out, wanted, tell, strict=strict)
             raise_all(link_problems(out))
-            making = _Making(original, clips, out, wanted, tell)
-            done = making.read_all(workers or cores(), patience, strict=strict)
-            return making.finish(done)
-    except OSError as found:
-        reason = found.strerror or str(found)
-        msg = f"cannot write to {out}: {reason}; what is done is kept. Make room, or choose another folder with --out"
-        raise BadInput(msg) from None
+            return _Preparation(original, clips, out, wanted, tell).run(workers or cores(), patience, strict=strict)
+    except OSError as why:
+        reason = why.strerror or str(why)
+        kept = "what is done is kept. Make room, or choose another folder with --out"
+        raise BadInput(f"cannot write to {out}: {reason}; {kept}") from None
 
 
-def in_words(size: float) -> str:
-    """A number of bytes as people say it."""
+def size_text(size: float) -> str:
+    """Return a number of bytes with its unit."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"
@@ -102,7 +93,7 @@ def in_words(size: float) -> str:
 
 
 def reasons(skipped: Sequence[tuple[str, str]], most: int = SHOWN) -> str:
-    """The first few of what could not be read, a line each."""
+    """Return the first few clips that could not be read with their reasons, a line each."""
     lines = [f"  {name}: {reason}" for name, reason in skipped[:most]]
     more = len(skipped) - most
     return "\n".join([*lines, f"  and {more:,} more"] if more > 0 else lines)
@@ -110,25 +101,28 @@ def reasons(skipped: Sequence[tuple[str, str]], most: int = SHOWN) -> str:
 
 @final
 @dataclass(frozen=True)
-class _Making:
+class _Preparation:
     original: Original
     clips: Clips
     out: Path
     wanted: Mapping[str, Any]
     tell: Event
 
-    def read_all(self, workers: int, patience: float, *, strict: bool) -> dict[int, Record]:
-        """Read every clip that is not done yet; then the files hold the rows of all that could be read."""
+    def run(self, workers: int, patience: float, *, strict: bool) -> Prepared:
+        """Read every clip that is not done yet, close up the rows, and write what is known of them."""
         fields, count = self.original.fields, len(self.clips.listed)
-        _refuse_strangers(self.out)
+        names = sorted(path.name for path in self.out.iterdir() if not path.name.startswith("."))
+        if names and JOURNAL not in names:
+            expected = "expected an empty folder, or one that was being prepared"
+            named = ", ".join(names[:SHOWN])
+            raise BadInput(f"{self.out}: {expected}, found {named}; choose another folder with --out")
         with closing(Journal(self.out / JOURNAL)) as journal:
             records = self._resumed(journal)
-            self._need_room()
-            with Underway(self.out, fields, count, journal) as folder:
-                done = folder.kept(records, partial(self._say, "check"))
+            self._check_room()
+            with closing(PartialDataSet(self.out, self.clips, fields, journal)) as folder:
+                done = folder.intact(records, partial(self._say, "check"))
                 todo, unread = [number for number in range(count) if number not in done], set[int]()
-                intake = Intake(self.clips, fields, folder.files, journal)
-                with Crew(intake, journal, workers, patience) as crew:
+                with Crew(folder.write_clip, journal, workers, patience) as crew:
                     for news in crew.run(todo):
                         done.update({record.clip: record for record in news})
                         unread.update(record.clip for record in news if record.reason)
@@ -137,17 +131,64 @@ class _Making:
                             break
                 late = [record for record in journal.news() if record.reason]  # where it was broken off
                 self._refuse_unread([done[number] for number in sorted(unread)] + late, strict=strict)
-                folder.pack(sorted(unread), partial(self._say, "pack"))
-        return done
+                self._write_tables(done)
+                folder.pack(unread, partial(self._say, "pack"))
+        return self._finish(count - len(unread))
 
-    def finish(self, done: Mapping[int, Record]) -> Prepared:
-        """Write what is known of the rows, and last of all that they are complete."""
-        listed, names = self.clips.listed, list(self.original.fields)
-        skipped = [{"id": listed[number].id, "reason": done[number].reason} for number in range(len(listed))]
-        lines = index_of(self.original, self.clips, done)
-        _write_table(self.out / INDEX, columns_of(self.original, self.clips), lines)
-        _write_table(self.out / SKIPPED, ["id", "reason"], [line for line in skipped if line["reason"]])
-        fingerprints = {}
+    def _resumed(self, journal: Journal) -> dict[int, Record]:
+        """Return the records of an earlier attempt, if it prepared the same."""
+        records = {record.clip: record for record in journal.news()}
+        if journal.heading is None:
+            journal.begin(self.wanted)
+            return {}
+        _refuse_other(self.out, journal.heading, self.wanted)
+        return records
+
+    def _check_room(self) -> None:
+        """Refuse a disk that would be full before the end."""
+        count = len(self.clips.listed)
+        paths = {self.out / f"{name}.safetensors": field for name, field in self.original.fields.items()}
+        total = sum(file_bytes(field, count) for field in paths.values())
+        taken = sum(path.stat().st_blocks * 512 for path in paths if path.is_file())
+        free = shutil.disk_usage(self.out).free
+        self.tell("begin", {"clips": count, "bytes": total})
+        if total - taken > free:
+            room = f"{count:,} clips take {size_text(total)}, found {size_text(free)} free at {self.out}"
+            raise BadInput(f"{self.original.name}: {room}; make room, or choose a folder on another disk with --out")
+
+    def _refuse_unread(self, unread: Sequence[Record], *, strict: bool) -> None:
+        skipped = [(self.clips.listed[record.clip].id, record.reason) for record in unread]
+        if strict and unread:
+            then = "what is done is kept. Repair it, and type the same again; or leave out --strict"
+            raise BadInput(f"{self.original.name}: this could not be read; {then}\n{reasons(skipped, len(skipped))}")
+        if len(unread) == len(self.clips.listed):
+            raise BadInput(f"{self.original.name}: none of {len(unread):,} clips could be read\n{reasons(skipped)}")
+
+    def _write_tables(self, records: Mapping[int, Record]) -> None:
+        """Write a line for each clip that could be read into the index, and the others into a list.
+
+        Groups are numbered as they first appear among all clips, so that no number depends on which files exist.
+        """
+        index, skipped, groups = [], [], dict[str, int]()
+        for number, clip in enumerate(self.clips.listed):
+            group_number, record = groups.setdefault(clip.group, len(groups)), records[number]
+            if record.reason:
+                skipped.append({"id": clip.id, "reason": record.reason})
+                continue
+            line = {"id": clip.id, "label": clip.label, "group": clip.group, "group_number": group_number}
+            line |= {name: clip.parts.get(name, "") for name in self._protocols}
+            ragged = [name for name, field in self.original.fields.items() if field.ragged]
+            index.append(line | {f"{name}_length": record.lengths[name] for name in ragged})
+        for name, columns, lines in ((INDEX, list(index[0]), index), (SKIPPED, ["id", "reason"], skipped)):
+            text = io.StringIO()
+            writer = csv.DictWriter(text, columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(lines)
+            _write_file(self.out / name, text.getvalue())
+
+    def _finish(self, count: int) -> Prepared:
+        """Write last of all that the rows are complete."""
+        names, fingerprints = list(self.original.fields), {}
         for number, name in enumerate(names, 1):
             fingerprints[name] = fingerprint_of(self.out / f"{name}.safetensors")
             self._say("sum", number, len(names))
@@ -159,95 +200,132 @@ class _Making:
             listing=self.wanted["listing"],
             classes=self.original.classes(self.clips),
             fields=self.original.fields,
-            protocols=protocols_of(self.original, self.clips),
-            listed=len(listed),
-            count=sum(not record.reason for record in done.values()),
+            protocols=self._protocols,
+            listed=len(self.clips.listed),
+            count=count,
             fingerprints=fingerprints,
             tables={name: fingerprint_of(self.out / name) for name in (INDEX, SKIPPED)},
-            made_with={name: found for name in READERS if (found := _version(name))},
+            made_with={name: version for name in READERS if (version := _version(name))},
         )
-        _replace_file(self.out / FACTS, json.dumps(prepared.as_dict(), indent=1) + "\n")
+        _write_file(self.out / FACTS, json.dumps(prepared.as_dict(), indent=1) + "\n")
         (self.out / JOURNAL).unlink()
         return prepared
 
-    def _resumed(self, journal: Journal) -> dict[int, Record]:
-        """What an earlier attempt has done, if it wanted the same."""
-        records = {record.clip: record for record in journal.news()}
-        if journal.heading is None:
-            journal.begin(self.wanted)
-            return {}
-        _refuse_other(self.out, differences(journal.heading, self.wanted))
-        return records
-
-    def _need_room(self) -> None:
-        """Say how much it will be, before a disk is full."""
-        count = len(self.clips.listed)
-        paths = {self.out / f"{name}.safetensors": field for name, field in self.original.fields.items()}
-        total = sum(file_bytes(field, count) for field in paths.values())
-        taken = sum(path.stat().st_blocks * 512 for path in paths if path.is_file())
-        free = shutil.disk_usage(self.out).free
-        self.tell("begin", {"clips": count, "bytes": total})
-        if total - taken > free:
-            found = f"{count:,} clips take {in_words(total)}, found {in_words(free)} free at {self.out}"
-            raise BadInput(f"{self.original.name}: {found}; make room, or choose a folder on another disk with --out")
-
-    def _refuse_unread(self, unread: Sequence[Record], *, strict: bool) -> None:
-        found = [(self.clips.listed[record.clip].id, record.reason) for record in unread]
-        if strict and unread:
-            then = "what is done is kept. Mend it, and type the same again; or leave out --strict"
-            raise BadInput(f"{self.original.name}: this could not be read; {then}\n{reasons(found, len(found))}")
-        if len(unread) == len(self.clips.listed):
-            raise BadInput(f"{self.original.name}: none of {len(unread):,} clips could be read\n{reasons(found)}")
+    @property
+    def _protocols(self) -> dict[str, Protocol]:
+        """The protocols that the source has the lists for."""
+        used = {name for clip in self.clips.listed for name in clip.parts}
+        return {name: protocol for name, protocol in self.original.protocols.items() if name in used}
 
     def _say(self, kind: str, done: int, total: int, **more: int) -> None:
         self.tell(kind, {"done": done, "total": total, **more})
 
 
 def _opened(original: Original, source: Path, out: Path) -> Clips | None:
-    """What the source holds; None where it is gone and not needed, as everything is prepared."""
+    """Return the clips of the source; None where it is gone and not needed, as everything is prepared."""
     if os.path.realpath(source) == os.path.realpath(out):
         raise BadInput(f"source and out are both {source}; choose another folder with --out")
     if not source.exists():
         if (out / FACTS).is_file():
             return None
-        msg = f"{original.name}: expected the publisher's files in {source}, found no such folder\n{original.layout}"
-        raise BadInput(msg)
+        expected = f"expected the publisher's files in {source}, found no such folder"
+        raise BadInput(f"{original.name}: {expected}\n{original.layout}")
     try:
         clips = original.open(source)
-    except OSError as found:
-        raise BadInput(f"cannot read {source}: {found}") from None
-    except Unreadable as found:
-        raise BadInput(str(found)) from None
+    except OSError as why:
+        raise BadInput(f"cannot read {source}: {why}") from None
+    except Unreadable as why:
+        raise BadInput(str(why)) from None
     check_listing(original, clips)
     return clips
 
 
 def _already(out: Path, wanted: Mapping[str, Any], tell: Event, *, strict: bool) -> Prepared:
-    """What is complete, if it is what is wanted."""
-    found = Prepared.open(out)
-    then = {"name": found.name, "options": found.options, "fields": stored(found.fields), "listing": found.listing}
-    _refuse_other(out, differences({**then, "clips": found.listed}, wanted))
-    if strict and found.skipped:
-        msg = f"{out} is complete but for what could not be read; to try again, type first: {_remove(out)}"
-        raise BadInput(f"{msg}\n{reasons(found.skipped)}")
+    """Open a complete folder, if it is the one that is wanted."""
+    prepared = Prepared.open(out)
+    made = {"name": prepared.name, "options": prepared.options, "fields": _stored(prepared.fields)}
+    _refuse_other(out, {**made, "listing": prepared.listing, "clips": prepared.listed}, wanted)
+    if strict and prepared.skipped:
+        again = f"to try again, type first: {_remove(out)}"
+        raise BadInput(f"{out} is complete but for what could not be read; {again}\n{reasons(prepared.skipped)}")
     with suppress(OSError):  # a kill at the very end leaves it behind
         (out / JOURNAL).unlink(missing_ok=True)
     tell("already", {})
-    return found
+    return prepared
 
 
-def _refuse_other(out: Path, found: Sequence[str]) -> None:
-    if found:
-        lines = "\n".join(f"  {each}" for each in found)
-        msg = f"{out} was prepared from something else, or in another way:\n{lines}"
-        raise BadInput(f"{msg}\nChoose another folder with --out; or to replace this one, type first: {_remove(out)}")
+# -- the identity of a folder --
 
 
-def _refuse_strangers(out: Path) -> None:
-    found = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
-    if found and JOURNAL not in found:
-        msg = f"{out}: expected an empty folder, or one that was being prepared, found {', '.join(found[:SHOWN])}"
-        raise BadInput(f"{msg}; choose another folder with --out")
+def _identity(original: Original, clips: Clips | None) -> dict[str, Any]:
+    """Return what makes a prepared folder this one and no other; without the listing where the source is gone."""
+    options = json.loads(json.dumps(dataclasses.asdict(original), default=str))  # ty: ignore[invalid-argument-type]
+    identity = {"name": original.name, "options": options, "fields": _stored(original.fields)}
+    if clips is None:
+        return identity
+    digest = hashlib.sha256(json.dumps(original.classes(clips)).encode())
+    for clip in clips.listed:
+        digest.update(json.dumps([clip.id, int(clip.label), clip.group, sorted(clip.parts.items())]).encode())
+    return {**identity, "clips": len(clips.listed), "listing": f"sha256:{digest.hexdigest()}"}
+
+
+def _stored(fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return the layout of arrays on disk in plain values."""
+    return {name: [*field.shape, field.dtype, "ragged" if field.ragged else "even"] for name, field in fields.items()}
+
+
+def _refuse_other(out: Path, made: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse a folder that was made of something else, or with other options."""
+    options, listing = [], []
+    for key in sorted({*made["options"], *wanted["options"]}):
+        before, after = (identity["options"].get(key, "unknown") for identity in (made, wanted))
+        if before != after:
+            options.append(f"{key}={before} there, {key}={after} is wanted")
+    if made["fields"] != wanted["fields"]:
+        listing.append("its arrays are stored in another way, by another version")
+    if "listing" in wanted and made["listing"] != wanted["listing"]:
+        counts = f"{made['clips']:,} clips there, {wanted['clips']:,} now"
+        listing.append(f"the source lists other clips, labels or parts than it did then ({counts})")
+    if made["name"] != wanted["name"]:
+        options = [f"it holds {made['name']}, and {wanted['name']} is wanted"]
+    raise_all(
+        options or listing,
+        f"{out} was prepared from something else, or in another way:",
+        f"Choose another folder with --out; or to replace this one, type first: {_remove(out)}",
+    )
+
+
+def check_listing(original: Original, clips: Clips) -> None:
+    """Refuse a listing that contradicts itself, in one message."""
+    problems = _listing_problems(original.protocols, clips, len(original.classes(clips)))
+    raise_all(problems, f"{original.name}: what the source lists cannot be used:")
+
+
+def _listing_problems(protocols: Mapping[str, Protocol], clips: Clips, classes: int) -> Iterator[str]:
+    listed, named = clips.listed, ", ".join(protocols)
+    if not listed:
+        yield "expected clips, found none"
+    elif not any(clip.parts for clip in listed):
+        yield f"expected clips in parts under {named}, found none in any"
+    twice = [name for name, times in Counter(clip.id for clip in listed).items() if times > 1]
+    outside = [clip.id for clip in listed if not 0 <= clip.label < classes]
+    other_protocol = [clip.id for clip in listed if not {*clip.parts} <= {*protocols}]
+    other_part = [clip.id for clip in listed if not {*clip.parts.values()} <= {*PARTS}]
+    rules = [
+        ("expected every clip once, found twice: ", twice),
+        (f"expected labels from 0 to {classes - 1}, found others for ", outside),
+        (f"expected parts under the protocols {named}, found others for ", other_protocol),
+        (f"expected the parts {', '.join(PARTS)}, found others for ", other_part),
+    ]
+    for name in (name for name, protocol in protocols.items() if protocol.by_group):
+        pairs = {(clip.group, clip.parts[name]) for clip in listed if name in clip.parts}
+        groups = Counter(group for group, _ in pairs)
+        torn = [group for group in dict.fromkeys(clip.group for clip in listed) if groups[group] > 1]
+        rules.append((f"{name}: expected every group in one part, found in several: ", torn))
+    for rule, names in rules:
+        if names:
+            more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+            yield rule + ", ".join(names[:SHOWN]) + more
 
 
 def _remove(out: Path) -> str:
@@ -255,29 +333,18 @@ def _remove(out: Path) -> str:
 
 
 def _version(package: str) -> str | None:
-    try:
+    with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
-def _write_table(path: Path, columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> None:
-    with path.open("w", **TEXT) as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _replace_file(path: Path, text: str) -> None:
+def _write_file(path: Path, text: str) -> None:
     """Put a file in its place whole or not at all, also if the power fails."""
-    part = path.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
+    unfinished = path.with_suffix(".part")
+    with unfinished.open("w", **TEXT) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    part.replace(path)
+    unfinished.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.data.prepare.listing import check_listing
 from equipoise.data.prepare.original import Clip, InMemory, Protocol
-from equipoise.data.prepare.prepare import prepare
+from equipoise.data.prepare.prepare import check_listing, prepare
 from equipoise.data.prepare.prepared import FOLDS, Prepared, fingerprint_of, fold_of
 from equipoise.data.views import TimeLast
 from equipoise.util.errors import BadInput

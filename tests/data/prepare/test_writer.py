@@ -9,7 +9,8 @@ import pytest
 from safetensors.torch import load_file
 
 from equipoise.data.prepare.original import Field
-from equipoise.data.prepare.rows import START, RowFile, file_bytes, header, mapped, problems_of
+from equipoise.data.prepare.prepared import START, file_bytes, header, mapped, problems_of
+from equipoise.data.prepare.writer import RowFile
 
 
 @pytest.mark.parametrize("seed", range(12))
