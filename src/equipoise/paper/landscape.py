@@ -18,7 +18,7 @@ from equipoise.study.registry import Entry
 from equipoise.training.machinery import device_of
 from equipoise.training.step import evaluate
 from equipoise.util.errors import BadInput, raise_all
-from equipoise.util.side_by_side import Tell, side_by_side
+from equipoise.util.pool import Tell, run_parallel
 
 Through = Literal["own", "both"]
 TITLES = {"msl": "joint training", "mimo": "MIMO"}
@@ -199,7 +199,7 @@ def gather(splits: Splits, entries: Sequence[Entry], recipe: Recipe, tell: Tell 
     protocol = chosen_protocol(recipe, entries[0].settings.fusion)
     device = device_of(entries[0].settings)
     parts = {name: subset(splits.parts[name], recipe.samples, recipe.seed, device) for name in ("train", "test")}
-    found = side_by_side([partial(_solved, splits, entry, recipe, protocol, parts) for entry in entries], tell)
+    found = run_parallel([partial(_solved, splits, entry, recipe, protocol, parts) for entry in entries], tell)
     if recipe.plane == "both":
         surfaces = [_through(found[0], found[1], recipe, parts, tell)]
     else:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from equipoise.data.splits import Part
 from equipoise.models import LateFusion
 from equipoise.models.evaluation import evaluating
-from equipoise.util.side_by_side import Tell, at_once, side_by_side
+from equipoise.util.pool import Tell, parallel_workers, run_parallel
 
 Weights = dict[str, Tensor]
 MEMORY = 2**27  # bytes of activations and weights of one call; more is slower on a CPU, for it leaves the cache
@@ -143,8 +143,8 @@ def values_at(
                 tell(str(len(some)))
         return found
 
-    workers = min(len(chunks), at_once())
-    shares = side_by_side([partial(share, first) for first in range(workers)], lambda words: on_done(int(words)))
+    workers = min(len(chunks), parallel_workers())
+    shares = run_parallel([partial(share, first) for first in range(workers)], lambda words: on_done(int(words)))
     sums = torch.cat([shares[number % workers][number // workers] for number in range(len(chunks))])
     count, names = len(part), ["fused", *model.encoders]
     loss = sums[:, 0] / count

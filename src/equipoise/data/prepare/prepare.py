@@ -28,7 +28,6 @@ from equipoise.data.prepare.original import Clips, Field, Original, Protocol
 from equipoise.data.prepare.prepared import FACTS, INDEX, JOURNAL, SKIPPED, TEXT, Prepared, file_bytes, fingerprint_of
 from equipoise.data.prepare.writer import Journal, PartialDataSet, Record
 from equipoise.data.splits import PARTS
-from equipoise.util.crew import Crew
 from equipoise.util.errors import BadInput, Unreadable, raise_all
 from equipoise.util.files import link_problems
 from equipoise.util.processes import cores, lock_folder

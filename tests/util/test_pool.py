@@ -13,9 +13,9 @@ import torch
 from equipoise.paper import landscape_plane
 from equipoise.paper.landscape import Recipe, gather
 from equipoise.study.registry import entries
-from equipoise.util import side_by_side as module
+from equipoise.util import pool as module
 from equipoise.util.errors import BadInput
-from equipoise.util.side_by_side import Tell, at_once, side_by_side
+from equipoise.util.pool import Pool, Tell, parallel_workers, run_parallel
 from experiments.test_landscape import signals
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(params=[1, 3], ids=["in turn", "at once"])
 def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(module, "at_once", lambda: request.param)
+    monkeypatch.setattr(module, "parallel_workers", lambda: request.param)
     return request.param
 
 
@@ -38,7 +38,7 @@ def working(number: int, seconds: float) -> Callable[[Tell], tuple[int, int, tor
 
 def test_results_come_in_the_order_of_the_works_and_words_are_heard(several: int) -> None:
     heard: list[str] = []
-    found = side_by_side([working(0, 0.2), working(1, 0.0), working(2, 0.0)], heard.append)
+    found = run_parallel([working(0, 0.2), working(1, 0.0), working(2, 0.0)], heard.append)
     assert [number for number, _, _ in found] == [0, 1, 2]
     assert sorted(heard) == ["work 0", "work 1", "work 2"]
     assert all(torch.equal(value, torch.full((3,), float(number))) for number, _, value in found)
@@ -56,31 +56,31 @@ def test_a_failure_is_raised_as_what_it_is_and_ends_the_others(several: int, tmp
 
     works = [failing, late] if several > 1 else [failing]
     with pytest.raises(BadInput, match="type something else"):
-        side_by_side(works)
+        run_parallel(works)
     time.sleep(1.2)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_process_that_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "at_once", lambda: 2)
+    monkeypatch.setattr(module, "parallel_workers", lambda: 2)
 
     def dying(_: Tell) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(RuntimeError, match=r"ended without a word \(SIGKILL\)"):
-        side_by_side([dying, working(1, 0.0)])
+        run_parallel([dying, working(1, 0.0)])
 
 
 def test_children_use_one_core_each_and_have_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "at_once", lambda: 2)
-    found = side_by_side([lambda _: (torch.get_num_threads(), at_once())] * 2)
+    monkeypatch.setattr(module, "parallel_workers", lambda: 2)
+    found = run_parallel([lambda _: (torch.get_num_threads(), parallel_workers())] * 2)
     assert [threads for threads, _ in found] == [1, 1]
     monkeypatch.undo()
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
-    assert at_once() == 1, "a process that may use a GPU is not doubled"
+    assert parallel_workers() == 1, "a process that may use a GPU is not doubled"
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(module, "cores", lambda: 7)
-    assert at_once() == 7
+    assert parallel_workers() == 7
 
 
 def test_a_landscape_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_a_landscape_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> 
     try:
         for count in (1, 3):
             for where in (module, landscape_plane):
-                monkeypatch.setattr(where, "at_once", lambda count=count: count)
+                monkeypatch.setattr(where, "parallel_workers", lambda count=count: count)
             found.append(gather(signals(), lines, recipe))
     finally:
         torch.set_num_threads(before)
@@ -102,3 +102,49 @@ def test_a_landscape_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> 
         np.testing.assert_array_equal(one.test, other.test)
         for name, grid in one.accuracy.items():
             np.testing.assert_array_equal(grid, other.accuracy[name])
+
+
+def outcomes(pool: Pool, *tasks: str) -> dict[str, tuple[str, object]]:
+    found: dict[str, tuple[str, object]] = {}
+    with pool:
+        pool.submit(*tasks)
+        while pool.unfinished:
+            found.update({task: (kind, content) for task, kind, content in pool.events()})
+    return found
+
+
+def test_a_pool_tells_apart_what_becomes_of_tasks(tmp_path: Path) -> None:
+    def work(task: str, _: Tell) -> str:
+        if task == "dies once" and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if task == "dies":
+            os._exit(3)
+        if task == "hangs":
+            time.sleep(60)
+        if task == "fails":
+            raise LookupError("of no use")
+        return task.upper()
+
+    tasks = ("dies once", "dies", "hangs", "fails", *(f"task {number}" for number in range(20)))
+    found = outcomes(Pool(work, 2, ahead=3, tries=2, patience=0.5), *tasks)
+    kind, error = found.pop("fails")
+    assert kind == "failed"
+    assert isinstance(error, LookupError)
+    assert "of no use" in str(error.__cause__), "the traceback of the worker"
+    assert found.pop("dies") == ("died", "exit code 3")
+    assert found.pop("hangs") == ("late", None)
+    assert found == {task: ("done", task.upper()) for task in tasks if task not in ("dies", "hangs", "fails")}
+
+
+def test_an_idle_worker_that_was_killed_is_replaced() -> None:
+    with Pool(lambda _, __: os.getpid(), 1) as pool:
+        processes = []
+        for kill in (False, True, False):
+            pool.submit(None)
+            while pool.unfinished:
+                processes += [content for _, _, content in pool.events()]
+            if kill:
+                os.kill(processes[-1], signal.SIGKILL)
+                time.sleep(0.2)
+    assert processes[0] == processes[1] != processes[2]
