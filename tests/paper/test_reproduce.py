@@ -15,14 +15,19 @@ from elsewhere import Elsewhere
 from equipoise.cli import reproduce as command
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.source import PreparedFolder
-from equipoise.paper import reproduce_report, reproduce_runs
+from equipoise.paper import reproduce, reproduce_report
 from equipoise.paper.published import GRID, TABLES, PaperRow, PaperTable
-from equipoise.paper.reproduce import CONTROL, full_recipe, small_recipe
+from equipoise.paper.reproduce import (
+    CONTROL,
+    Plan,
+    ReproducedTable,
+    full_reproduction,
+    lines_of,
+    scores_of,
+    small_reproduction,
+)
 from equipoise.paper.reproduce_claims import above, claims, difference
-from equipoise.paper.reproduce_figure import caption
-from equipoise.paper.reproduce_outcome import Outcome, collect
-from equipoise.paper.reproduce_runs import Plan, scores_of
-from equipoise.paper.reproduce_tables import tables
+from equipoise.paper.reproduce_report import caption, tables
 from equipoise.study.store import Store
 from equipoise.util.errors import BadInput, FailedRuns
 from made_up import MadeUp, make_source
@@ -48,7 +53,7 @@ def equipoise_reproduce(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @EVERY
 def test_every_method_of_the_table_is_run_once_with_the_same_settings(table: PaperTable) -> None:
-    recipe = small_recipe(table, ["epochs=7"], grid=True)
+    recipe = small_reproduction(table, ["epochs=7"], grid=True)
     assert [entry.label for entry in recipe.entries] == list(dict.fromkeys(row.method for row in table.rows))
     assert {entry.settings for entry in recipe.entries} == {recipe.trials[0].settings}
     assert recipe.entries[0].settings.epochs == 7
@@ -61,7 +66,7 @@ def test_the_grid_is_the_papers_and_what_a_word_sets_is_not_searched(tmp_path: P
     data = some_data(tmp_path)
 
     def points(*words: str, grid: bool = True) -> tuple[list[tuple[float, float]], str]:
-        recipe = full_recipe(TABLES["avmnist"], words, str(data), None, "auto", grid=grid)
+        recipe = full_reproduction(TABLES["avmnist"], words, str(data), None, "auto", grid=grid)
         return [(trial.params["penalty"], trial.params["smoothing"]) for trial in recipe.trials], recipe.choice
 
     every = [(penalty, smoothing) for penalty in GRID["penalty"] for smoothing in GRID["smoothing"]]
@@ -74,9 +79,9 @@ def test_the_grid_is_the_papers_and_what_a_word_sets_is_not_searched(tmp_path: P
 def test_departures_are_what_differs_from_the_papers_preset(tmp_path: Path) -> None:
     data = str(some_data(tmp_path))
     table = TABLES["avmnist"]
-    assert full_recipe(table, ["device=cpu"], data, None, "auto", grid=True).departures == []
+    assert full_reproduction(table, ["device=cpu"], data, None, "auto", grid=True).departures == []
     words = ["epochs=3", "agm.strength=2", "mimo.overflow=stable", "mimo.penalty=3"]
-    assert full_recipe(table, words, data, None, "auto", grid=False).departures == [
+    assert full_reproduction(table, words, data, None, "auto", grid=False).departures == [
         "epochs=3 instead of 100", "agm.strength=2 instead of 1", "mimo.penalty=3 instead of 10",
         "mimo.overflow=stable instead of double",
     ]  # fmt: skip
@@ -85,13 +90,13 @@ def test_departures_are_what_differs_from_the_papers_preset(tmp_path: Path) -> N
         (True, ["penalty=3"], ["mimo.penalty=3 instead of 100"]),
         (False, [], ["mimo.penalty=10 instead of 100", "mimo.smoothing=0.1 instead of 0.01"]),
     ):
-        found = full_recipe(TABLES["ave"], words, data, None, "none", grid=grid).departures
+        found = full_reproduction(TABLES["ave"], words, data, None, "none", grid=grid).departures
         assert [each for each in found if each.startswith(("mimo.penalty", "mimo.smoothing"))] == told
     assert (
         "precision=bf16 instead of fp32"
-        in full_recipe(table, ["precision=bf16"], data, None, "auto", grid=True).departures
+        in full_reproduction(table, ["precision=bf16"], data, None, "auto", grid=True).departures
     ), "the codes the paper builds on are in single precision, on a GPU too"
-    lenet = full_recipe(table, [], data, None, "avmnist-lenet", grid=True).departures
+    lenet = full_reproduction(table, [], data, None, "avmnist-lenet", grid=True).departures
     assert "encoder=lenet instead of resnet18" in lenet
 
 
@@ -101,7 +106,7 @@ def test_prepared_data_is_cut_as_in_the_paper_where_it_can_be(tmp_path: Path) ->
     table = replace(TABLES["ave"], split="families")
 
     def protocol(table: PaperTable, split: str | None) -> str | None:
-        load = full_recipe(table, [], str(tmp_path / "out"), split, "none", grid=False).source.load
+        load = full_reproduction(table, [], str(tmp_path / "out"), split, "none", grid=False).source.load
         assert isinstance(load, PreparedFolder)
         return load.protocol
 
@@ -175,7 +180,7 @@ def outcome(
     without: tuple[str, ...] = (),
     control: float | None = None,
     **better: float,
-) -> Outcome:
+) -> ReproducedTable:
     """The paper's own numbers, as if three runs of each method had given them, some methods better by so much.
 
     A control is so much better than MIMO.
@@ -196,7 +201,7 @@ def outcome(
         {"epochs": 1, "batch": 2, "lr": 0.1, "encoder": "auto"},
         {"mimo": {"penalty": table.penalty, "smoothing": table.smoothing}}, [], jobs, [],
     )  # fmt: skip
-    return collect(plan, rows, [])
+    return lines_of(plan, rows, [])
 
 
 def made_up(table: PaperTable, own: list[PaperRow], seed: int, better: float) -> dict[str, Any]:
@@ -310,9 +315,9 @@ def test_a_control_stands_below_and_competes_for_no_claim_of_the_paper(control: 
     made = tables(found)
     assert made["table"].labels == (*(row.name for row in table.rows), CONTROL)
     assert made["beside"].at(CONTROL, "acc.paper").main == made["time"].at(CONTROL, "paper").main == "–"
-    recipe = small_recipe(table, [], grid=False)
+    recipe = small_reproduction(table, [], grid=False)
     assert recipe.control_at(10.0).params == {"weight": 5.0}
-    assert small_recipe(TABLES["urfunny"], [], grid=False).control_at(30.0).params == {"weight": 10.0}
+    assert small_reproduction(TABLES["urfunny"], [], grid=False).control_at(30.0).params == {"weight": 10.0}
 
 
 def test_a_stand_in_has_no_number_of_the_paper_beside_it() -> None:
@@ -341,11 +346,11 @@ def test_a_run_that_diverged_is_none() -> None:
     whole = outcome(table)
     rows = [made_up(table, [row], seed, 0.0) for row in table.rows if row.acc for seed in range(3)]
     rows[0]["validation"]["fused_loss"] = None
-    found = collect(whole.plan, rows, [])
+    found = lines_of(whole.plan, rows, [])
     assert found.missing["MSL"] == "1 of 3 diverged"
     assert [row["seed"] for row in found.lines["MSL"].rows] == [1, 2]
     failed = replace(whole.plan, failures={"msl 1": "msl, seed 1: FloatingPointError: loss"})
-    told = collect(failed, [row for row in rows if row["config"] != "msl 1"], []).missing["MSL"]
+    told = lines_of(failed, [row for row in rows if row["config"] != "msl 1"], []).missing["MSL"]
     assert told == "1 of 3 diverged, 1 of 3 failed (FloatingPointError: loss)"
 
 
@@ -385,7 +390,7 @@ def test_every_table_runs_on_its_stand_in_and_elsewhere(
     name: str,
 ) -> None:
     there = Elsewhere()
-    monkeypatch.setattr(reproduce_runs, "place_of", {"ray": there}.__getitem__)
+    monkeypatch.setattr(reproduce, "place_of", {"ray": there}.__getitem__)
     words = (name, "--scale", "small", "--seeds", "1", "--on", "ray", "--workers", "5", "--out", tmp_path)
     equipoise_reproduce(*words, "--json")
     assert there.asked == [("grid", 5), (tmp_path.name, 5)]
@@ -468,7 +473,7 @@ def test_a_run_that_diverges_is_an_answer_and_one_that_breaks_is_not(
                 store.append({**made_up(table, own, job.seed, 0.0), "config": job.config})
         raise FailedRuns("agm")
 
-    monkeypatch.setattr(reproduce_runs, "run_study", study)
+    monkeypatch.setattr(reproduce, "run_study", study)
     words = ("ave", "--scale", "small", "--no-grid")
     equipoise_reproduce(*words, "--out", tmp_path / "one")
     assert "AGM: 3 of 3 failed (FloatingPointError: loss)" in " ".join(capsys.readouterr().out.split())
@@ -486,6 +491,6 @@ def test_a_grid_of_which_nothing_came_to_an_end_stops_it(
             on_event("failed", job, {"reason": "FloatingPointError: loss"})
         raise FailedRuns("all")
 
-    monkeypatch.setattr(reproduce_runs, "run_study", study)
+    monkeypatch.setattr(reproduce, "run_study", study)
     with pytest.raises(FailedRuns, match=r"no point of the grid.*smaller lr"):
         equipoise_reproduce("ave", "--scale", "small", "--out", tmp_path)

@@ -50,33 +50,34 @@ def reproduce(
     as_json: options.Json = False,
 ) -> None:
     """A table of the paper: every method it holds, in its layout, beside its numbers, and what it claims of them."""
-    from equipoise.paper import reproduce_figure, reproduce_report
-    from equipoise.paper.reproduce import full_recipe, small_recipe, table_of
-    from equipoise.paper.reproduce_outcome import outcome_of
-    from equipoise.paper.reproduce_runs import DIVERGED, run
+    from equipoise.paper import reproduce_report
+    from equipoise.paper.reproduce import full_reproduction, reproduced, run, small_reproduction
+    from equipoise.paper.runs import DIVERGED
     from equipoise.report import drawing
 
     scales = {"full": False, "small": True}
-    table, small, _ = collect(lambda: table_of(name), lambda: look_up("scale", scale, scales), lambda: place_of(on))
+    table, small, _ = collect(
+        lambda: look_up("table", name, TABLES), lambda: look_up("scale", scale, scales), lambda: place_of(on)
+    )
     folder = out or Path("runs") / f"reproduce-{name}{'-small' if small else ''}"
     if small and (data or split or preset != "auto"):
         raise BadInput("--scale small makes its own data and settings; leave out --data, --split and --preset")
     drawing.check_ready()
     if not only_report:
         if small:
-            recipe = small_recipe(table, words or (), grid=grid)
+            asked = small_reproduction(table, words or (), grid=grid)
         else:
-            recipe = full_recipe(table, words or (), data, split, preset, grid=grid)
-        recipe = replace(recipe, control=control)
+            asked = full_reproduction(table, words or (), data, split, preset, grid=grid)
+        asked = replace(asked, control=control)
         given = {"--data": data, "--split": split, "--preset": preset if preset != "auto" else None}
         chosen = [part for option, value in given.items() if value for part in (option, value)]
         chosen += ["--scale", scale] if small else []
         chosen += ["--seeds", str(seeds), *([] if grid else ["--no-grid"]), *(["--control"] if control else [])]
         command = shlex.join(["equipoise", "reproduce", name, *(words or ()), *chosen])
         how = {"grid_seeds": grid_seeds, "workers": workers, "on": on, "quiet": as_json}
-        run(recipe, seeds, folder, command=command, typed=options.typed_command(), **how)
-    outcome = outcome_of(folder, name)
-    content = reproduce_report.write(outcome, folder, reproduce_figure.draw(outcome, folder))
+        run(asked, seeds, folder, command=command, typed=options.typed_command(), **how)
+    outcome = reproduced(folder, name)
+    content = reproduce_report.write(outcome, folder, reproduce_report.draw(outcome, folder))
     if as_json:
         print(json.dumps(content))
     else:

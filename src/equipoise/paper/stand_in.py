@@ -1,4 +1,4 @@
-"""Stand-ins for the paper's data: the same sensors and kinds of arrays, made up, so that anyone can see it run."""
+"""Stand-ins for the paper's data: the same sensors and kinds of arrays, made up, so that anyone can see a table run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ SMALL_GRID = {"penalty": (1.0, 10.0), "smoothing": (0.1, 1.0)}
 
 _CLIP = {"audio": (1, 9, 8), "video": (3, 2, 8, 8)}
 _SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
-    "cremad": _CLIP,
-    "vggsound": _CLIP,
-    "kinetics-sounds": _CLIP,
-    "ave": _CLIP,
+    **dict.fromkeys(("cremad", "vggsound", "kinetics-sounds", "ave"), _CLIP),
     "avmnist": {"image": (1, 8, 8), "sound": (1, 12, 12)},
     "urfunny": {"vision": (9, 6), "audio": (5, 6), "text": (7, 6)},
     "mosei": {"text": (7, 6), "audio": (5, 6)},
 }
-"""What one sample of each sensor looks like: spectrograms, frames, images, and series of words."""
+"""Shapes of one sample of each sensor: spectrograms, frames, images, and series of words."""
 
 SAMPLES, GROUPS, CLASSES = 120, 10, 3
 
@@ -34,7 +31,7 @@ SAMPLES, GROUPS, CLASSES = 120, 10, 3
 @final
 @dataclass(frozen=True)
 class StandIn:
-    """Makes the stand-in of a table. A class and no closure, so that it can be sent to another process.
+    """Loader of the stand-in of a table. A class and no closure, so that it can be sent to another process.
 
     Args:
         table: The name of the table.
@@ -43,7 +40,7 @@ class StandIn:
     table: str
 
     def __call__(self, fold: int | None) -> Splits:  # noqa: ARG002 (there is one cut only)
-        """Classes that every sensor sees a little of, the later ones more faintly."""
+        """Make classes that every sensor sees a little of, the later ones more faintly."""
         random = torch.Generator().manual_seed(0)
         label = torch.arange(SAMPLES) % CLASSES
         group = torch.arange(SAMPLES) // CLASSES % GROUPS
@@ -63,12 +60,12 @@ class StandIn:
 
 
 def stand_in(table: PaperTable) -> DataSet:
-    """The stand-in of a table."""
+    """Return the stand-in of a table."""
     return DataSet(f"stand-in for {table.name}", StandIn(table.name), 0, "Made up.")
 
 
 def small_preset(table: PaperTable) -> Preset:
-    """Settings for it: encoders by the shape of the arrays, two short epochs."""
+    """Return settings for it: encoders by the shape of the arrays, two short epochs."""
     settings = Settings(epochs=2, batch=12, features=8, fusion="sum", device="cpu")
     params = {"mimo": {"penalty": table.penalty, "smoothing": table.smoothing}}
     return Preset("small", table.name, settings, params, "Nobody's.")
