@@ -30,6 +30,7 @@ from equipoise.data.prepare.writer import Journal, PartialDataSet, Record
 from equipoise.data.splits import PARTS
 from equipoise.util.errors import BadInput, Unreadable, raise_all
 from equipoise.util.files import link_problems
+from equipoise.util.pool import Pool
 from equipoise.util.processes import cores, lock_folder
 
 Event = Callable[[str, dict[str, Any]], None]
@@ -37,6 +38,7 @@ Event = Callable[[str, dict[str, Any]], None]
 "read", "pack" and "sum", each many times: what is done, and of how much; "read" also says how much was skipped."""
 
 PATIENCE = 120.0
+TRIES = 2  # times that a clip is begun whose process dies: it may have died of something else, such as full memory
 SHOWN = 5  # reasons or names in a message; all reasons are in a file
 READERS = ("equipoise", "numpy", "torch", "av", "soundfile", "pillow", "h5py")  # whose versions may change what is read
 
@@ -121,13 +123,19 @@ class _Preparation:
             with closing(PartialDataSet(self.out, self.clips, fields, journal)) as folder:
                 done = folder.intact(records, partial(self._say, "check"))
                 todo, unread = [number for number in range(count) if number not in done], set[int]()
-                with Crew(folder.write_clip, journal, workers, patience) as crew:
-                    for news in crew.run(todo):
+                how: dict[str, Any] = {"ahead": 8, "tries": TRIES, "patience": patience}
+                with Pool(lambda clip, _: folder.write_clip(clip), workers, **how) as pool:
+                    pool.submit(*todo)
+                    while pool.unfinished and not (strict and unread):
+                        for clip, kind, content in pool.events():
+                            if kind == "failed":
+                                raise content
+                            if kind != "done":
+                                journal.add(Record(clip, reason=_reason(kind, content, patience)))
+                        news = journal.news()
                         done.update({record.clip: record for record in news})
                         unread.update(record.clip for record in news if record.reason)
                         self._say("read", len(done), count, skipped=len(unread))
-                        if strict and unread:
-                            break
                 late = [record for record in journal.news() if record.reason]  # where it was broken off
                 self._refuse_unread([done[number] for number in sorted(unread)] + late, strict=strict)
                 self._write_tables(done)
@@ -218,6 +226,12 @@ class _Preparation:
 
     def _say(self, kind: str, done: int, total: int, **more: int) -> None:
         self.tell(kind, {"done": done, "total": total, **more})
+
+
+def _reason(kind: str, ending: str, patience: float) -> str:
+    if kind == "late":
+        return f"reading it did not end within {patience:g} seconds"
+    return f"the process that read it died of it ({ending}), {TRIES} times"
 
 
 def _opened(original: Original, source: Path, out: Path) -> Clips | None:
