@@ -33,22 +33,21 @@ def toy(
 
     torch.set_num_threads(1)  # the matrices are small, and more threads only wait for each other
     from equipoise.paper import toy_report
-    from equipoise.paper.toy import Recipe
-    from equipoise.paper.toy_facts import gather
-    from equipoise.paper.toy_figure import draw_all
+    from equipoise.paper.toy import ToySettings
+    from equipoise.paper.toy_results import gather
     from equipoise.report import drawing
 
-    recipe = options.from_words("toy", Recipe, words or (), example="samples=700")
+    problem = options.from_words("toy", ToySettings, words or (), example="samples=700")
     drawing.check_ready()
     with telling("toy", quiet=as_json) as tell:
-        facts = gather(recipe, range(seeds), theory=not quick, tell=tell)
+        results = gather(problem, range(seeds), theory=not quick, tell=tell)
         tell("drawing")
         typed = shlex.join(["equipoise", "toy", *(words or ())])
-        figures = draw_all(facts, out, f"Made by `{typed}`: {toy_report.in_words(recipe)}.")
-    content = {**toy_report.as_dict(facts), "figures": [str(path) for path in figures]}
+        figures = toy_report.draw_all(results, out, f"Made by `{typed}`: {toy_report.in_words(problem)}.")
+    content = {**toy_report.as_dict(results), "figures": [str(path) for path in figures]}
     options.write_json(out, "toy.json", content)
     if as_json:
         print(json.dumps(content))
         return
-    print(toy_report.text(facts))
+    print(toy_report.text(results))
     print(f"\nFigures as SVG and PNG, and all numbers in toy.json: {out}")

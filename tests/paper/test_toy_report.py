@@ -12,10 +12,9 @@ import typer
 from equipoise.cli import toy as command
 from equipoise.cli.options import from_words
 from equipoise.paper import toy_report
-from equipoise.paper.toy import Recipe
-from equipoise.paper.toy_claims import claims
-from equipoise.paper.toy_facts import Facts, gather
-from equipoise.paper.toy_figure import draw_all
+from equipoise.paper.toy import ToySettings
+from equipoise.paper.toy_report import draw_all
+from equipoise.paper.toy_results import ToyResults, claims, gather
 from equipoise.report import drawing
 from equipoise.util.errors import BadInput
 
@@ -36,8 +35,8 @@ def equipoise_toy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture(scope="module")
-def facts() -> Facts:
-    return gather(from_words("toy", Recipe, WORDS), [0], theory=False)
+def results() -> ToyResults:
+    return gather(from_words("toy", ToySettings, WORDS), [0], theory=False)
 
 
 def looks_right(folder: Path, names: list[str]) -> None:
@@ -81,8 +80,8 @@ def test_all_of_it_in_words(equipoise_toy: Any, tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_a_figure_drawn_again_is_the_same_file(facts: Facts, tmp_path: Path) -> None:
-    first, second = (draw_all(facts, tmp_path / name, "Made by hand.") for name in ("one", "two"))
+def test_a_figure_drawn_again_is_the_same_file(results: ToyResults, tmp_path: Path) -> None:
+    first, second = (draw_all(results, tmp_path / name, "Made by hand.") for name in ("one", "two"))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
@@ -101,34 +100,34 @@ def test_without_matplotlib_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch
         pass
 
 
-def test_the_report_tells_the_same_in_words_and_in_numbers(facts: Facts) -> None:
-    text, content = toy_report.text(facts), toy_report.as_dict(facts)
+def test_the_report_tells_the_same_in_words_and_in_numbers(results: ToyResults) -> None:
+    text, content = toy_report.text(results), toy_report.as_dict(results)
     for claim in content["claims"]:
         assert claim["where"] in text
     assert text.count("\nagrees ") + text.count("\ndiffers ") == len(content["claims"])
     assert f"joint training          {content['seeds'][0]['steps']['joint']}" in text
 
 
-def test_a_claim_that_does_not_hold_is_said_to_differ(facts: Facts) -> None:
-    slower = [seed._replace(steps={**seed.steps, "mimo-exact": 10**6}) for seed in facts.seeds]
-    never = [seed._replace(steps=dict.fromkeys(seed.steps, None)) for seed in facts.seeds]
+def test_a_claim_that_does_not_hold_is_said_to_differ(results: ToyResults) -> None:
+    slower = [seed._replace(steps={**seed.steps, "mimo-exact": 10**6}) for seed in results.seeds]
+    never = [seed._replace(steps=dict.fromkeys(seed.steps, None)) for seed in results.seeds]
     for seeds in (slower, never):
-        changed = Facts(facts.recipe, facts.traces, facts.gradients, seeds, facts.shares)
+        changed = ToyResults(results.settings, results.traces, results.gradients, seeds, results.condition)
         (faster,) = [claim for claim in claims(changed) if "with exact f*" in claim.says]
-        assert not faster.holds
+        assert faster.verdict == "differs"
         assert "differs  Figure 1: MIMO converges faster" in toy_report.text(changed)
     assert "never" in toy_report.text(changed)
 
 
-def test_words_become_a_recipe() -> None:
+def test_words_become_settings() -> None:
     found = from_words(
-        "toy", Recipe, ["scales=5,0.5,1", "coefficients=0.001,1,0.3", "label=mean", "penalty=3", "level=0.001"]
+        "toy", ToySettings, ["scales=5,0.5,1", "coefficients=0.001,1,0.3", "label=mean", "penalty=3", "level=0.001"]
     )
-    assert found == Recipe(
+    assert found == ToySettings(
         scales=(5.0, 0.5, 1.0), coefficients=(0.001, 1.0, 0.3), label="mean", penalty=3.0, level=0.001
     )
     assert found.names == ("m1", "m2", "m3")
-    assert from_words("toy", Recipe, []) == Recipe()
+    assert from_words("toy", ToySettings, []) == ToySettings()
 
 
 @pytest.mark.parametrize(
@@ -148,7 +147,7 @@ def test_words_become_a_recipe() -> None:
 )
 def test_bad_words_get_one_message(words: list[str], parts: list[str]) -> None:
     with pytest.raises(BadInput) as found:
-        from_words("toy", Recipe, words, "samples=700")
+        from_words("toy", ToySettings, words, "samples=700")
     for part in parts:
         assert part in str(found.value)
 

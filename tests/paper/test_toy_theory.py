@@ -5,14 +5,15 @@ import dataclasses
 import pytest
 import torch
 
-from equipoise.paper.toy import Recipe, draw
-from equipoise.paper.toy_facts import SMALL, random_points
+from equipoise.paper.toy import ToySettings, generate
+from equipoise.paper.toy_results import SMALL
 from equipoise.paper.toy_theory import (
     Descent,
-    Landscape,
+    FlatObjective,
     curvature_at,
     largest_gap_at,
     local_constants,
+    random_points,
     safe_descent,
     tied_point,
 )
@@ -20,64 +21,66 @@ from equipoise.paper.toy_theory import (
 THREE = dataclasses.replace(SMALL, inputs=3, hidden=3, scales=(5.0, 0.5, 1.0), coefficients=(0.001, 1.0, 0.3))
 
 
-def landscape(recipe: Recipe, seed: int = 0) -> Landscape:
-    return Landscape(draw(recipe, seed), recipe)
+def objective_of(settings: ToySettings, seed: int = 0) -> FlatObjective:
+    return FlatObjective(generate(settings, seed), settings)
 
 
 # -- Proposition 1 --
 
 
-@pytest.mark.parametrize("recipe", [SMALL, THREE], ids=["two", "three"])
-def test_the_largest_eigenvalue_is_at_most_the_constant(recipe: Recipe) -> None:
-    land = landscape(recipe)
-    found = curvature_at(land, random_points(land, seed=1))
+@pytest.mark.parametrize("settings", [SMALL, THREE], ids=["two", "three"])
+def test_the_largest_eigenvalue_is_at_most_the_constant(settings: ToySettings) -> None:
+    objective = objective_of(settings)
+    found = curvature_at(objective, random_points(objective, seed=1))
     assert len(found.largest) == 100
     assert (found.largest <= found.bound).all()
 
 
-def tied_points(land: Landscape, count: int = 100) -> torch.Tensor:
+def tied_points(objective: FlatObjective, count: int = 100) -> torch.Tensor:
     """Where gaps are equal the smooth maximum bends most; elsewhere it is as good as one of them."""
-    return torch.stack([tied_point(land, seed) for seed in range(count)])
+    return torch.stack([tied_point(objective, seed) for seed in range(count)])
 
 
 def test_the_largest_eigenvalue_is_at_most_the_constant_where_the_maximum_bends() -> None:
-    land = landscape(SMALL)
-    found = curvature_at(land, tied_points(land))
+    objective = objective_of(SMALL)
+    found = curvature_at(objective, tied_points(objective))
     ratio = found.largest / found.bound
     assert (ratio <= 1).all()
     assert ratio.max() > 0.2, "a bound that is never near would show nothing"
 
 
 def test_whole_hessians_are_those_of_torch() -> None:
-    land = landscape(SMALL)
-    points = random_points(land, seed=2, count=3)
-    found = curvature_at(land, points)
+    objective = objective_of(SMALL)
+    points = random_points(objective, seed=2, count=3)
+    found = curvature_at(objective, points)
     for point, largest in zip(points, found.largest, strict=True):
-        hessian = torch.autograd.functional.hessian(lambda p: land.objective(land.losses(p)), point)
+        hessian = torch.autograd.functional.hessian(lambda p: objective.objective(objective.losses(p)), point)
         assert isinstance(hessian, torch.Tensor)
         assert float(torch.linalg.eigvalsh(hessian)[-1]) == pytest.approx(float(largest), rel=1e-9)
 
 
 def test_a_smaller_smoothing_in_the_objective_breaks_the_constant_of_a_larger_one() -> None:
-    land = landscape(SMALL)
-    points = tied_points(land, 20)
-    bent = Landscape(land.toy, dataclasses.replace(SMALL, smoothing=SMALL.smoothing / 30))
-    assert (curvature_at(bent, points).largest > curvature_at(land, points).bound).any(), "the check above can fail"
+    objective = objective_of(SMALL)
+    points = tied_points(objective, 20)
+    bent = FlatObjective(objective.data, dataclasses.replace(SMALL, smoothing=SMALL.smoothing / 30))
+    assert (curvature_at(bent, points).largest > curvature_at(objective, points).bound).any(), (
+        "the check above can fail"
+    )
 
 
 def test_power_iteration_approaches_the_spectral_norm_from_below() -> None:
-    land = landscape(SMALL)
-    (point,) = random_points(land, seed=3, count=1)
+    objective = objective_of(SMALL)
+    (point,) = random_points(objective, seed=3, count=1)
     directions = torch.randn(3, len(point), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    few, _ = local_constants(land, point, directions, rounds=2)
-    many, _ = local_constants(land, point, directions, rounds=100)
+    few, _ = local_constants(objective, point, directions, rounds=2)
+    many, _ = local_constants(objective, point, directions, rounds=100)
     for number in range(3):
-        hessian = torch.autograd.functional.hessian(lambda p, at=number: land.losses(p)[at], point)
+        hessian = torch.autograd.functional.hessian(lambda p, at=number: objective.losses(p)[at], point)
         assert isinstance(hessian, torch.Tensor)
         exact = float(torch.linalg.eigvalsh(hessian).abs().max())
         assert few.bends[number] <= many.bends[number] * (1 + 1e-9) <= exact * (1 + 2e-9)
         assert many.bends[number] == pytest.approx(exact, rel=0.01)
-    gradients = torch.autograd.functional.jacobian(land.losses, point)
+    gradients = torch.autograd.functional.jacobian(objective.losses, point)
     assert isinstance(gradients, torch.Tensor)
     assert few.slopes == pytest.approx(gradients[1:].norm(dim=1).tolist())
 
@@ -99,8 +102,8 @@ def holds_for_every_length(descent: Descent) -> None:
 
 @pytest.mark.parametrize("start", [0.001, 0.5], ids=["near zero", "far"])
 def test_the_safe_step_keeps_the_promise(start: float) -> None:
-    recipe = dataclasses.replace(SMALL, start=start)
-    descent = safe_descent(landscape(recipe), seed=0, steps=60)
+    settings = dataclasses.replace(SMALL, start=start)
+    descent = safe_descent(objective_of(settings), seed=0, steps=60)
     holds_for_every_length(descent)
     assert descent.halved == 0, "the constant of a point was good enough for the whole step"
 
@@ -108,7 +111,7 @@ def test_the_safe_step_keeps_the_promise(start: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_safe_step_keeps_the_promise_on_the_problem_of_the_paper(seed: int) -> None:
-    descent = safe_descent(landscape(Recipe(), seed), seed, steps=300)
+    descent = safe_descent(objective_of(ToySettings(), seed), seed, steps=300)
     holds_for_every_length(descent)
     assert descent.values[-1] < 0.05 * descent.values[0]
     # Near zero the gradient is small without anything being learnt: the theorem cannot tell this from a solution.
@@ -118,12 +121,12 @@ def test_the_safe_step_keeps_the_promise_on_the_problem_of_the_paper(seed: int) 
 # -- Proposition 2 --
 
 
-@pytest.mark.parametrize("recipe", [SMALL, THREE, Recipe()], ids=["two", "three", "paper"])
-def test_the_inequality_of_kurdyka_and_lojasiewicz_at_tied_points(recipe: Recipe) -> None:
-    land = landscape(recipe)
+@pytest.mark.parametrize("settings", [SMALL, THREE, ToySettings()], ids=["two", "three", "paper"])
+def test_the_inequality_of_kurdyka_and_lojasiewicz_at_tied_points(settings: ToySettings) -> None:
+    objective = objective_of(settings)
     ratios = []
     for seed in range(100):
-        tied = largest_gap_at(land, tied_point(land, seed))
+        tied = largest_gap_at(objective, tied_point(objective, seed))
         assert max(tied.gaps) == pytest.approx(min(tied.gaps), rel=1e-9)
         assert min(tied.gaps) > 0
         ratios.append(tied.distance / tied.bound)
@@ -132,28 +135,28 @@ def test_the_inequality_of_kurdyka_and_lojasiewicz_at_tied_points(recipe: Recipe
 
 
 def test_the_distance_is_that_of_orthogonal_gradients() -> None:
-    land = landscape(THREE)
-    point = tied_point(land, seed=5)
-    tied, pieces, squares = largest_gap_at(land, point), land.pieces(point), []
-    for name, x in land.toy.inputs.items():
-        encoder, head = (pieces[f"{block}.{name}"].clone().requires_grad_() for block in ("encoders", "heads"))
-        loss = (land.toy.target - x @ encoder @ head).square().mean()
-        assert float(loss.detach()) - land.toy.optimum[name] == pytest.approx(tied.gaps[0], rel=1e-9)
+    objective = objective_of(THREE)
+    point = tied_point(objective, seed=5)
+    tied, parameters, squares = largest_gap_at(objective, point), objective.parameters(point), []
+    for name, x in objective.data.inputs.items():
+        encoder, head = (parameters[f"{block}.{name}"].clone().requires_grad_() for block in ("encoders", "heads"))
+        loss = (objective.data.target - x @ encoder @ head).square().mean()
+        assert float(loss.detach()) - objective.data.optimum[name] == pytest.approx(tied.gaps[0], rel=1e-9)
         squares.append(sum(float(each.square().sum()) for each in torch.autograd.grad(loss, (encoder, head))))
     # Losses of different modalities share no parameters: the shortest mixture has length² 1 / Σ 1/‖∇f_k‖².
     assert tied.distance == pytest.approx(1 / sum(1 / square for square in squares), rel=1e-9)
 
 
 def test_the_largest_gap_is_semismooth() -> None:
-    land = landscape(SMALL)
+    objective = objective_of(SMALL)
     random = torch.Generator().manual_seed(0)
-    point = torch.randn(len(land.start(0)), generator=random, dtype=torch.float64)
+    point = torch.randn(len(objective.start(0)), generator=random, dtype=torch.float64)
     way = torch.randn(len(point), generator=random, dtype=torch.float64)
     rests = []
     for size in (1e-2, 1e-3, 1e-4):
         there = (point + size * way).requires_grad_()
-        largest = land.gaps(there).max()
+        largest = objective.gaps(there).max()
         (slope,) = torch.autograd.grad(largest, there)
-        rests.append(float((largest.detach() - land.gaps(point).max() - slope @ (size * way)).abs()))
+        rests.append(float((largest.detach() - objective.gaps(point).max() - slope @ (size * way)).abs()))
     assert rests[0] / rests[1] == pytest.approx(100, rel=0.2)
     assert rests[1] / rests[2] == pytest.approx(100, rel=0.2)

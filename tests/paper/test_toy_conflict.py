@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.paper.toy import Toy
-from equipoise.paper.toy_conflict import Conflict, draw_correlated, slope
-from equipoise.paper.toy_facts import PENALTIES
-from equipoise.paper.toy_rates import ACCURACIES, RATES, convergence
+from equipoise.paper.toy import ToyData
+from equipoise.paper.toy_conflict import ACCURACIES, RATES, Conflict, convergence, generate_correlated, log_slope
+from equipoise.paper.toy_results import PENALTIES
 
 
 def falls_with_slope_two(conflict: Conflict, penalties: Sequence[float] = PENALTIES) -> None:
     gaps = [conflict.penalised(penalty).worst for penalty in penalties]
-    assert slope(list(penalties), gaps) == pytest.approx(-2, abs=0.05)
+    assert log_slope(list(penalties), gaps) == pytest.approx(-2, abs=0.05)
     # And with the constant that the first order says, ever closer as λ grows.
     off = [abs(gap / conflict.predicted_gap(penalty) - 1) for penalty, gap in zip(penalties, gaps, strict=True)]
     assert off == sorted(off, reverse=True)
@@ -23,39 +22,39 @@ def falls_with_slope_two(conflict: Conflict, penalties: Sequence[float] = PENALT
 
 
 def test_slope_by_hand() -> None:
-    assert slope([1.0, 10.0, 100.0], [5.0, 0.05, 0.0005]) == pytest.approx(-2)
-    assert slope([1.0, 10.0], [1.0, 0.1]) == pytest.approx(-1)
+    assert log_slope([1.0, 10.0, 100.0], [5.0, 0.05, 0.0005]) == pytest.approx(-2)
+    assert log_slope([1.0, 10.0], [1.0, 0.1]) == pytest.approx(-1)
 
 
 def test_the_worst_gap_falls_as_theorem_1_says() -> None:
-    falls_with_slope_two(Conflict(draw_correlated(seed=0)))
+    falls_with_slope_two(Conflict(generate_correlated(seed=0)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_the_worst_gap_falls_on_every_draw(seed: int) -> None:
-    falls_with_slope_two(Conflict(draw_correlated(seed)))
+    falls_with_slope_two(Conflict(generate_correlated(seed)))
     # With three modalities λ = 10 is too small for the first order: with it, slopes are −1.94 to −2.07.
-    falls_with_slope_two(Conflict(draw_correlated(seed, modalities=3)), PENALTIES[1:])
+    falls_with_slope_two(Conflict(generate_correlated(seed, modalities=3)), PENALTIES[1:])
 
 
 def test_without_correlation_nothing_conflicts() -> None:
     """Orthogonal inputs: what is best for a modality alone is then its part of the best fused model."""
     random = torch.Generator().manual_seed(0)
     columns = torch.linalg.qr(torch.randn(60, 6, generator=random, dtype=torch.float64)).Q
-    toy = Toy({"m1": columns[:, :3], "m2": columns[:, 3:]}, torch.randn(60, generator=random, dtype=torch.float64))
+    toy = ToyData({"m1": columns[:, :3], "m2": columns[:, 3:]}, torch.randn(60, generator=random, dtype=torch.float64))
     assert float(Conflict(toy).strengths().max()) < 1e-12
 
 
 def test_all_gaps_are_equal_and_multipliers_add_up() -> None:
-    found = Conflict(draw_correlated(seed=1, modalities=3)).penalised(20.0)
+    found = Conflict(generate_correlated(seed=1, modalities=3)).penalised(20.0)
     assert found.gaps == pytest.approx([found.worst] * 3, rel=1e-9)
     assert sum(found.multipliers) == pytest.approx(20.0)
     assert min(found.multipliers) > 0
 
 
 def test_the_lexicographic_solution_is_least_squares_on_the_best_features() -> None:
-    toy = draw_correlated(seed=2)
+    toy = generate_correlated(seed=2)
     found = Conflict(toy).lexicographic()
     features = torch.stack(
         [x @ torch.linalg.lstsq(x, toy.target[:, None]).solution[:, 0] for x in toy.inputs.values()], dim=1
@@ -66,7 +65,7 @@ def test_the_lexicographic_solution_is_least_squares_on_the_best_features() -> N
 
 
 def test_less_slack_costs_fused_loss_up_to_the_lexicographic_one() -> None:
-    conflict = Conflict(draw_correlated(seed=3))
+    conflict = Conflict(generate_correlated(seed=3))
     limit = conflict.lexicographic().fused
     slacks = [1e-3, 1e-5, 1e-7]
     missing = [limit - conflict.relaxed(slack).fused for slack in slacks]
@@ -76,7 +75,7 @@ def test_less_slack_costs_fused_loss_up_to_the_lexicographic_one() -> None:
 
 
 def test_the_penalty_solution_solves_the_relaxed_problem() -> None:
-    conflict = Conflict(draw_correlated(seed=4))
+    conflict = Conflict(generate_correlated(seed=4))
     for penalty in (10.0, 1000.0):
         own = conflict.penalised(penalty)
         relaxed = conflict.relaxed(own.worst)
@@ -86,7 +85,7 @@ def test_the_penalty_solution_solves_the_relaxed_problem() -> None:
 
 def test_relaxed_agrees_with_another_solver() -> None:
     optimize = pytest.importorskip("scipy.optimize")
-    toy = draw_correlated(seed=5)
+    toy = generate_correlated(seed=5)
     slack, names = 1e-2, list(toy.inputs)
     arrays = {name: x.numpy() for name, x in toy.inputs.items()}
     target = toy.target.numpy()
@@ -115,7 +114,7 @@ def test_relaxed_agrees_with_another_solver() -> None:
 
 
 def over_all_directions(
-    toy: Toy, penalty: float, centre: Tensor, width: float, count: int = 400
+    toy: ToyData, penalty: float, centre: Tensor, width: float, count: int = 400
 ) -> tuple[float, Tensor]:
     """The least of the penalised objective over a grid of the directions of two encoders with two inputs each."""
     angles = [middle + width * torch.linspace(-0.5, 0.5, count, dtype=torch.float64) for middle in centre]
@@ -136,7 +135,7 @@ def over_all_directions(
 
 @pytest.mark.parametrize("penalty", [3.0, 30.0])
 def test_penalised_is_the_best_of_all_directions(penalty: float) -> None:
-    toy = draw_correlated(seed=6, inputs=2)
+    toy = generate_correlated(seed=6, inputs=2)
     own = Conflict(toy).penalised(penalty)
     least, centre, width = math.inf, torch.full((2,), math.pi / 2, dtype=torch.float64), math.pi
     for _ in range(4):
@@ -147,7 +146,7 @@ def test_penalised_is_the_best_of_all_directions(penalty: float) -> None:
 
 def test_a_penalty_too_small_for_a_tie_is_refused() -> None:
     with pytest.raises(ValueError, match="take a larger penalty"):
-        Conflict(draw_correlated(seed=4)).penalised(0.01)
+        Conflict(generate_correlated(seed=4)).penalised(0.01)
 
 
 # -- hard and smooth maximum --
@@ -156,7 +155,7 @@ def test_a_penalty_too_small_for_a_tie_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 2, 3])
 def test_rates_of_convergence(seed: int) -> None:
-    found = convergence(Conflict(draw_correlated(seed)))
+    found = convergence(Conflict(generate_correlated(seed)))
     hard, smooth = found["hard"], found["smooth"]
     # The finest accuracy that both reach: tuned, the smooth maximum needs a half of the steps at most.
     finest = min(accuracy for accuracy in ACCURACIES if hard.steps[accuracy] and smooth.steps[accuracy])
