@@ -18,9 +18,7 @@ from equipoise.data.views import LogSTFT, Rescaled, TimeLast
 from equipoise.deploy import Deployable, ExportedModel, InputSpec, SavedModel, export, exporting, kept, load_saved_model
 from equipoise.deploy.card import card
 from equipoise.models import LateFusion
-from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames
-from equipoise.models.lenet import LeNet
-from equipoise.models.resnet import ResNet18
+from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, ResNet18
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
 from equipoise.study.job import Job, run_job
 from equipoise.study.registry import entries
@@ -306,7 +304,8 @@ def test_a_graph_that_is_wrong_is_found_out_and_removed(tmp_path: Path, monkeypa
         assert exporting.compare(model, model) <= 1e-6
         assert exporting.compare(model, leaky) == math.inf
         with monkeypatch.context() as patch:  # a rule that is not that of predict, in both
-            patch.setattr(Deployable, "_weights", lambda _, present: present.new_ones(len(present), 3).float())
+            rule = "equipoise.deploy.deployable.surviving_weights"
+            patch.setattr(rule, lambda _, present: present.new_ones(len(present), 3).float())
             assert exporting.compare(model, model) > 1e-3
     monkeypatch.setitem(exporting.FORMS, "wrong", write)
     with pytest.raises(BadInput, match="differs from PyTorch"):

@@ -1,13 +1,15 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
-from equipoise.models import fit_weights, pool
-from equipoise.models.committee import FLOOR, surviving_weights
+from equipoise.models import MLP, CNN1d, LateFusion, fit_committee, fit_weights, pool
+from equipoise.models.committee import Derivatives, minimise_without_negatives, stationarity
 
 MANY = [1, 2, 3, 5]
 
@@ -164,44 +166,6 @@ def test_certain_and_impossible_are_bounded() -> None:
     assert pool({"a": sure, "b": fooled}, torch.tensor([1.0, 1.0])).isfinite().all()
 
 
-def test_pool_is_the_log_linear_pool() -> None:
-    labels = torch.randint(4, (5,))
-    first, second = votes(labels, 1.0, 1.0), votes(labels, 2.0, 1.0)
-    expected = first.exp().pow(0.3) * second.exp().pow(0.8)
-    expected /= expected.sum(dim=1, keepdim=True)
-    logs = {"fused": first, "audio": second}
-    torch.testing.assert_close(pool(logs, torch.tensor([0.3, 0.8])), expected)
-    torch.testing.assert_close(pool(logs, {"audio": 0.8, "fused": 0.3}), expected)
-
-
-@pytest.mark.parametrize("count", [2, 3, 5])
-def test_survivors_have_a_vote_and_the_same_total(count: int) -> None:
-    weights = {"fused": 2.0, **{str(k): 0.0 if k % 2 else 0.4 for k in range(count)}}
-    tensors = {name: torch.tensor(weight) for name, weight in weights.items()}
-    assert surviving_weights(tensors, weights) == tensors
-    for missing in range(1, count):
-        present = [str(k) for k in range(missing, count)]
-        left = surviving_weights(tensors, ["fused", *present])
-        assert list(left) == present
-        assert sum(left.values()) == pytest.approx(sum(weights.values()))
-        assert min(left.values()) > FLOOR / (count + 1)
-
-
-def test_even_a_committee_without_weight_lets_survivors_vote() -> None:
-    left = surviving_weights({"fused": torch.tensor(0.0), "a": torch.tensor(0.0), "b": torch.tensor(0.0)}, ["b"])
-    assert left["b"] > 0
-
-
-def test_pool_names_what_does_not_match() -> None:
-    logs = {"fused": torch.zeros(2, 3), "audio": torch.zeros(2, 3)}
-    with pytest.raises(ValueError, match=r"each of 'fused', 'audio'; found weights of shape \[3\]"):
-        pool(logs, torch.ones(3))
-    with pytest.raises(ValueError, match=r"No weight for 'audio' is none of 'fused', 'audoi'. Did you mean 'audoi'"):
-        pool(logs, {"fused": 1.0, "audoi": 1.0})
-    with pytest.raises(ValueError, match="at least one sensor"):
-        pool({"fused": torch.zeros(2, 3)}, {"fused": 1.0, "audio": 1.0})
-
-
 def test_all_problems_of_the_data_are_told_at_once() -> None:
     logs = torch.zeros(4, 2, 3)
     logs[0, 0, 0] = torch.nan
@@ -217,3 +181,117 @@ def test_all_problems_of_the_data_are_told_at_once() -> None:
 def test_no_data(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="at least one each; found"):
         fit_weights(torch.zeros(shape), torch.zeros(shape[0], dtype=torch.long))
+
+
+def model_and_data(count: int = 2, samples: int = 90) -> tuple[LateFusion, dict[str, Tensor], Tensor]:
+    encoders = {f"s{k}": nn.Sequential(nn.Dropout(0.5), MLP(3, features=4)) for k in range(count)}
+    model = LateFusion(encoders, classes=3, dropout=0.5)
+    inputs = {name: torch.randn(samples, 3) for name in encoders}
+    return model, inputs, torch.randint(3, (samples,))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_the_fit_is_that_of_the_models_own_outputs_and_is_kept(count: int) -> None:
+    model, inputs, _ = model_and_data(count)
+    labels = model.eval()(inputs)["s0"].argmax(dim=1)  # the first modality is always right
+    expected = fit_weights(torch.stack([out.log_softmax(dim=1) for out in model(inputs).values()], dim=1), labels)
+    model.train()
+    fit = fit_committee(model, (inputs, labels))
+    assert model.training
+    assert fit.reason == expected.reason
+    torch.testing.assert_close(fit.weights, expected.weights)
+    torch.testing.assert_close(model.committee, fit.weights.float())
+    assert model.committee[1] > 1 / (count + 1)
+    assert model.committee.dtype == torch.float32
+
+
+def test_batches_of_any_size_give_the_same() -> None:
+    model, inputs, labels = model_and_data()
+    groups = torch.arange(90) % 6
+    whole = fit_committee(model, (inputs, labels), groups)
+    parts = [slice(0, 40), slice(40, 41), slice(41, 90)]
+    batches = [({name: value[part] for name, value in inputs.items()}, labels[part]) for part in parts]
+    named = [(*batch, [f"p{number}" for number in groups[part]]) for batch, part in zip(batches, parts, strict=True)]
+    numbered = [(*batch, groups[part]) for batch, part in zip(batches, parts, strict=True)]
+    for fit in (
+        fit_committee(model, batches, groups),
+        fit_committee(model, iter(batches), groups.tolist()),
+        fit_committee(model, named),
+        fit_committee(model, numbered),
+        fit_committee(model, (inputs, labels, groups)),
+    ):
+        assert fit.reason.split(";")[0] == whole.reason.split(";")[0]
+        torch.testing.assert_close(fit.weights, whole.weights, rtol=0, atol=1e-5)
+
+
+def test_a_data_loader_and_ragged_time() -> None:
+    model = LateFusion({"imu": CNN1d(2, width=4), "tags": MLP(3)}, classes=3)
+    samples: Any = [
+        ({"imu": torch.randn(2, 9), "imu_length": torch.tensor(1 + k % 9), "tags": torch.randn(3)}, k % 3)
+        for k in range(30)
+    ]
+    assert fit_committee(model, DataLoader(samples, batch_size=8)).weights.shape == (3,)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    model, inputs, labels = model_and_data()
+    with pytest.raises(ValueError, match=r"at least one batch .*found none"):
+        fit_committee(model, [])
+    with pytest.raises(ValueError, match=r"in batch 0: 90 labels, and there are 80; 90 groups, and there are 5. Leave"):
+        fit_committee(model, (inputs, labels[:80], labels[:5]))
+    with pytest.raises(ValueError, match="in batch 1: an input for every modality, and 's1' is missing"):
+        fit_committee(model, [(inputs, labels), ({"s0": inputs["s0"]}, labels)])
+    with pytest.raises(ValueError, match="labels from 0 to 2, one per class; found 1 to 3"):
+        fit_committee(model, (inputs, torch.arange(90) % 3 + 1))
+    with pytest.raises(ValueError, match="found them in 1 of 2 batches and groups=None"):
+        fit_committee(model, [(inputs, labels, labels), (inputs, labels)])
+    with pytest.raises(ValueError, match="found them in 1 of 1 batches and groups=…"):
+        fit_committee(model, (inputs, labels, labels), groups=labels)
+    with pytest.raises(ValueError, match="expected 90 groups, one per sample; found 7"):
+        fit_committee(model, (inputs, labels), groups=[1] * 7)
+
+
+def test_models_that_cannot_vote() -> None:
+    _, inputs, labels = model_and_data()
+    stranger: Any = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"built with unimodal=None.*unimodal='head'"):
+        fit_committee(LateFusion({"a": MLP(3)}, classes=3, unimodal=None), (inputs, labels))
+    with pytest.raises(TypeError, match=r"expected a LateFusion; found Linear.*model.module"):
+        fit_committee(stranger, (inputs, labels))
+    regression = LateFusion({"s0": MLP(3), "s1": MLP(3)}, head=lambda size: nn.Linear(size, 1))
+    with pytest.raises(ValueError, match="at least two classes"):
+        fit_committee(regression, (inputs, labels))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_quadratic_meets_its_optimality_conditions(size: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    root = torch.randn(size, size, generator=generator, dtype=torch.float64)
+    hessian = root @ root.T + 1e-3 * torch.eye(size, dtype=torch.float64)  # badly conditioned: blocks must not mix
+    slope = torch.randn(size, generator=generator, dtype=torch.float64)
+
+    def quadratic(point: Tensor) -> Derivatives:
+        return point @ hessian @ point / 2 + slope @ point, hessian @ point + slope, hessian
+
+    found = minimise_without_negatives(quadratic, torch.ones(size, dtype=torch.float64))
+    gradient = quadratic(found)[1]
+    assert (found >= 0).all()
+    assert gradient[found > 0].abs().sum() < 1e-6
+    assert (gradient[found == 0] > -1e-6).all()
+
+
+def test_a_step_too_far_is_shortened() -> None:
+    def steep(point: Tensor) -> Derivatives:  # Newton's own steps diverge from 30
+        x = point - 20
+        return ((1 + x.square()).sqrt().sum(), x / (1 + x.square()).sqrt(), torch.diag((1 + x.square()).pow(-1.5)))
+
+    found = minimise_without_negatives(steep, torch.tensor([30.0], dtype=torch.float64))
+    assert found.item() == pytest.approx(20, abs=1e-8)
+
+
+def test_stationarity_is_zero_only_at_the_optimum() -> None:
+    point = torch.tensor([0.0, 2.0])
+    assert stationarity(point, torch.tensor([3.0, 0.0])) == 0
+    assert stationarity(point, torch.tensor([-0.5, 0.0])) == 0.5
+    assert stationarity(point, torch.tensor([3.0, 0.25])) == 0.25

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.models import MLP, CNN1d, CNN2d, Frames, SequenceTransformer, encoder_for
-from equipoise.models.encoders import features_of
+from equipoise.models import MLP, CNN1d, CNN2d, Frames, ResNet18, SequenceTransformer, encoder_for
+from equipoise.models.encoders import LeNet, features_of
 
 
 def settled(encoder: nn.Module, *shape: int) -> nn.Module:
@@ -164,3 +164,113 @@ def test_sizes_are_read_off_an_encoder() -> None:
     assert features_of(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 5), nn.ReLU())) == 5
     assert features_of(vgg_like) == 9
     assert features_of(nn.ReLU()) is None
+
+
+@pytest.mark.parametrize(("side", "blocks", "features"), [(28, 4, 48), (112, 6, 192)])
+def test_the_planes_of_av_mnist_shrink_to_one_cell(side: int, blocks: int, features: int) -> None:
+    encoder = LeNet(1, blocks).eval()
+    images = torch.randn(3, 1, side, side)
+    with torch.no_grad():
+        planes = encoder.blocks(images)
+        found = encoder(images)
+    assert planes.shape == (3, features, 1, 1)  # so flattening, as others do, and averaging are one
+    assert torch.equal(found, planes.flatten(1))
+    assert encoder.features == features == features_of(encoder)
+
+
+def test_it_has_the_layers_of_the_paper() -> None:
+    """Weights of the convolutions: 25·6, then 9·6·12, 9·12·24, 9·24·48; two numbers a channel for batch norm."""
+    encoder = LeNet(1, 4)
+    convolutions = [module for module in encoder.modules() if isinstance(module, nn.Conv2d)]
+    assert [module.kernel_size for module in convolutions] == [(5, 5), (3, 3), (3, 3), (3, 3)]
+    assert [module.out_channels for module in convolutions] == [6, 12, 24, 48]
+    by_hand = 25 * 6 + 9 * (6 * 12 + 12 * 24 + 24 * 48) + 2 * (6 + 12 + 24 + 48)
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == by_hand
+
+
+def test_a_block_is_convolution_norm_relu_and_pooling() -> None:
+    encoder = LeNet(2, 1, width=3)
+    images = torch.randn(4, 2, 6, 8)
+    convolution = next(module for module in encoder.modules() if isinstance(module, nn.Conv2d))
+    maps = F.conv2d(images, convolution.weight, padding=2)
+    maps = (maps - maps.mean((0, 2, 3), keepdim=True)) / (
+        maps.var((0, 2, 3), unbiased=False, keepdim=True) + 1e-5
+    ).sqrt()
+    pooled = maps.relu().unfold(2, 2, 2).unfold(3, 2, 2).amax((4, 5))
+    torch.testing.assert_close(encoder(images), pooled.mean((2, 3)))
+
+
+@pytest.mark.parametrize("width", [1, 5])
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_any_size_that_can_be_halved_so_often(width: int, blocks: int) -> None:
+    for sides in [(2**blocks, 2**blocks), (2**blocks, 19), (31, 2**blocks)]:
+        found = LeNet(3, blocks, width)(torch.randn(2, 3, *sides))
+        assert found.shape == (2, width * 2 ** (blocks - 1))
+
+
+def test_a_batch_of_one_stays_a_batch() -> None:
+    """In a public version it does not: all axes of length one are squeezed."""
+    assert LeNet(1, 4).eval()(torch.zeros(1, 1, 28, 28)).shape == (1, 48)
+
+
+def test_wrong_inputs_of_lenet_are_named() -> None:
+    encoder = LeNet(1, 4)
+    for shape in [(2, 3, 28, 28), (2, 1, 15, 28), (2, 1, 28), (28, 28)]:
+        with pytest.raises(ValueError, match=r"C = 1 and sides of at least 16; found \["):
+            encoder(torch.zeros(shape))
+
+
+def test_wrong_sizes_come_in_one_message() -> None:
+    with pytest.raises(
+        ValueError, match=r"channels: at least 1, found 0; blocks: at least 1, found 0; width: .* found -1"
+    ):
+        LeNet(0, 0, -1)
+
+
+@pytest.mark.parametrize(("channels", "parameters"), [(3, 11_176_512), (1, 11_170_240)])
+def test_it_has_the_parameters_of_the_paper(channels: int, parameters: int) -> None:
+    assert sum(parameter.numel() for parameter in ResNet18(channels).parameters()) == parameters
+
+
+def test_initial_weights_are_kaiming_normal_by_fan_out() -> None:
+    encoder = ResNet18(2)
+    for module in encoder.modules():
+        if isinstance(module, nn.Conv2d):
+            fan_out = module.out_channels * module.kernel_size[0] * module.kernel_size[1]
+            assert module.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.05)
+        if isinstance(module, nn.BatchNorm2d):
+            assert (module.weight == 1).all()
+            assert (module.bias == 0).all()
+
+
+def test_videos_are_averaged_over_time_and_space() -> None:
+    encoder = ResNet18(2).eval()
+    videos = torch.randn(2, 2, 3, 33, 40)
+    with torch.no_grad():
+        by_hand = torch.stack([encoder(videos[:, :, t]) for t in range(3)])
+        found = encoder(videos)
+        cut = encoder(videos, torch.tensor([1, 3]))
+        laid_out_otherwise = encoder(videos.to(memory_format=torch.channels_last_3d))
+    assert found.shape == (2, encoder.features) == (2, 512)
+    torch.testing.assert_close(found, by_hand.mean(dim=0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(cut[0], by_hand[0, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(cut[1], found[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(laid_out_otherwise, found, rtol=1e-4, atol=1e-4)
+
+
+def test_channels_last_gives_the_same() -> None:
+    encoder = ResNet18(3).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = encoder(images)
+        encoder.to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
+        found = encoder(images.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_wrong_inputs_of_resnet_are_named() -> None:
+    encoder = ResNet18(3)
+    with pytest.raises(ValueError, match=r"where C = 3; found \[2, 1, 8, 8\]"):
+        encoder(torch.zeros(2, 1, 8, 8))
+    with pytest.raises(ValueError, match=r"found \[2, 3, 8, 8\] and lengths"):
+        encoder(torch.zeros(2, 3, 8, 8), torch.ones(2))

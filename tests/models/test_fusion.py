@@ -17,7 +17,7 @@ def two_layers(size: int) -> nn.Module:
 
 
 def features_for(count: int) -> tuple[dict[str, int], dict[str, Tensor]]:
-    sizes = {f"s.{k}": 3 + k for k in range(count)}
+    sizes = {f"s_{k}": 3 + k for k in range(count)}
     return sizes, {name: torch.randn(6, size) for name, size in sizes.items()}
 
 
@@ -38,9 +38,9 @@ def test_a_share_depends_on_its_own_modality_only() -> None:
     sizes, features = features_for(3)
     for fusion in (Concat(sizes, linear), Sum(sizes, linear)):
         before = fusion.share(features)
-        after = fusion.share({**features, "s.1": torch.randn(6, sizes["s.1"])})
-        torch.testing.assert_close(before["s.0"], after["s.0"], rtol=0, atol=0)
-        assert not torch.allclose(before["s.1"], after["s.1"])
+        after = fusion.share({**features, "s_1": torch.randn(6, sizes["s_1"])})
+        torch.testing.assert_close(before["s_0"], after["s_0"], rtol=0, atol=0)
+        assert not torch.allclose(before["s_1"], after["s_1"])
 
 
 def test_sum_is_additive_under_any_head_and_concat_only_under_a_linear_one() -> None:
@@ -55,23 +55,23 @@ def test_sum_is_additive_under_any_head_and_concat_only_under_a_linear_one() -> 
 def test_gated_is_the_papers_formula_for_two() -> None:
     sizes, features = features_for(2)
     fusion = Gated(sizes, linear)
-    gate = torch.sigmoid(fusion.gates["s.0"](features["s.0"]))
-    torch.testing.assert_close(fusion(features), fusion.head(gate * fusion.project(features["s.1"])))
-    assert fusion.project.weight.shape == (sizes["s.1"], sizes["s.1"])
+    gate = torch.sigmoid(fusion.gates["s_0"](features["s_0"]))
+    torch.testing.assert_close(fusion(features), fusion.head(gate * fusion.project(features["s_1"])))
+    assert fusion.project.weight.shape == (sizes["s_1"], sizes["s_1"])
 
 
 def test_gated_averages_the_gates_of_the_others() -> None:
     sizes, features = features_for(3)
-    fusion = Gated(sizes, linear, carrier="s.1")
-    gates = [torch.sigmoid(fusion.gates[name](features[name])) for name in ("s.0", "s.2")]
-    expected = fusion.head((gates[0] + gates[1]) / 2 * fusion.project(features["s.1"]))
+    fusion = Gated(sizes, linear, carrier="s_1")
+    gates = [torch.sigmoid(fusion.gates[name](features[name])) for name in ("s_0", "s_2")]
+    expected = fusion.head((gates[0] + gates[1]) / 2 * fusion.project(features["s_1"]))
     torch.testing.assert_close(fusion(features), expected)
 
 
 def test_a_carrier_alone_is_projected() -> None:
     sizes, features = features_for(1)
     fusion = Gated(sizes, linear)
-    torch.testing.assert_close(fusion(features), fusion.head(fusion.project(features["s.0"])))
+    torch.testing.assert_close(fusion(features), fusion.head(fusion.project(features["s_0"])))
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
@@ -79,16 +79,16 @@ def test_film_scales_and_shifts_the_others(count: int) -> None:
     sizes, features = features_for(count)
     fusion = FiLM(sizes, linear)
     others = torch.cat([features[name] for name in list(sizes)[1:]], dim=1)
-    parameters = fusion.scale_and_shift(features["s.0"])
+    parameters = fusion.scale_and_shift(features["s_0"])
     scale, shift = parameters[:, : others.shape[1]], parameters[:, others.shape[1] :]
     torch.testing.assert_close(fusion(features), fusion.head(scale * others + shift))
 
 
 def test_film_takes_any_conditioner_but_not_one_alone() -> None:
     sizes, features = features_for(3)
-    assert FiLM(sizes, linear, conditioner="s.2")(features).shape == (6, 4)
+    assert FiLM(sizes, linear, conditioner="s_2")(features).shape == (6, 4)
     with pytest.raises(ValueError, match=r"at least two modalities.*only 's.0'.*concat"):
-        FiLM({"s.0": 3}, linear)
+        FiLM({"s_0": 3}, linear)
 
 
 @pytest.mark.parametrize("name", ["gated", "film"])
@@ -127,7 +127,7 @@ def test_a_users_module_gets_a_head() -> None:
 
 def test_a_fusion_is_taken_as_it_is() -> None:
     sizes, _ = features_for(3)
-    own = Gated(sizes, linear, carrier="s.0")
+    own = Gated(sizes, linear, carrier="s_0")
     assert build_fusion(own, sizes, linear) is own
 
 

@@ -139,7 +139,7 @@ def test_numbers_of_any_type_are_words_and_zero_is_silent() -> None:
         torch.testing.assert_close(encoder(numbers.to(dtype)), expected)
     assert (encoder.vectors.weight[0] == 0).all()
     assert encoder.features == 6
-    with pytest.raises(ValueError, match=r"Tokens expected an encoder that tells its output size; ReLU does not"):
+    with pytest.raises(ValueError, match=r"Tokens expected the encoder to tell its output size; ReLU does not"):
         Tokens(20, nn.ReLU())
 
 

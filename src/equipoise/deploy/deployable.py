@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.data.views import Rescaled, TimeLast, View
-from equipoise.models.committee import _SURE_ENOUGH, FLOOR
+from equipoise.models.encoders import real_steps
+from equipoise.models.evaluation import LEAST_LOG, surviving_weights
 from equipoise.models.late_fusion import LateFusion
-from equipoise.models.ragged import real_steps
 from equipoise.util.errors import raise_all
 from equipoise.util.names import NamedModules
 
@@ -160,12 +160,13 @@ class Deployable(nn.Module):
         fused = fused.where(present.any(dim=1, keepdim=True), nothing)
         heads = {
             name: output.log_softmax(dim=1).where(valid[name].unsqueeze(1), nothing)
-            for name, output in self._heads(features).items()
+            for name, output in self.model.unimodal_outputs(features).items()
         }
         if not heads:
             return {FUSED: fused.exp()}
-        votes = torch.stack([fused, *heads.values()], dim=1).clamp(min=_SURE_ENOUGH)
-        committee = (self._weights(present).unsqueeze(2) * votes).sum(dim=1).softmax(dim=1)
+        votes = torch.stack([fused, *heads.values()], dim=1).clamp(min=LEAST_LOG)
+        weights = surviving_weights(self.model.committee.float(), present)
+        committee = (weights.unsqueeze(2) * votes).sum(dim=1).softmax(dim=1)
         return {COMMITTEE: committee, FUSED: fused.exp(), **{f"{name}{HEAD}": log for name, log in heads.items()}}
 
     def _features(self, name: str, inputs: Mapping[str, Tensor], here: Tensor) -> Tensor:
@@ -178,23 +179,6 @@ class Deployable(nn.Module):
         read = self.readers[name](known, lengths)
         given = {} if lengths is None else {"lengths": lengths}
         return self.model.encoders[name](read, **given).where(here.unsqueeze(1), 0)
-
-    def _heads(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self.model.unimodal is None:
-            return {}
-        if self.model.unimodal == "split":
-            return self.model.fusion.share(features)
-        return {name: self.model.heads[name](feature) for name, feature in features.items()}
-
-    def _weights(self, present: Tensor) -> Tensor:
-        """With which weights each sample's members vote, [B, K + 1]: `surviving_weights`, sample by sample."""
-        weights = self.model.committee.float()
-        floor = FLOOR / len(weights)
-        raised = weights[1:].clamp(min=floor) * present
-        total = weights.sum().clamp(min=floor)
-        left = raised * (total / raised.sum(dim=1, keepdim=True).clamp(min=floor))
-        without_fused = torch.cat([torch.zeros_like(left[:, :1]), left], dim=1)
-        return torch.where(present.all(dim=1, keepdim=True), weights, without_fused)
 
 
 def _shown(model: LateFusion, examples: Mapping[str, Tensor]) -> dict[str, InputSpec]:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, get_args
 import torch
 
 from equipoise.data.views import View, view_of
-from equipoise.models.arguments import Unimodal
+from equipoise.models.late_fusion import Unimodal
 from equipoise.study.registry import all_methods
 from equipoise.study.saved_model import FORMAT
 from equipoise.training.settings import Fusion

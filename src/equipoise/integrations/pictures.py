@@ -7,7 +7,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from equipoise.models.ragged import fold_frames, mean_over_time
+from equipoise.models.encoders import mean_over_frames
 
 
 @final
@@ -26,10 +26,7 @@ class Pictures(nn.Module):
 
     def forward(self, pictures: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Encode images, or the frames of videos, averaged; with `lengths` [B], only that many frames of each count."""
-        if pictures.dim() == 4:
-            return self._vector(pictures)
-        frames = self._vector(fold_frames(pictures))
-        return mean_over_time(frames.unflatten(0, (pictures.shape[0], pictures.shape[2])), lengths)
+        return self._vector(pictures) if pictures.dim() == 4 else mean_over_frames(self._vector, pictures, lengths)
 
     def _vector(self, images: Tensor) -> Tensor:
         given = self.backbone(images)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.integrations.pictures import Pictures, channels_of
-from equipoise.models.ragged import mean_over_time, real_steps
+from equipoise.models.encoders import mean_over_time, real_steps
 
 try:
     from transformers import AutoModel, BertConfig, PreTrainedConfig, PreTrainedModel, ViTConfig

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from equipoise.data.splits import Part
-from equipoise.models.committee import pool
 from equipoise.models.evaluation import class_log_probabilities, evaluating
 from equipoise.models.late_fusion import LateFusion, Unimodal
 from equipoise.util.errors import raise_all
@@ -101,17 +100,17 @@ def read_decisions(
         known: Log-probabilities of modalities whose features were read before; their heads are not asked again.
     """
     known = {} if known is None else {name: each for name, each in known.items() if name in features}
-    asked = class_log_probabilities(_heads(model, features, known))
+    heads = model.unimodal_outputs({name: feature for name, feature in features.items() if name not in known})
+    asked = class_log_probabilities({"fused": model.fusion(model.complete(features)), **heads})
     found = {**known, **{name: scores.double() for name, scores in asked.items()}}
     logs = {name: found[name] for name in ("fused", *features) if name in found}
     label = label.to(logs["fused"].device)
     _check_labels(label, logs["fused"].shape[1])
-    weights = dict(zip(["fused", *model.encoders], model.committee.double().unbind(), strict=True))
     return Outputs(
         label=label,
         fused=logs["fused"],
         unimodal={name: log for name, log in logs.items() if name != "fused"},
-        committee=None if model.unimodal is None else pool(logs, weights),
+        committee=None if model.unimodal is None else model.vote(logs),
         view=model.unimodal,
     )
 
@@ -136,22 +135,6 @@ def check_model(model: object) -> None:
             f"Measuring expected a LateFusion; found {type(model).__name__}. "
             "Pass the model inside its wrapper, e.g. model.module."
         )
-
-
-def _heads(model: LateFusion, features: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The outputs of the fused head, and of every other one that is not known."""
-    one = next(iter(features.values()))
-    whole = {
-        name: features[name] if name in features else one.new_zeros(len(one), size)
-        for name, size in model.sizes.items()
-    }
-    outputs = {"fused": model.fusion(whole)}
-    if model.unimodal == "split":
-        shares = model.fusion.share(whole)
-        outputs |= {name: shares[name] for name in features if name not in known}
-    elif model.unimodal is not None:
-        outputs |= {name: model.heads[name](feature) for name, feature in features.items() if name not in known}
-    return outputs
 
 
 def _check_labels(label: Tensor, classes: int) -> None:

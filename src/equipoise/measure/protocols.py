@@ -25,6 +25,7 @@ from equipoise.measure.probe import probe_features
 from equipoise.measure.scoring import accuracy
 from equipoise.models.evaluation import evaluating
 from equipoise.models.late_fusion import LateFusion
+from equipoise.models.shapley import shapley_values
 
 Accuracies = dict[str, float]
 """One accuracy per modality."""
@@ -193,27 +194,6 @@ def _features_of_silence(model: LateFusion, part: Part, batch: int) -> dict[str,
         return features_of_part(model, part, batch, silent=True)
     one = features_of_part(model, part.take(torch.zeros_like(part.label[:1])), batch, silent=True)
     return {name: feature.expand(len(part), -1) for name, feature in one.items()}
-
-
-def shapley_values(values: Mapping[Subset, float]) -> Accuracies:
-    """Divide the value of all modalities among them, by Shapley's rule.
-
-    φ_m = Σ_{S ⊆ N∖m} |S|! (K − |S| − 1)! / K! · (v(S ∪ m) − v(S)). They add up to v(N) − v(∅).
-
-    Args:
-        values: v of every subset.
-    """
-    everyone = max(values, key=len)
-    count = len(everyone)
-    weights = [math.factorial(size) * math.factorial(count - size - 1) / math.factorial(count) for size in range(count)]
-    return {
-        name: sum(
-            weights[len(subset)] * (values[subset | {name}] - value)
-            for subset, value in values.items()
-            if name not in subset
-        )
-        for name in (name for single in values if len(single) == 1 for name in single)  # in the order given
-    }
 
 
 def disparity(accuracies: Accuracies) -> float:

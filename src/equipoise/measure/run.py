@@ -13,7 +13,7 @@ from equipoise.measure.outputs import batches_of, check_model, decide, features_
 from equipoise.measure.protocols import beats_best_single, disparity, other_protocols, view_accuracy
 from equipoise.measure.scoring import scores
 from equipoise.measure.sensors import faults
-from equipoise.models.calibrate import fit_committee
+from equipoise.models.committee import fit_committee
 from equipoise.models.late_fusion import LateFusion
 
 FAULTS_LIMIT = 4 * 2**30

@@ -1,15 +1,15 @@
 """Late-fusion models: encoders, fusions, and the committee of heads."""
 
-from equipoise.models.calibrate import fit_committee as fit_committee
 from equipoise.models.committee import CommitteeFit as CommitteeFit
+from equipoise.models.committee import fit_committee as fit_committee
 from equipoise.models.committee import fit_weights as fit_weights
-from equipoise.models.committee import pool as pool
 from equipoise.models.encoders import MLP as MLP
 from equipoise.models.encoders import CNN1d as CNN1d
 from equipoise.models.encoders import CNN2d as CNN2d
 from equipoise.models.encoders import Frames as Frames
-from equipoise.models.encoders import SequenceTransformer as SequenceTransformer
+from equipoise.models.encoders import ResNet18 as ResNet18
 from equipoise.models.encoders import encoder_for as encoder_for
+from equipoise.models.evaluation import pool as pool
 from equipoise.models.fusion import Concat as Concat
 from equipoise.models.fusion import FiLM as FiLM
 from equipoise.models.fusion import Fusion as Fusion
@@ -17,5 +17,5 @@ from equipoise.models.fusion import Gated as Gated
 from equipoise.models.fusion import Sum as Sum
 from equipoise.models.fusion import build_fusion as build_fusion
 from equipoise.models.late_fusion import LateFusion as LateFusion
-from equipoise.models.resnet import ResNet18 as ResNet18
+from equipoise.models.sequence import SequenceTransformer as SequenceTransformer
 from equipoise.models.shapley import ShapleyResponses as ShapleyResponses

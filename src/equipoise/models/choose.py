@@ -6,34 +6,20 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
 from torch import nn
 
-from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, encoder_for
-from equipoise.models.lenet import LeNet
-from equipoise.models.resnet import ResNet18
+from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, ResNet18, encoder_for
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
-from equipoise.util.errors import BadInput, raise_all
+from equipoise.util.errors import BadInput
 from equipoise.util.names import unknown_name
 
 Shape = tuple[int, ...]
 
 
-def _lenet(shape: Shape, _: int) -> nn.Module:
-    return LeNet(shape[0], int(math.log2(min(shape[1:]))))  # as many halvings as the picture allows: 28 → 4, 112 → 6
-
-
-def _first_step(shape: Shape, features: int) -> nn.Module:
-    return FirstStepTransformer(shape[0], features)
-
-
-def _attention(start: Literal["lstm", "linear"]) -> Callable[[Shape, int], nn.Module]:
-    return lambda shape, features: AttentionPooled(shape[0], features, start=start)
-
-
 def _words(shape: Shape, features: int) -> nn.Module:
-    """Word numbers, of which 16 bits hold so many."""
+    """Make an encoder of word numbers of 16 bits."""
     if len(shape) != 1:
         raise ValueError("expected word numbers, one per step")
     return Tokens(2**15, AttentionPooled(300, features))
@@ -46,21 +32,22 @@ KINDS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn2d": lambda shape, features: CNN2d(shape[0], features),
     "frames": lambda shape, features: Frames(CNN2d(shape[0], features)),
     "resnet18": lambda shape, _: ResNet18(shape[0]),
-    "lenet": _lenet,
-    "first-step": _first_step,
-    "lstm-attention": _attention("lstm"),
-    "attention": _attention("linear"),
+    # As many halvings as the picture allows: 28 → 4, 112 → 6.
+    "lenet": lambda shape, _: LeNet(shape[0], int(math.log2(min(shape[1:])))),
+    "first-step": lambda shape, features: FirstStepTransformer(shape[0], features),
+    "lstm-attention": lambda shape, features: AttentionPooled(shape[0], features, start="lstm"),
+    "attention": lambda shape, features: AttentionPooled(shape[0], features, start="linear"),
     "words": _words,
     "pooled-map": lambda shape, features: PooledMap(shape[0], features),
 }
-"""What `encoder=NAME` can say: each makes an encoder from the shape of one input and the number of features."""
+"""The kinds that `encoder=NAME` takes: each makes an encoder from the shape of one input and the number of features."""
 OR_A_PATH = "Or type a dotted path, such as my.module.Encoder."
 
 
 def build_encoders(
     words: str, shapes: Mapping[str, Shape], features: int, *, checked: bool = False
 ) -> dict[str, nn.Module]:
-    """One encoder per modality.
+    """Make one encoder per modality.
 
     Args:
         words: "auto", a kind, or a dotted path to a class or function, for all modalities; or "NAME:KIND,NAME:KIND" for
@@ -76,26 +63,24 @@ def build_encoders(
     wanted, problems = kinds_of(words, shapes)
     encoders, cause = {}, None
     for modality, kind in wanted.items():
-        if not _can_be(kind):  # said already
+        if not _can_be(kind):  # among the problems already
             continue
         try:
             encoders[modality] = _make(kind, shapes[modality], features, checked=checked)
-        except Exception as found:  # code of the user's own may stumble over anything
-            problems.append(f"encoder of {modality!r}, {kind!r}, for inputs of shape {shapes[modality]}: {found}")
-            cause = cause or found
-    try:
-        raise_all(problems)
-    except BadInput as told:
-        raise told from cause  # where in that code it happened
+        except Exception as error:  # code of the user's own may raise anything
+            problems.append(f"encoder of {modality!r}, {kind!r}, for inputs of shape {shapes[modality]}: {error}")
+            cause = cause or error
+    if problems:
+        raise BadInput("\n".join(problems)) from cause  # the line of that code
     return encoders
 
 
 def kinds_of(words: str, modalities: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """What kind of encoder each modality is to have, and what is wrong with the words for it.
+    """Read the kind of encoder of each modality from words, and list what is wrong with them.
 
     Args:
         words: As for `build_encoders`.
-        modalities: Those there are.
+        modalities: Their names.
     """
     wanted = dict.fromkeys(modalities, "auto")
     problems = []
@@ -116,21 +101,21 @@ def kinds_of(words: str, modalities: Iterable[str]) -> tuple[dict[str, str], lis
 
 
 def reads_tokens(kind: str, shape: Shape, features: int) -> bool:
-    """Whether an encoder reads token numbers, which must not be scaled: it says so by an attribute ``reads_tokens``.
+    """Tell whether an encoder reads token numbers, which must not be scaled, by its attribute ``reads_tokens``.
 
-    A class is asked without being made; what a function makes has to be made to be asked. One that cannot be made
-    reads nothing: `build_encoders` says why.
+    A class tells without being made; a function has to be called. An encoder that cannot be made reads nothing:
+    `build_encoders` says why.
     """
     try:
         maker = KINDS.get(kind) or _imported(kind)
-        asked = maker if isinstance(maker, type) else _make(kind, shape, features)
+        encoder = maker if isinstance(maker, type) else _make(kind, shape, features)
     except Exception:
         return False
-    return bool(getattr(asked, "reads_tokens", False))
+    return bool(getattr(encoder, "reads_tokens", False))
 
 
 def _can_be(kind: str) -> bool:
-    """Whether a word names an encoder, or may lead to one."""
+    """Tell whether a word names an encoder, or may be the dotted path of one."""
     return kind in KINDS or "." in kind.strip(".")
 
 
@@ -144,7 +129,7 @@ def makes_modules(maker: object) -> bool:
     if inspect.isfunction(maker):
         try:
             maker = get_type_hints(maker).get("return")
-        except Exception:  # words of the user's own, which may mean nothing
+        except Exception:  # annotations of the user's own may not resolve
             return False
     return inspect.isclass(maker) and issubclass(maker, nn.Module)
 
@@ -154,11 +139,10 @@ def _make(kind: str, shape: Shape, features: int, *, checked: bool = False) -> n
         return KINDS[kind](shape, features)
     maker = _imported(kind)
     if checked and not makes_modules(maker):
-        found = f"{type(maker).__name__} {getattr(maker, '__name__', '')}".strip()
-        raise TypeError(f"expected a class of nn.Module, or a function with `-> nn.Module`, found the {found}")
-    offered: dict[str, Any] = {"shape": shape, "features": features}
+        kind_found = f"{type(maker).__name__} {getattr(maker, '__name__', '')}".strip()
+        raise TypeError(f"expected a class of nn.Module, or a function with `-> nn.Module`, found the {kind_found}")
     known = inspect.signature(maker).parameters
-    made = maker(**{key: value for key, value in offered.items() if key in known})
+    made = maker(**{key: value for key, value in (("shape", shape), ("features", features)) if key in known})
     if not isinstance(made, nn.Module):
         raise TypeError(f"expected an nn.Module, found {type(made).__name__}")
     return made

@@ -1,37 +1,40 @@
-"""The committee: the fused head and the heads of the modalities vote together.
+"""Fit the committee of a model: the weights with which the fused head and the heads of the modalities vote.
 
-The committee's probability of class c is softmax_c(Σ_j w_j log p_j(c)), with one weight w_j ≥ 0 per member j: the fused
-head and each modality's own. The weights are fitted on data that the model was not trained on, and shrunk towards equal
-ones as far as that data cannot tell.
+The weights are fitted on data that the model was not trained on, and shrunk towards equal ones as far as that data
+cannot tell them apart. Beside it stands the ensemble, the equal vote of separately trained models, which a committee
+has to beat.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from equipoise.models.projected_newton import Derivatives, minimise_without_negatives
+from equipoise.models.evaluation import LEAST_LOG, class_log_probabilities, evaluating
+from equipoise.models.fusion import Fusion
+from equipoise.models.late_fusion import LateFusion
 from equipoise.util.errors import raise_all
-from equipoise.util.names import unknown_name
 
-FLOOR = 0.1
-"""Where a sensor is missing, each member left has at least this part of an equal weight."""
+Batch = Sequence[Any]
+"""(inputs, labels) or (inputs, labels, groups), inputs as for `LateFusion.forward`."""
+Groups = Sequence[Any] | np.ndarray | Tensor
+Derivatives = tuple[Tensor, Tensor, Tensor]
+"""A function's value [], gradient [M] and positive definite Hessian [M, M]."""
 
-_SURE_ENOUGH = -30.0  # a head that gives a class no chance at all must not be able to forbid it
 _SHRINKAGES = (math.inf, 10.0, 1.0, 0.1, 0.01, 0.001)
 _FOLDS_BY_GROUP, _FOLDS_BY_SAMPLE = 10, 5
 
 
 class CommitteeFit(NamedTuple):
-    """What `fit_weights` found.
+    """The weights of a committee, as `fit_weights` fits them.
 
     Attributes:
         weights: One weight per member, [M], in float64.
         shrinkage: How strongly the weights were pulled to equal ones; infinite where they are equal.
-        reason: Why this shrinkage, in words.
+        reason: The reason for this shrinkage, in words.
     """
 
     weights: Tensor
@@ -39,69 +42,81 @@ class CommitteeFit(NamedTuple):
     reason: str
 
 
-def pool(log_probabilities: Mapping[str, Tensor], weights: Mapping[str, Tensor | float] | Tensor) -> Tensor:
-    """Let a committee vote: softmax over classes of Σ_j w_j log p_j.
+def fit_committee(model: LateFusion, batches: Iterable[Batch] | Batch, groups: Groups | None = None) -> CommitteeFit:
+    """Fit the weights with which a model's heads vote, and store them in `model.committee`.
 
     Args:
-        log_probabilities: The log-probabilities of each member, [B, C].
-        weights: One weight per entry of `log_probabilities`, in its order; or by name, for the whole committee. Then a
-            member that has a weight and no log-probabilities is a missing sensor, and the others vote with
-            `surviving_weights`.
+        model: A model with uni-modal outputs.
+        batches: Validation data: any number of batches (inputs, labels) or (inputs, labels, groups), or a single one.
+        groups: The person, speaker or video of each sample over all batches, where the batches do not hold them.
 
     Returns:
-        The committee's probabilities, [B, C].
+        The fit, as `fit_weights` gives it.
 
     Raises:
-        ValueError: If weights and members do not match.
+        TypeError: If the model is no `LateFusion`.
+        ValueError: If the model has no uni-modal outputs, or the data is empty or does not fit; see `fit_weights`.
     """
-    if isinstance(weights, Tensor):
-        if weights.shape != (len(log_probabilities),):
-            raise ValueError(
-                f"pool expected one weight for each of {', '.join(map(repr, log_probabilities))}; found weights of "
-                f"shape {list(weights.shape)}. Pass the weights by name to leave members out."
-            )
-        weights = dict(zip(log_probabilities, weights, strict=True))
-    voting = surviving_weights(weights, log_probabilities)
-    votes = [weight * log_probabilities[name].clamp(min=_SURE_ENOUGH) for name, weight in voting.items()]
-    return torch.stack(votes).sum(dim=0).softmax(dim=-1)
-
-
-def surviving_weights(weights: Mapping[str, Tensor | float], present: Iterable[str]) -> dict[str, Tensor | float]:
-    """Give the weights with which the members at hand vote.
-
-    With a sensor missing the fused head goes too: it was trained to read all of them. Each member left has at least
-    `FLOOR` of an equal weight, lest only members without a vote remain; and the weights are rescaled to the total of
-    the full committee, so that the probabilities stay about as sharp.
-
-    Args:
-        weights: The weight of every member of the full committee, by name.
-        present: The names of the members at hand.
-
-    Returns:
-        The weights of those that vote, by name.
-
-    Raises:
-        ValueError: If somebody present has no weight, or nobody but the fused head is there.
-    """
-    present = set(present)
-    raise_all(f"No weight for {unknown_name(name, weights)}" for name in sorted(present - set(weights)))
-    if present == set(weights):
-        return dict(weights)
-    left = [name for name in weights if name in present and name != "fused"]
-    if not left:
-        raise ValueError(
-            f"The committee of {', '.join(map(repr, weights))} expected the log-probabilities of at least one sensor; "
-            f"found those of {sorted(present)}. Add those of the sensors at hand."
+    if not isinstance(model, LateFusion):
+        raise TypeError(
+            f"fit_committee expected a LateFusion; found {type(model).__name__}. "
+            "Pass the model inside its wrapper, e.g. model.module."
         )
-    floor = FLOOR / len(weights)
-    total = torch.stack([torch.as_tensor(weight) for weight in weights.values()]).sum().clamp(min=floor)
-    raised = torch.stack([torch.as_tensor(weights[name]) for name in left]).clamp(min=floor)
-    return dict(zip(left, raised * (total / raised.sum()), strict=True))
+    if model.unimodal is None:
+        raise ValueError(
+            "fit_committee expected a model with uni-modal outputs; this one was built with unimodal=None. "
+            "Write LateFusion(…, unimodal='head')."
+        )
+    single = isinstance(batches, Sequence) and len(batches) > 0 and isinstance(batches[0], Mapping)
+    members = ["fused", *model.encoders]
+    logs, labels, groups_of_batches = [], [], []
+    with evaluating(model), torch.no_grad():
+        for number, (inputs, answers, *rest) in enumerate([batches] if single else batches):
+            outputs = class_log_probabilities(model(inputs))
+            _check_batch(number, members, outputs, answers, rest)
+            logs.append(torch.stack([outputs[name] for name in members], dim=1).cpu())
+            labels.append(torch.as_tensor(answers).cpu())
+            groups_of_batches.append(rest[0] if rest else None)
+    if not logs:
+        raise ValueError(
+            "fit_committee expected at least one batch (inputs, labels); found none. Pass validation data."
+        )
+    fit = fit_weights(torch.cat(logs), torch.cat(labels), _all_groups(groups_of_batches, groups))
+    model.committee.copy_(fit.weights)
+    return fit
 
 
-def fit_weights(
-    log_probabilities: Tensor, labels: Tensor, groups: Sequence[Any] | np.ndarray | Tensor | None = None
-) -> CommitteeFit:
+def _check_batch(
+    number: int, members: list[str], outputs: Mapping[str, Tensor], answers: Sequence[int] | Tensor, rest: list[Any]
+) -> None:
+    samples = len(outputs["fused"])
+    problems = []
+    if missing := [name for name in members if name not in outputs]:
+        problems.append(f"an input for every modality, and {', '.join(map(repr, missing))} is missing")
+    for what, values in (("labels", answers), ("groups", rest[0] if rest else outputs["fused"])):
+        if len(values) != samples:
+            problems.append(f"{samples} {what}, and there are {len(values)}")
+    if problems:
+        raise ValueError(f"fit_committee expected in batch {number}: {'; '.join(problems)}. Leave such batches out.")
+
+
+def _all_groups(of_batches: list[Any], given: Groups | None) -> Any:
+    with_groups = sum(groups is not None for groups in of_batches)
+    if with_groups == 0:
+        return given
+    if given is not None or with_groups < len(of_batches):
+        raise ValueError(
+            f"fit_committee expected groups in every batch, or as groups=… for all; found them in {with_groups} of "
+            f"{len(of_batches)} batches and groups={'None' if given is None else '…'}. Give them in one place."
+        )
+    return np.concatenate([_names(groups) for groups in of_batches])
+
+
+def _names(groups: Groups) -> np.ndarray:
+    return groups.detach().cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
+
+
+def fit_weights(log_probabilities: Tensor, labels: Tensor, groups: Groups | None = None) -> CommitteeFit:
     """Fit the committee's weights: least mean negative log-likelihood plus shrinkage · ‖w − equal‖², over w ≥ 0.
 
     The shrinkage is the largest whose loss on left-out groups is, within one standard error, as low as the best one's;
@@ -122,15 +137,17 @@ def fit_weights(
     """
     raise_all(_problems(log_probabilities, labels, groups))
     samples, members, _ = log_probabilities.shape
-    equal = torch.full((members,), 1 / members, dtype=torch.float64)
-    group_of_sample = torch.arange(samples) if groups is None else _numbered(groups)
+    equal = _equal(members)
+    group_of_sample = torch.arange(samples)
+    if groups is not None:
+        group_of_sample = torch.from_numpy(np.unique(_names(groups), return_inverse=True)[1])
     group_count = int(group_of_sample.max()) + 1
     if group_count < 3:
         reason = f"equal weights: found {group_count} group(s), and cross-validation needs at least three"
         return CommitteeFit(equal, math.inf, reason)
 
     # The margins against the right class, [M, N, C], are all that the loss depends on.
-    logs = log_probabilities.detach().to("cpu", torch.float64).clamp(min=_SURE_ENOUGH).transpose(0, 1)
+    logs = log_probabilities.detach().to("cpu", torch.float64).clamp(min=LEAST_LOG).transpose(0, 1)
     right = labels.detach().cpu().long().expand(members, samples).unsqueeze(2)
     margins = (logs - logs.gather(2, right)).contiguous()
 
@@ -154,10 +171,9 @@ def fit_weights(
 
 
 def _left_out_losses(margins: Tensor, left_out: Tensor) -> Tensor:
-    """The loss on one fold after fitting to the others, for each shrinkage."""
+    """Compute the loss on one fold after fitting to the others, for each shrinkage."""
     kept, tested = margins[:, ~left_out], margins[:, left_out]
-    weights = torch.full((len(margins),), 1 / len(margins), dtype=torch.float64)
-    losses = []
+    weights, losses = _equal(len(margins)), []
     for shrinkage in _SHRINKAGES:
         weights = _solve(kept, shrinkage, weights)  # from the solution before, which is near
         losses.append(torch.einsum("m,mnc->nc", weights, tested).logsumexp(dim=1).mean())
@@ -166,7 +182,7 @@ def _left_out_losses(margins: Tensor, left_out: Tensor) -> Tensor:
 
 def _solve(margins: Tensor, shrinkage: float, start: Tensor) -> Tensor:
     members, samples, _ = margins.shape
-    equal = torch.full((members,), 1 / members, dtype=torch.float64)
+    equal = _equal(members)
     if shrinkage == math.inf:
         return equal
 
@@ -183,34 +199,112 @@ def _solve(margins: Tensor, shrinkage: float, start: Tensor) -> Tensor:
     return minimise_without_negatives(loss, start)
 
 
-def _numbered(groups: Sequence[Any] | np.ndarray | Tensor) -> Tensor:
-    names = groups.detach().cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
-    return torch.from_numpy(np.unique(names, return_inverse=True)[1])
+def _equal(members: int) -> Tensor:
+    return torch.full((members,), 1 / members, dtype=torch.float64)
 
 
-def _problems(
-    log_probabilities: Tensor, labels: Tensor, groups: Sequence[Any] | np.ndarray | Tensor | None
-) -> list[str]:
+def _problems(log_probabilities: Tensor, labels: Tensor, groups: Groups | None) -> list[str]:
     shape = list(log_probabilities.shape)
     if len(shape) != 3 or 0 in shape:
-        return [
-            f"fit_weights expected log-probabilities [samples, members, classes], at least one each; found {shape}."
-        ]
-    problems = []
+        expected = "log-probabilities [samples, members, classes], at least one each"
+        return [f"fit_weights expected {expected}; found {shape}."]
     samples, _, classes = shape
+    problems = []
     if labels.shape != (samples,):
-        problems.append(f"fit_weights expected {samples} labels, one per sample; found the shape {list(labels.shape)}.")
+        problems.append(f"{samples} labels, one per sample; found the shape {list(labels.shape)}.")
     if labels.is_floating_point() or labels.is_complex():
-        problems.append(f"fit_weights expected whole numbers for labels; found {labels.dtype}. Write labels.long().")
+        problems.append(f"whole numbers for labels; found {labels.dtype}. Write labels.long().")
     elif labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         problems.append(
-            f"fit_weights expected labels from 0 to {classes - 1}, one per class; found {int(labels.min())} to "
-            f"{int(labels.max())}. Number the classes from 0."
+            f"labels from 0 to {classes - 1}, one per class; found {int(labels.min())} to {int(labels.max())}. "
+            "Number the classes from 0."
         )
     if groups is not None and len(groups) != samples:
-        problems.append(f"fit_weights expected {samples} groups, one per sample; found {len(groups)}.")
+        problems.append(f"{samples} groups, one per sample; found {len(groups)}.")
     if log_probabilities.isnan().any():
-        problems.append(
-            "fit_weights expected numbers; found NaN among the log-probabilities. Check the model's outputs."
-        )
-    return problems
+        problems.append("numbers; found NaN among the log-probabilities. Check the model's outputs.")
+    return [f"fit_weights expected {problem}" for problem in problems]
+
+
+def minimise_without_negatives(function: Callable[[Tensor], Derivatives], start: Tensor) -> Tensor:
+    """Find the w ≥ 0 of least value, by Newton steps projected onto w ≥ 0.
+
+    Entries at zero that the gradient holds there step along the gradient, all others along the Newton direction of
+    their own block: Newton's step through the whole Hessian, once projected, may go uphill. From "Projected Newton
+    Methods for Optimization Problems with Simple Constraints" (Bertsekas, 1982).
+
+    Args:
+        function: Gives value, gradient and Hessian at w, in float64.
+        start: Where to begin, [M] in float64, w ≥ 0.
+
+    Returns:
+        The minimiser, [M].
+    """
+    point = start
+    value, gradient, hessian = function(point)
+    for _ in range(200):
+        residual = float(stationarity(point, gradient))
+        if residual < 1e-10:
+            break
+        held = (point <= min(residual, 1e-3)) & (gradient > 0)
+        direction = gradient.clone()
+        direction[~held] = torch.linalg.solve(hessian[~held][:, ~held], gradient[~held])
+
+        step = 1.0
+        while step > 1e-12:
+            candidate = (point - step * direction).clamp(min=0)
+            derivatives = function(candidate)
+            promised = step * (gradient * direction)[~held].sum() + (gradient * (point - candidate))[held].sum()
+            rounding = 1e-15 * (1 + value.abs())
+            if derivatives[0] <= value - 1e-4 * promised + rounding:
+                break
+            step /= 2
+        else:
+            break  # nothing lower within rounding
+        point, (value, gradient, hessian) = candidate, derivatives
+    return point
+
+
+def stationarity(point: Tensor, gradient: Tensor) -> Tensor:
+    """Say how far a point is from optimal: the gradient's size where w > 0, its negative part where w = 0."""
+    return (point - (point - gradient).clamp(min=0)).abs().max()
+
+
+@final
+class Vote(Fusion):
+    """The mean of the modalities' log-probabilities, with equal weights and nothing to train.
+
+    Args:
+        heads: One trained head per modality.
+    """
+
+    def __init__(self, heads: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        # In a tuple: the heads belong to the model that votes, and are not to be counted twice.
+        self._heads = (dict(heads),)
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Average the votes of all."""
+        heads = self._heads[0]
+        votes = [heads[name](feature).log_softmax(dim=1) for name, feature in features.items()]
+        return torch.stack(votes).mean(dim=0)
+
+
+def as_ensemble(model: LateFusion) -> LateFusion:
+    """Separately trained uni-modal models whose log-probabilities are averaged.
+
+    Args:
+        model: Trained uni-modally, with a head per modality.
+
+    Returns:
+        A model with the same encoders and heads, whose fused decision is their equal vote.
+    """
+    voting = LateFusion(
+        dict(model.encoders),
+        head=lambda size: nn.Linear(size, 2),  # replaced below by the trained ones
+        fusion=Vote(dict(model.heads)),
+        unimodal="head",
+        features=model.sizes,
+    )
+    voting.heads = model.heads
+    return voting.to(model.committee.device).train(model.training)

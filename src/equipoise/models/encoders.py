@@ -1,10 +1,10 @@
-"""Small encoders, one for each shape of array; each turns [B, …] into [B, features].
+"""Encoders of vectors, signals, images and video; each turns [B, …] into [B, features].
 
-Every one but the transformer ends in a ReLU, so that a linear head on top does not merge with its last layer into one
-linear map.
+The small ones end in a ReLU, so that a linear head on top does not merge with their last layer into one linear map.
+Samples of different lengths come in one padded tensor with `lengths` [B]; `real_steps` tells steps from padding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import cast, final
 
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.models.ragged import fold_frames, mean_over_time, real_steps
-from equipoise.util.errors import raise_all
+from equipoise.util.errors import demand, raise_all
 
 
 def encoder_for(shape: Sequence[int], features: int = 64) -> nn.Module:
@@ -35,13 +34,9 @@ def encoder_for(shape: Sequence[int], features: int = 64) -> nn.Module:
             f"encoder_for expected {expected}; found {shape if isinstance(shape, int) else tuple(shape)}. "
             "Pass array.shape[1:], or write an encoder of your own: any nn.Module with an integer attribute `features`."
         )
-    if len(shape) == 1:
-        return MLP(shape[0], features)
-    if len(shape) == 2:
-        return CNN1d(shape[0], features)
-    if len(shape) == 3:
-        return CNN2d(shape[0], features)
-    return Frames(CNN2d(shape[0], features))
+    if len(shape) == 4:
+        return Frames(CNN2d(shape[0], features))
+    return (MLP, CNN1d, CNN2d)[len(shape) - 1](shape[0], features)
 
 
 def features_of(encoder: nn.Module) -> int | None:
@@ -57,6 +52,62 @@ def features_of(encoder: nn.Module) -> int | None:
     return linears[-1].out_features if linears else None
 
 
+def known_features(owner: str, module: nn.Module, role: str = "encoder") -> int:
+    """Give the size of a module's output, or raise a ValueError in the name of the one that needs it."""
+    size = features_of(module)
+    if size is None:
+        raise ValueError(
+            f"{owner} expected the {role} to tell its output size; {type(module).__name__} does not. "
+            f"Give it an integer attribute: {role}.features = 64."
+        )
+    return size
+
+
+def real_steps(lengths: Tensor, steps: int) -> Tensor:
+    """Mark the steps that are no padding: [B] lengths → [B, steps] booleans."""
+    return torch.arange(steps, device=lengths.device) < lengths.unsqueeze(1)
+
+
+def zero_padding(values: Tensor, lengths: Tensor | None) -> Tensor:
+    """Set the padding of each sample to zero, along the last axis of [B, …, T]."""
+    if lengths is None:
+        return values
+    padding = ~real_steps(lengths.to(values.device), values.shape[-1])
+    return values.masked_fill(padding.reshape(values.shape[0], *[1] * (values.dim() - 2), -1), 0)
+
+
+def mean_over_time(values: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """Average [B, T, F] over the real steps of each sample → [B, F]; a sample without any gives zeros."""
+    if lengths is None:
+        return values.mean(dim=1)
+    steps = values.shape[1]
+    lengths = lengths.to(values.device)
+    padding = ~real_steps(lengths, steps).unsqueeze(2)
+    return values.masked_fill(padding, 0).sum(dim=1) / lengths.clamp(1, steps).unsqueeze(1)
+
+
+def mean_over_frames(encode: Callable[[Tensor], Tensor], video: Tensor, lengths: Tensor | None) -> Tensor:
+    """Encode every frame of [B, C, T, H, W] alone, and average over the real frames → [B, features].
+
+    Time is moved before the channels first: a bare reshape would mix frames with colours.
+    """
+    frames = encode(video.movedim(2, 1).flatten(0, 1))
+    return mean_over_time(frames.unflatten(0, (video.shape[0], video.shape[2])), lengths)
+
+
+def check_shape(encoder: nn.Module, values: Tensor, layout: str, size: int | None = None, axis: int = 1) -> None:
+    """Raise a ValueError where an input has not the axes of a layout such as "[B, C, T]", or not the size of one."""
+    axes = layout.strip("[]").split(", ")
+    if values.dim() != len(axes) or size not in (None, values.shape[axis]):
+        where = "" if size is None else f" with {axes[axis]} = {size}"
+        raise_all(
+            [
+                f"{type(encoder).__name__} expected {layout}{where}; found {list(values.shape)}. "
+                "Build the encoder for these arrays: encoder_for(array.shape[1:])."
+            ]
+        )
+
+
 @final
 class MLP(nn.Module):
     """Fully connected layers for vectors: [B, D] → [B, features].
@@ -69,14 +120,12 @@ class MLP(nn.Module):
 
     def __init__(self, inputs: int, features: int = 64, hidden: Sequence[int] = (128,)) -> None:
         super().__init__()
-        self.features = features
-        self._inputs = inputs
-        sizes = [inputs, *hidden, features]
-        self.layers = nn.Sequential(*(_linear_relu(*pair) for pair in pairwise(sizes)))
+        self.features, self._inputs = features, inputs
+        self.layers = nn.Sequential(*(_linear_relu(*pair) for pair in pairwise([inputs, *hidden, features])))
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Encode vectors [B, D]."""
-        _expect(self, vectors, "[B, D]", self._inputs)
+        check_shape(self, vectors, "[B, D]", self._inputs)
         return self.layers(vectors)
 
 
@@ -94,15 +143,13 @@ class CNN1d(nn.Module):
 
     def __init__(self, channels: int, features: int = 64, width: int = 16) -> None:
         super().__init__()
-        self.features = features
-        self._channels = channels
-        widths = [channels, width, 2 * width, 4 * width]
-        self.stages = nn.ModuleList(_Stage(before, after) for before, after in pairwise(widths))
+        self.features, self._channels = features, channels
+        self.stages = nn.ModuleList(_Stage(*pair) for pair in pairwise([channels, width, 2 * width, 4 * width]))
         self.project = _linear_relu(4 * width, features)
 
     def forward(self, signals: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Encode signals [B, C, T]; with `lengths` [B], in evaluation, as if each were cut there."""
-        _expect(self, signals, "[B, C, T]", self._channels)
+        check_shape(self, signals, "[B, C, T]", self._channels)
         maps = _laid_out(signals.unsqueeze(2))  # images of one row: their operations know more layouts
         for stage in self.stages:
             maps = stage(maps, lengths)
@@ -124,25 +171,19 @@ class CNN2d(nn.Module):
 
     def __init__(self, channels: int, features: int = 64, width: int = 16) -> None:
         super().__init__()
-        self.features = features
-        self._channels = channels
-        widths = [channels, width, 2 * width, 4 * width]
-        self.stages = nn.Sequential(
-            *(
-                nn.Sequential(
-                    nn.Conv2d(before, after, 3, padding=1, bias=False),
-                    nn.BatchNorm2d(after),
-                    nn.MaxPool2d(2, ceil_mode=True),  # ceil: a single pixel survives
-                    nn.ReLU(),
-                )
-                for before, after in pairwise(widths)
-            )
-        )
+        self.features, self._channels = features, channels
+
+        def stage(before: int, after: int) -> nn.Sequential:
+            convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
+            pooling = nn.MaxPool2d(2, ceil_mode=True)  # ceil: a single pixel survives
+            return nn.Sequential(convolution, nn.BatchNorm2d(after), pooling, nn.ReLU())
+
+        self.stages = nn.Sequential(*(stage(*pair) for pair in pairwise([channels, width, 2 * width, 4 * width])))
         self.project = _linear_relu(4 * width, features)
 
     def forward(self, images: Tensor) -> Tensor:
         """Encode images [B, C, H, W]."""
-        _expect(self, images, "[B, C, H, W]", self._channels)
+        check_shape(self, images, "[B, C, H, W]", self._channels)
         return self.project(self.stages(_laid_out(images)).mean(dim=(2, 3)))
 
 
@@ -159,66 +200,122 @@ class Frames(nn.Module):
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
-        features = features_of(encoder)
-        if features is None:
-            raise ValueError(
-                f"Frames expected an encoder that tells its output size; {type(encoder).__name__} does not. "
-                "Give it an integer attribute: encoder.features = 64."
-            )
-        self.features = features
+        self.features = known_features("Frames", encoder)
         self.encoder = encoder
 
     def forward(self, videos: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Encode videos [B, C, T, H, W]; with `lengths` [B], only that many frames of each count."""
-        _expect(self, videos, "[B, C, T, H, W]")
-        frames = self.encoder(fold_frames(videos))
-        return mean_over_time(frames.unflatten(0, (videos.shape[0], videos.shape[2])), lengths)
+        check_shape(self, videos, "[B, C, T, H, W]")
+        return mean_over_frames(self.encoder, videos, lengths)
 
 
 @final
-class SequenceTransformer(nn.Module):
-    """A small transformer for sequences of vectors: [B, T, D] → [B, features], any T ≥ 1.
+class LeNet(nn.Module):
+    """A small CNN whose planes halve while its channels double: [B, C, H, W] → [B, features].
 
-    A linear layer, sinusoids for the positions, pre-norm transformer layers, and the average over the real steps.
+    Each block is a convolution that keeps the plane (5 × 5 in the first block, 3 × 3 in the others), batch norm, ReLU
+    and pooling by 2. What is left of the plane is averaged. Four blocks bring 28 × 28 to one cell, six bring 112 × 112
+    there, so the 48 and 192 features of AV-MNIST are the last channels, one number each. From "CentralNet: a Multilayer
+    Approach for Multimodal Fusion" (Vielzeuf et al., 2018), with the sizes that MultiBench gives it.
 
     Args:
-        inputs: D.
-        features: The width of the transformer, and the size of the output vector; a multiple of `heads`.
-        layers: How many transformer layers.
-        heads: Attention heads of each.
-        dropout: Of every layer.
+        channels: C.
+        blocks: Number of blocks; a side of the input has to be at least 2 to that power.
+        width: Channels after the first block; every further one doubles them.
 
-    Raises:
-        ValueError: If `features` is no multiple of `heads`.
+    Example:
+        >>> LeNet(channels=1, blocks=4)(torch.zeros(2, 1, 28, 28)).shape, LeNet(channels=1, blocks=6).features
+        (torch.Size([2, 48]), 192)
     """
 
-    def __init__(self, inputs: int, features: int = 64, layers: int = 2, heads: int = 4, dropout: float = 0.1) -> None:
+    def __init__(self, channels: int, blocks: int, width: int = 6) -> None:
         super().__init__()
-        if features % heads:
-            wider = (features // heads + 1) * heads
-            raise ValueError(
-                f"SequenceTransformer expected features to be a multiple of heads; found features={features}, "
-                f"heads={heads}. Write features={wider} or heads=1."
-            )
-        self.features = features
-        self._inputs = inputs
-        self.embed = nn.Linear(inputs, features)
-        layer = nn.TransformerEncoderLayer(features, heads, 4 * features, dropout, batch_first=True, norm_first=True)
-        # Nested tensors would drop the padding's columns from the output; and pre-norm cannot use them.
-        self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(features), enable_nested_tensor=False)
+        given = {"channels": channels, "blocks": blocks, "width": width}
+        demand("LeNet", *((value >= 1, f"{name}: at least 1", value) for name, value in given.items()))
+        self.features = width * 2 ** (blocks - 1)
+        self._channels, self._least = channels, 2**blocks
 
-    def forward(self, sequences: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Encode sequences [B, T, D]; with `lengths` [B], what lies behind the end of each is ignored."""
-        _expect(self, sequences, "[B, T, D]", self._inputs, axis=2)
-        steps = sequences.shape[1]
-        padding = None
-        if lengths is not None:
-            # Attention to nothing at all is NaN, so even an empty sequence keeps one step, of zeros.
-            padding = ~real_steps(lengths.to(sequences.device).clamp(min=1), steps)
-            sequences = _silence_padding(sequences.transpose(1, 2), lengths).transpose(1, 2)
-        embedded = self.embed(sequences)
-        embedded = embedded + _sinusoids(steps, self.features, embedded)
-        return mean_over_time(self.layers(embedded, src_key_padding_mask=padding), lengths)
+        def block(before: int, after: int, kernel: int) -> nn.Sequential:
+            convolution = nn.Conv2d(before, after, kernel, padding=kernel // 2, bias=False)
+            return nn.Sequential(convolution, nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2))
+
+        pairs = pairwise([channels, *(width * 2**number for number in range(blocks))])
+        self.blocks = nn.Sequential(*(block(*pair, kernel=3 if number else 5) for number, pair in enumerate(pairs)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Encode images [B, C, H, W]."""
+        if images.dim() != 4 or images.shape[1] != self._channels or min(images.shape[2:]) < self._least:
+            raise ValueError(
+                f"LeNet expected [B, C, H, W] with C = {self._channels} and sides of at least {self._least}; found "
+                f"{list(images.shape)}. Build it for these: LeNet(channels=C, blocks=…), one block per halving."
+            )
+        return self.blocks(images).mean(dim=(2, 3))
+
+
+@final
+class ResNet18(nn.Module):
+    """ResNet-18 without its classifier: [B, C, H, W] or [B, C, T, H, W] → [B, 512].
+
+    Frames of a video are folded into the batch, and their feature maps averaged over time and space. Parameters are
+    called as in torchvision, so its weights load with `strict=False`. From "Deep Residual Learning for Image
+    Recognition" (He et al., 2016).
+
+    Args:
+        channels: C: 3 for colour, 2 for optical flow, 1 for a spectrogram.
+    """
+
+    features = 512
+
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__()
+        self._channels = channels
+        self.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.layer1 = nn.Sequential(_BasicBlock(64, 64, 1), _BasicBlock(64, 64, 1))
+        self.layer2 = nn.Sequential(_BasicBlock(64, 128, 2), _BasicBlock(128, 128, 1))
+        self.layer3 = nn.Sequential(_BasicBlock(128, 256, 2), _BasicBlock(256, 256, 1))
+        self.layer4 = nn.Sequential(_BasicBlock(256, 512, 2), _BasicBlock(512, 512, 1))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Encode images or videos; with `lengths` [B], only that many frames of each video count."""
+        video = images.dim() == 5
+        if images.dim() not in (4, 5) or images.shape[1] != self._channels or (lengths is not None and not video):
+            raise ValueError(
+                f"ResNet18 expected [B, C, H, W], or [B, C, T, H, W] with lengths if any, where C = {self._channels}; "
+                f"found {list(images.shape)}{'' if lengths is None else ' and lengths'}. "
+                "Bring the channels to axis 1 with array.movedim, or write ResNet18(channels=…)."
+            )
+        return mean_over_frames(self._encode, images, lengths) if video else self._encode(images)
+
+    def _encode(self, images: Tensor) -> Tensor:
+        maps = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        return self.layer4(self.layer3(self.layer2(self.layer1(maps)))).mean(dim=(2, 3))
+
+
+@final
+class _BasicBlock(nn.Module):
+    """Two 3×3 convolutions beside a shortcut, which has weights of its own only where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        residual = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(maps)))))
+        return self.relu(residual + self.downsample(maps))
 
 
 @final
@@ -233,15 +330,15 @@ class _Stage(nn.Sequential):
 
     def forward(self, maps: Tensor, lengths: Tensor | None = None) -> Tensor:  # ty: ignore[lost-keyword-for-regular-parameter]
         convolution, norm = cast("tuple[nn.Conv1d, nn.BatchNorm2d]", tuple(self))
-        maps, weight = _silence_padding(maps, lengths), convolution.weight.unsqueeze(2)
+        maps, weight = zero_padding(maps, lengths), convolution.weight.unsqueeze(2)
         if norm.training or torch.is_grad_enabled():
             maps = norm(F.conv2d(maps, weight, padding=(0, 2)))
-            return torch.max_pool2d(_silence_padding(maps, lengths), (1, 2), ceil_mode=True).relu()
-        # Nobody learns from this: the norm joins the convolution, and it need not be known where the maxima were.
+            return torch.max_pool2d(zero_padding(maps, lengths), (1, 2), ceil_mode=True).relu()
+        # No gradient is needed: the norm joins the convolution, and the places of the maxima need not be stored.
         mean, variance = cast("tuple[Tensor, Tensor]", (norm.running_mean, norm.running_var))
         scale = norm.weight * (variance + norm.eps).rsqrt()
         maps = F.conv2d(maps, weight * scale.reshape(-1, 1, 1, 1), norm.bias - mean * scale, padding=(0, 2))
-        maps, pairs = _silence_padding(maps, lengths), maps.shape[3] // 2
+        maps, pairs = zero_padding(maps, lengths), maps.shape[3] // 2
         larger = torch.maximum(maps[..., 0 : 2 * pairs : 2], maps[..., 1 : 2 * pairs : 2])
         return torch.cat([larger, maps[..., 2 * pairs :]], dim=3).relu()  # a single step at the end survives
 
@@ -253,32 +350,3 @@ def _laid_out(maps: Tensor) -> Tensor:
 
 def _linear_relu(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, outputs), nn.ReLU())
-
-
-def _silence_padding(signals: Tensor, lengths: Tensor | None) -> Tensor:
-    """Zero what lies behind the length of each sample along the last axis."""
-    if lengths is None:
-        return signals
-    padding = ~real_steps(lengths.to(signals.device), signals.shape[-1])
-    return signals.masked_fill(padding.reshape(signals.shape[0], *[1] * (signals.dim() - 2), -1), 0)
-
-
-def _sinusoids(steps: int, width: int, like: Tensor) -> Tensor:
-    """Positions as sines and cosines of geometrically falling frequency, [steps, width], alternating."""
-    position = torch.arange(steps, device=like.device, dtype=torch.float32).unsqueeze(1)
-    exponent = torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width
-    angle = position * 10_000.0**-exponent
-    return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1)[:, :width].to(like.dtype)
-
-
-def _expect(encoder: nn.Module, values: Tensor, layout: str, size: int | None = None, axis: int = 1) -> None:
-    axes = layout.strip("[]").split(", ")
-    if values.dim() == len(axes) and size in (None, values.shape[axis]):
-        return
-    where = "" if size is None else f" with {axes[axis]} = {size}"
-    raise_all(
-        [
-            f"{type(encoder).__name__} expected {layout}{where}; found {list(values.shape)}. "
-            "Build the encoder for these arrays: encoder_for(array.shape[1:])."
-        ]
-    )

@@ -1,4 +1,8 @@
-"""Reading a model: evaluation mode for a while, and outputs as class probabilities."""
+"""Reading a model: evaluation mode for a while, outputs as class probabilities, and the vote of a committee.
+
+The committee's probability of class c is softmax_c(Σ_j w_j log p_j(c)), with one weight w_j ≥ 0 per member j: the fused
+head first, then each modality's own.
+"""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -7,6 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.util.errors import raise_all
+
+FLOOR = 0.1
+"""The least part of an equal weight that each member left has where a sensor is missing."""
+LEAST_LOG = -30.0
+"""The least log-probability that counts: a head that gives a class no chance at all must not be able to forbid it."""
 
 
 @contextmanager
@@ -31,3 +40,47 @@ def class_log_probabilities(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     )
     wide = {name: output if output.dtype == torch.float64 else output.float() for name, output in outputs.items()}
     return {name: output.log_softmax(dim=1) for name, output in wide.items()}
+
+
+def pool(log_probabilities: Mapping[str, Tensor], weights: Tensor) -> Tensor:
+    """Let members vote: softmax over classes of Σ_j w_j log p_j.
+
+    Args:
+        log_probabilities: The log-probabilities of each member, [B, C].
+        weights: One weight per member, in their order.
+
+    Returns:
+        The committee's probabilities, [B, C].
+
+    Raises:
+        ValueError: If weights and members do not match.
+    """
+    if weights.shape != (len(log_probabilities),):
+        raise ValueError(
+            f"pool expected one weight for each of {', '.join(map(repr, log_probabilities))}; found weights of "
+            f"shape {list(weights.shape)}. Pass one weight per member."
+        )
+    votes = zip(weights.unbind(), log_probabilities.values(), strict=True)
+    return torch.stack([weight * logs.clamp(min=LEAST_LOG) for weight, logs in votes]).sum(dim=0).softmax(dim=-1)
+
+
+def surviving_weights(weights: Tensor, present: Tensor) -> Tensor:
+    """Give the weights with which the members at hand vote.
+
+    With a sensor missing the fused head goes too: it was trained to read all of them. Each member left has at least
+    `FLOOR` of an equal weight, lest only members without a vote remain; and the weights are rescaled to the total of
+    the full committee, so that the probabilities stay about as sharp.
+
+    Args:
+        weights: The weight of every member of the full committee, the fused head first, [K + 1].
+        present: The modalities at hand, booleans [..., K].
+
+    Returns:
+        The weights, [..., K + 1], zero for those that do not vote.
+    """
+    floor = FLOOR / len(weights)
+    raised = weights[1:].clamp(min=floor) * present
+    total = weights.sum().clamp(min=floor)
+    left = raised * (total / raised.sum(dim=-1, keepdim=True).clamp(min=floor))
+    without_fused = torch.cat([torch.zeros_like(left[..., :1]), left], dim=-1)
+    return torch.where(present.all(dim=-1, keepdim=True), weights, without_fused)

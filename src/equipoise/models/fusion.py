@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.models.encoders import features_of
+from equipoise.models.encoders import known_features
 from equipoise.util.names import NamedModules, unknown_name
 
 HeadPart = tuple[Tensor, slice | None]
@@ -26,7 +26,7 @@ class Fusion(nn.Module, ABC):
 
     @property
     def additive(self) -> bool:
-        """Whether the output is a sum with one term per modality."""
+        """True if the output is a sum with one term per modality."""
         return False
 
     @abstractmethod
@@ -66,10 +66,8 @@ def build_fusion(fusion: str | nn.Module, sizes: Mapping[str, int], head: HeadMa
         ValueError: If the name is unknown, or the module does not tell its output size.
     """
     by_name = {"concat": Concat, "sum": Sum, "gated": Gated, "film": FiLM}
-    if isinstance(fusion, Fusion):
-        return fusion
     if isinstance(fusion, nn.Module):
-        return Custom(fusion, head)
+        return fusion if isinstance(fusion, Fusion) else Custom(fusion, head)
     if fusion not in by_name:
         raise ValueError(f"Unknown fusion: {unknown_name(fusion, by_name)} A module of your own works too.")
     return by_name[fusion](sizes, head)
@@ -93,7 +91,7 @@ class Concat(Fusion):
 
     @property
     def additive(self) -> bool:
-        """Whether the head is a Linear."""
+        """True if the head is a Linear."""
         return isinstance(self.head, nn.Linear)
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
@@ -112,11 +110,8 @@ class Concat(Fusion):
         """List each modality's columns of the weight; the bias is shared by all."""
         if not isinstance(self.head, nn.Linear):
             return {}
-        ends = list(accumulate(self.sizes.values()))
-        return {
-            name: [(self.head.weight, slice(end - size, end))]
-            for (name, size), end in zip(self.sizes.items(), ends, strict=True)
-        }
+        ends = zip(self.sizes.items(), accumulate(self.sizes.values()), strict=True)
+        return {name: [(self.head.weight, slice(end - size, end))] for (name, size), end in ends}
 
 
 @final
@@ -134,7 +129,7 @@ class Sum(Fusion):
 
     @property
     def additive(self) -> bool:
-        """Always."""
+        """True: every head is a term."""
         return True
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
@@ -221,7 +216,7 @@ class FiLM(Fusion):
 
 @final
 class Custom(Fusion):
-    """A head on whatever a module of the user's makes of the features.
+    """A head on the feature vector that a module of the user's computes.
 
     Args:
         joint: Turns a dict of features into one feature vector [B, features]; has the integer attribute `features`.
@@ -233,14 +228,8 @@ class Custom(Fusion):
 
     def __init__(self, joint: nn.Module, head: HeadMaker) -> None:
         super().__init__()
-        size = features_of(joint)
-        if size is None:
-            raise ValueError(
-                f"A fusion module of your own must tell the size of the vector it makes; {type(joint).__name__} does "
-                "not. Give it an integer attribute: fusion.features = 64."
-            )
         self.joint = joint
-        self.head = head(size)
+        self.head = head(known_features("LateFusion", joint, "fusion"))
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Give the fused output."""
@@ -248,8 +237,6 @@ class Custom(Fusion):
 
 
 def _chosen(role: str, name: str | None, sizes: Mapping[str, int], default: int) -> str:
-    if name is None:
-        return list(sizes)[default]
-    if name not in sizes:
+    if name is not None and name not in sizes:
         raise ValueError(f"Unknown {role}: {unknown_name(name, sizes)}")
-    return name
+    return list(sizes)[default] if name is None else name

@@ -1,25 +1,29 @@
 """The model: one encoder per modality, a fusion, and a head per modality beside it."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter, signature
+from numbers import Integral
+from types import FunctionType
 from typing import Any, Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.models.arguments import Unimodal, encoder_problems, head_problems, modules_in, option_problems
-from equipoise.models.committee import pool
-from equipoise.models.compiled import compiled_call
 from equipoise.models.encoders import features_of
-from equipoise.models.evaluation import class_log_probabilities, evaluating
+from equipoise.models.evaluation import class_log_probabilities, evaluating, pool, surviving_weights
 from equipoise.models.fusion import HeadMaker, HeadPart, build_fusion
 from equipoise.models.shapley import varies_in_training
 from equipoise.util.errors import raise_all
 from equipoise.util.graph import scale_gradient
-from equipoise.util.names import NamedModules, unknown_name
+from equipoise.util.names import NamedModules, name_problems, unknown_name
 
+Unimodal = Literal["head", "detached", "split"]
+"""The source of a modality's own output."""
 Decision = Literal["fused", "committee"]
+Inputs = Mapping[str, Tensor | None]
+Lengths = Mapping[str, Tensor]
+Outputs = dict[str, Tensor]
 
 
 @final
@@ -32,12 +36,12 @@ class LateFusion(nn.Module):
     Args:
         encoders: One per modality, by name: any modules that turn an input into [B, size]. One that has a parameter
             `lengths` can read ragged time.
-        classes: How many classes; every head is then a Linear. Give either this or `head`.
+        classes: Number of classes; every head is then a Linear. Give either this or `head`.
         head: Makes a head from a feature size, e.g. `lambda size: nn.Linear(size, 1)` for regression.
         fusion: "concat", "sum", "gated", "film", or a module; see `build_fusion`.
-        unimodal: Where a modality's own output comes from: "head", a head trained with its encoder; "detached", a head
+        unimodal: The source of a modality's own output: "head", a head trained with its encoder; "detached", a head
             trained beside it, on detached features; "split", its share of the additive fused output (where AGM is
-            attached and the model trains, its Shapley response); None, nowhere.
+            attached and the model trains, its Shapley response); None for no such outputs.
         features: The size of an encoder's output where the encoder does not tell: by default it is read from the
             attribute `features`, `out_features` or `num_features`, or from the last Linear inside.
         dropout: In training, the probability with which a sample's modality is zeroed in the fused path, never all of a
@@ -61,17 +65,13 @@ class LateFusion(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        told = {**{name: features_of(encoder) for name, encoder in modules_in(encoders)}, **(features or {})}
+        modules = {name: encoder for name, encoder in encoders.items() if isinstance(encoder, nn.Module)}
+        sizes = {**{name: features_of(encoder) for name, encoder in modules.items()}, **(features or {})}
         raise_all(
-            [
-                *encoder_problems(encoders, features or {}, told),
-                *head_problems(classes, head),
-                *option_problems(unimodal, dropout),
-            ]
+            [*_encoder_problems(encoders, features or {}, sizes), *_option_problems(classes, head, unimodal, dropout)]
         )
-        self.sizes = {name: int(size) for name in encoders if (size := told[name]) is not None}
-        self.unimodal = unimodal
-        self.dropout = dropout
+        self.sizes = {name: int(size) for name in encoders if (size := sizes[name]) is not None}
+        self.unimodal, self.dropout = unimodal, dropout
         make_head = _head_maker(classes, head)
 
         # The fused head comes before the others, so that a seed starts it alike whatever `unimodal` says.
@@ -88,9 +88,7 @@ class LateFusion(nn.Module):
         self._takes_lengths = {name for name, encoder in encoders.items() if takes_lengths(encoder)}
         self.register_buffer("committee", torch.full((len(self.sizes) + 1,), 1 / (len(self.sizes) + 1)))
 
-    def forward(
-        self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
+    def forward(self, inputs: Inputs, lengths: Lengths | None = None) -> dict[str, Tensor]:
         """Give the fused output, then the output of each modality at hand, in the order of the encoders.
 
         Args:
@@ -103,37 +101,90 @@ class LateFusion(nn.Module):
         """
         return self._read(inputs, lengths, shares=self.unimodal == "split")[0]
 
-    def with_shares(
-        self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None = None
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def with_shares(self, inputs: Inputs, lengths: Lengths | None = None) -> tuple[Outputs, Outputs]:
         """Give the outputs as `forward` does, and beside them each modality's share of the additive fused output.
 
         For methods that compare shares while heads of their own, trained beside, are measured.
         """
         return self._read(inputs, lengths, shares=True)
 
-    def _read(
-        self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None, *, shares: bool
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        features = self.features(inputs, lengths)
-        whole = self._with_zeros_for_missing(features)
-        terms: dict[str, Tensor] = {}
-        if self.training and self.responds:
-            fused, terms = self._respond(whole, inputs, lengths)
-        else:
-            seen = whole
-            if self.training and self.dropout > 0:
-                seen = self._with_zeros_for_missing(drop_modalities(features, self.dropout))
-            fused = self.fusion(seen)
-            if shares:
-                terms = self.fusion.share(whole)
-        outputs = {"fused": fused}
-        if self.unimodal == "head":
-            outputs |= {name: self.heads[name](feature) for name, feature in features.items()}
-        elif self.unimodal == "detached":
-            outputs |= {name: self.heads[name](feature.detach()) for name, feature in features.items()}
-        terms = {name: terms[name] for name in features if name in terms}
-        return (outputs | terms if self.unimodal == "split" else outputs), terms
+    def features(self, inputs: Inputs, lengths: Lengths | None = None) -> dict[str, Tensor]:
+        """Give the feature vector of each modality at hand, [B, size], in the order of the encoders."""
+        if not isinstance(inputs, Mapping):
+            names = ", ".join(f"{name!r}: …" for name in self.encoders)
+            raise TypeError(f"LateFusion expected its inputs by name, {{{names}}}; found {type(inputs).__name__}.")
+        sensors, steps = self._sort_inputs(inputs, lengths or {})
+        features = {
+            name: encoder(sensors[name], **({"lengths": steps[name]} if name in steps else {}))
+            for name, encoder in self.encoders.items()
+            if name in sensors
+        }
+        self._check_features(features)
+        return features
+
+    def complete(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Add a feature vector of zeros for each missing modality."""
+        first = next(iter(features.values()))
+        return {
+            name: features[name] if name in features else first.new_zeros(first.shape[0], size)
+            for name, size in self.sizes.items()
+        }
+
+    def unimodal_outputs(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Give the own output of each modality from its features; nothing where the model has no such outputs."""
+        if self.unimodal is None or not features:
+            return {}
+        if self.unimodal == "split":
+            shares = self.fusion.share(self.complete(features))
+            return {name: shares[name] for name in features}
+        if self.unimodal == "detached":
+            features = {name: feature.detach() for name, feature in features.items()}
+        return {name: self.heads[name](feature) for name, feature in features.items()}
+
+    def vote(self, log_probabilities: Mapping[str, Tensor]) -> Tensor:
+        """Let the committee vote: probabilities [B, C] from the log-probabilities of "fused" and each modality at hand.
+
+        The weights are those in `committee`; with a sensor missing, those of `surviving_weights`.
+        """
+        weights = self.committee.to(log_probabilities["fused"].dtype)
+        members = ["fused", *self.encoders]
+        if any(name not in log_probabilities for name in members):
+            present = torch.tensor([name in log_probabilities for name in self.encoders], device=weights.device)
+            weights = surviving_weights(weights, present)[1:][present]
+            members = [name for name in self.encoders if name in log_probabilities]
+        return pool({name: log_probabilities[name] for name in members}, weights)
+
+    def predict(self, inputs: Inputs, decision: Decision = "fused", lengths: Lengths | None = None) -> Tensor:
+        """Give class probabilities [B, C], in evaluation mode and without gradients.
+
+        Args:
+            inputs: As for `forward`; any non-empty subset of the modalities.
+            decision: "fused": the fused head decides. "committee": all heads vote with the weights in `committee`; with
+                a sensor missing, the heads of those at hand.
+            lengths: As for `forward`.
+
+        Returns:
+            The probabilities.
+
+        Raises:
+            ValueError: If the decision is unknown or needs outputs that the model does not have, or these are no class
+                scores.
+        """
+        if decision not in get_args(Decision):
+            raise_all([f"Unknown decision: {unknown_name(decision, get_args(Decision))}"])
+        if decision == "committee" and self.unimodal is None:
+            raise ValueError(
+                "decision='committee' expected a model with uni-modal outputs; this one was built with unimodal=None. "
+                "Write LateFusion(…, unimodal='head') or decision='fused'."
+            )
+        with evaluating(self), torch.no_grad():
+            outputs = self(inputs, lengths)
+        logs = class_log_probabilities(outputs)
+        return logs["fused"].exp() if decision == "fused" else self.vote(logs)
+
+    def fused_head_parts(self) -> dict[str, list[HeadPart]]:
+        """List, per modality, the parameters of the fused head that only its term of an additive fused output has."""
+        return self.fusion.parts()
 
     def response_problems(self) -> list[str]:
         """Say why the Shapley responses of this model are not known in closed form; empty where they are."""
@@ -156,7 +207,7 @@ class LateFusion(nn.Module):
         scale the gradient that each receives from it (`scaled_responses`).
 
         Args:
-            balancer: For whom; None for shares again.
+            balancer: The balancer; None for shares again.
 
         Raises:
             ValueError: If the responses are not known in closed form.
@@ -170,13 +221,42 @@ class LateFusion(nn.Module):
         """True if shares are Shapley responses in training."""
         return self._responder is not None and self._responder() is not None
 
-    def fused_head_parts(self) -> dict[str, list[HeadPart]]:
-        """List, per modality, the parameters of the fused head that only its term of an additive fused output has."""
-        return self.fusion.parts()
+    def compile_encoders(self, *, steady: bool = False, **options: object) -> None:
+        """Compile each encoder in place with `torch.compile(…, **options)`; names and state dict stay as they are.
+
+        Args:
+            steady: Compile for the shape of the first training batch alone. Batches of other sizes, and evaluation, run
+                uncompiled, so that none of them is waited for.
+            options: Of `torch.compile`.
+        """
+        for name, encoder in self.encoders.items():
+            encoder._compiled_call_impl = _compiled_call(encoder, name, options, steady=steady)
+
+    def uncompile_encoders(self) -> None:
+        """Run the encoders as they are written again."""
+        for encoder in self.encoders.values():
+            encoder._compiled_call_impl = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies give shares again: no balancer is attached to them."""
+        return {**self.__dict__, "_responder": None}
+
+    def _read(self, inputs: Inputs, lengths: Lengths | None, *, shares: bool) -> tuple[Outputs, Outputs]:
+        features = self.features(inputs, lengths)
+        terms: dict[str, Tensor] = {}
+        if self.training and self.responds:
+            fused, terms = self._respond(features, inputs, lengths)
+        else:
+            dropped = drop_modalities(features, self.dropout) if self.training and self.dropout > 0 else features
+            fused = self.fusion(self.complete(dropped))
+            if shares:
+                terms = self.fusion.share(self.complete(features))
+        terms = {name: terms[name] for name in features if name in terms}
+        return {"fused": fused} | (terms if self.unimodal == "split" else self.unimodal_outputs(features)), terms
 
     def _respond(
-        self, features: Mapping[str, Tensor], inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, features: Mapping[str, Tensor], inputs: Inputs, lengths: Lengths | None
+    ) -> tuple[Tensor, Outputs]:
         """Give the fused output as a sum of responses whose gradients can be scaled, and the responses."""
         sensors, steps = self._sort_inputs(inputs, lengths or {})
         raise_all(
@@ -196,81 +276,7 @@ class LateFusion(nn.Module):
         scaled = [scale_gradient(response, name) for name, response in responses.items()]
         return torch.stack(scaled).sum(dim=0), responses
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies give shares again: they are nobody's."""
-        return {**self.__dict__, "_responder": None}
-
-    def features(
-        self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """Give the feature vector of each modality at hand, [B, size], in the order of the encoders."""
-        if not isinstance(inputs, Mapping):
-            names = ", ".join(f"{name!r}: …" for name in self.encoders)
-            raise TypeError(f"LateFusion expected its inputs by name, {{{names}}}; found {type(inputs).__name__}.")
-        sensors, steps = self._sort_inputs(inputs, lengths or {})
-        features = {}
-        for name, encoder in self.encoders.items():
-            if name in sensors:
-                given = {"lengths": steps[name]} if name in steps else {}
-                features[name] = encoder(sensors[name], **given)
-        self._check_features(features)
-        return features
-
-    def predict(
-        self,
-        inputs: Mapping[str, Tensor | None],
-        decision: Decision = "fused",
-        lengths: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
-        """Give class probabilities [B, C], in evaluation mode and without gradients.
-
-        Args:
-            inputs: As for `forward`; any non-empty subset of the modalities.
-            decision: "fused": the fused head decides. "committee": all heads vote with the weights in `committee`; with
-                a sensor missing, the heads of those at hand.
-            lengths: As for `forward`.
-
-        Returns:
-            The probabilities.
-
-        Raises:
-            ValueError: If the decision is unknown or needs outputs that the model does not have, or these are no class
-                scores.
-        """
-        raise_all(self._decision_problems(decision))
-        with evaluating(self), torch.no_grad():
-            outputs = self(inputs, lengths)
-        logs = class_log_probabilities(outputs)
-        if decision == "fused":
-            return logs["fused"].exp()
-        return pool(logs, dict(zip(["fused", *self.encoders], self.committee.float().unbind(), strict=True)))
-
-    def compile_encoders(self, *, steady: bool = False, **options: object) -> None:
-        """Compile each encoder in place with `torch.compile(…, **options)`; names and state dict stay as they are.
-
-        Args:
-            steady: Compile for the shape of the first training batch alone. Batches of other sizes, and evaluation, run
-                uncompiled, so that none of them is waited for.
-            options: Of `torch.compile`.
-        """
-        for name, encoder in self.encoders.items():
-            encoder._compiled_call_impl = compiled_call(encoder, name, options, steady=steady)
-
-    def uncompile_encoders(self) -> None:
-        """Take that back."""
-        for encoder in self.encoders.values():
-            encoder._compiled_call_impl = None
-
-    def _with_zeros_for_missing(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        one = next(iter(features.values()))
-        return {
-            name: features[name] if name in features else one.new_zeros(one.shape[0], size)
-            for name, size in self.sizes.items()
-        }
-
-    def _sort_inputs(
-        self, inputs: Mapping[str, Tensor | None], lengths: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _sort_inputs(self, inputs: Inputs, lengths: Lengths) -> tuple[Outputs, Outputs]:
         """Tell sensors from lengths, and leave out what is missing."""
         length_of = {f"{name}_length": name for name in self.encoders}
         steps = {length_of[key]: value for key, value in inputs.items() if key in length_of and value is not None}
@@ -291,32 +297,24 @@ class LateFusion(nn.Module):
         raise_all(problems)
         return sensors, steps
 
-    def _check_features(self, features: Mapping[str, Tensor]) -> None:
+    def _check_features(self, features: Mapping[str, Any]) -> None:
         # An encoder of the user's may give anything at all.
-        found = {name: list(each.shape) if isinstance(each, Tensor) else type(each) for name, each in features.items()}
-        batch = next((shape[0] for shape in found.values() if isinstance(shape, list) and shape), "B")
+        shapes = {
+            name: list(value.shape) if isinstance(value, Tensor) else type(value) for name, value in features.items()
+        }
+        batch = next((shape[0] for shape in shapes.values() if isinstance(shape, list) and shape), "B")
         raise_all(
             f"The encoder of {name!r} was expected to give [{batch}, {self.sizes[name]}]; found {shape}. "
             f"Give inputs of one batch size, and tell the encoder's size: features={{{name!r}: …}}."
-            for name, shape in found.items()
+            for name, shape in shapes.items()
             if shape != [batch, self.sizes[name]]
         )
-
-    def _decision_problems(self, decision: str) -> list[str]:
-        if decision not in get_args(Decision):
-            return [f"Unknown decision: {unknown_name(decision, get_args(Decision))}"]
-        if decision == "committee" and self.unimodal is None:
-            return [
-                "decision='committee' expected a model with uni-modal outputs; this one was built with unimodal=None. "
-                "Write LateFusion(…, unimodal='head') or decision='fused'."
-            ]
-        return []
 
 
 def drop_modalities(features: Mapping[str, Tensor], probability: float) -> dict[str, Tensor]:
     """Zero each modality of each sample with the given probability, but never all of a sample: the luckiest is kept."""
-    one = next(iter(features.values()))
-    luck = torch.rand(one.shape[0], len(features), device=one.device)
+    first = next(iter(features.values()))
+    luck = torch.rand(first.shape[0], len(features), device=first.device)
     dropped = (luck < probability) & (luck < luck.amax(dim=1, keepdim=True))
     return {
         name: feature.masked_fill(column.unsqueeze(1), 0)
@@ -324,11 +322,18 @@ def drop_modalities(features: Mapping[str, Tensor], probability: float) -> dict[
     }
 
 
+def takes_lengths(encoder: nn.Module) -> bool:
+    """Tell whether the forward of an encoder has a parameter `lengths`."""
+    try:
+        parameters = signature(encoder.forward).parameters
+    except ValueError:  # scripted modules do not show theirs: the call will tell
+        return True
+    return "lengths" in parameters or any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+
+
 def _head_maker(classes: int | None, head: HeadMaker | None) -> HeadMaker:
     def make(size: int) -> nn.Module:
-        if head is None:
-            return nn.Linear(size, int(classes or 0))
-        made = head(size)
+        made = nn.Linear(size, int(classes or 0)) if head is None else head(size)
         if not isinstance(made, nn.Module):
             raise TypeError(
                 f"head must make an nn.Module from a feature size; found {type(made).__name__}. "
@@ -339,10 +344,68 @@ def _head_maker(classes: int | None, head: HeadMaker | None) -> HeadMaker:
     return make
 
 
-def takes_lengths(encoder: nn.Module) -> bool:
-    """Tell whether the forward of an encoder has a parameter `lengths`."""
-    try:
-        parameters = signature(encoder.forward).parameters
-    except ValueError:  # scripted modules do not show theirs: the call will tell
-        return True
-    return "lengths" in parameters or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+def _compiled_call(encoder: nn.Module, name: str, options: Mapping[str, Any], *, steady: bool) -> Callable[..., Tensor]:
+    """Compile the call of an encoder.
+
+    `encoder.compile()` does nothing to modules of torch's own, such as nn.Sequential, whose frames are skipped.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        return encoder._call_impl(*args, **kwargs)
+
+    # Code of its own for each: what was compiled is kept by code, and a second shape of one code is taken to vary.
+    own = FunctionType(call.__code__.replace(co_name=f"encoder_{name}"), globals(), name, None, call.__closure__)
+    chosen_options: dict[str, Any] = {**({"dynamic": False} if steady else {}), **options}
+    compiled = torch.compile(own, **chosen_options)
+    if not steady:
+        return compiled
+    first: list[torch.Size] = []
+
+    def chosen(inputs: Tensor, **kwargs: Any) -> Tensor:
+        if not (encoder.training and torch.is_grad_enabled()):
+            return call(inputs, **kwargs)
+        if not first:
+            first.append(inputs.shape)
+        return (compiled if inputs.shape == first[0] else call)(inputs, **kwargs)
+
+    return chosen
+
+
+def _encoder_problems(
+    encoders: Mapping[str, object], features: Mapping[str, int], sizes: Mapping[str, int | None]
+) -> Iterator[str]:
+    """List what is wrong with the encoders, and with what is said of their sizes."""
+    if not encoders:
+        yield "LateFusion expected at least one encoder; found none. Write LateFusion({'audio': encoder}, classes=…)."
+    yield from name_problems(encoders)
+    for name, encoder in encoders.items():
+        if not isinstance(encoder, nn.Module):
+            yield f"The encoder of {name!r} must be an nn.Module, found {type(encoder).__name__}."
+        elif sizes[name] is None:
+            yield (
+                f"The output size of the encoder of {name!r}, {type(encoder).__name__}, could not be told. "
+                f"Write features={{{name!r}: …}}."
+            )
+    for name, size in features.items():
+        if name not in encoders:
+            yield f"features names an unknown modality: {unknown_name(name, encoders)}"
+        if not isinstance(size, Integral) or size < 1:
+            yield f"features[{name!r}] must be a whole number of at least 1, found {size!r}."
+
+
+def _option_problems(
+    classes: int | None, head: HeadMaker | None, unimodal: str | None, dropout: float
+) -> Iterator[str]:
+    """List what is wrong with the number of classes, the maker of heads, and the remaining options."""
+    if (classes is None) == (head is None):
+        count = "neither" if head is None else "both"
+        yield f"LateFusion expected either classes or head; found {count}. Write classes=… alone for classification."
+    elif classes is not None and (not isinstance(classes, Integral) or classes < 2):
+        yield (
+            f"classes must be a whole number of at least 2, found {classes!r}. "
+            "For a single output write head=lambda size: nn.Linear(size, 1)."
+        )
+    if unimodal is not None and unimodal not in get_args(Unimodal):
+        yield f"Unknown unimodal: {unknown_name(unimodal, get_args(Unimodal))} None means no uni-modal outputs."
+    if not 0 <= dropout < 1:
+        yield f"dropout must be at least 0 and less than 1, found {dropout!r}. Write dropout=0.0 for none."

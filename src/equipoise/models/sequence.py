@@ -1,7 +1,6 @@
-"""The encoders of the papers for sequences and for features: each turns [B, …] into [B, features].
+"""Encoders of sequences, and of features that another network has computed; each turns [B, …] into [B, features].
 
-Sequences come as [B, C, T] with `lengths` [B]. What lies behind the end of a sample never changes its output, unless an
-encoder is asked to be as it was published.
+Padding behind the end of a sample never changes its output, unless an encoder is asked to be as it was published.
 """
 
 from collections.abc import Sequence
@@ -10,9 +9,41 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from equipoise.models.encoders import MLP, features_of
-from equipoise.models.ragged import real_steps
+from equipoise.models.encoders import MLP, check_shape, known_features, mean_over_time, real_steps, zero_padding
 from equipoise.util.errors import raise_all
+
+
+@final
+class SequenceTransformer(nn.Module):
+    """A small transformer for sequences of vectors: [B, T, D] → [B, features], any T ≥ 1.
+
+    A linear layer, sinusoids for the positions, pre-norm transformer layers, and the average over the real steps.
+
+    Args:
+        inputs: D.
+        features: The width of the transformer, and the size of the output vector; a multiple of `heads`.
+        layers: How many transformer layers.
+        heads: Attention heads of each.
+        dropout: Of every layer.
+
+    Raises:
+        ValueError: If `features` is no multiple of `heads`.
+    """
+
+    def __init__(self, inputs: int, features: int = 64, layers: int = 2, heads: int = 4, dropout: float = 0.1) -> None:
+        super().__init__()
+        raise_all(_head_problems(self, "features", features, heads))
+        self.features, self._inputs = features, inputs
+        self.embed = nn.Linear(inputs, features)
+        self.layers = _transformer(features, layers, heads, 4 * features, dropout, pre_norm=True)
+
+    def forward(self, sequences: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Encode sequences [B, T, D]; with `lengths` [B], what lies behind the end of each is ignored."""
+        check_shape(self, sequences, "[B, T, D]", self._inputs, axis=2)
+        sequences, padding = _without_padding(sequences.transpose(1, 2), lengths)
+        embedded = self.embed(sequences.transpose(1, 2))
+        embedded = embedded + _sinusoids(embedded.shape[1], self.features, embedded)
+        return mean_over_time(self.layers(embedded, src_key_padding_mask=padding), lengths)
 
 
 @final
@@ -46,15 +77,13 @@ class FirstStepTransformer(nn.Module):
     ) -> None:
         super().__init__()
         raise_all(_head_problems(self, "features", features, heads))
-        self.features = features
-        self.masked = masked
-        self._channels = channels
+        self.features, self.masked, self._channels = features, masked, channels
         self.project = nn.Conv1d(channels, features, 1, bias=False)
         self.layers = _transformer(features, layers, heads, feedforward, dropout)
 
     def forward(self, sequences: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Encode sequences [B, C, T]; with `lengths` [B], what lies behind the end of each is ignored."""
-        _expect(self, sequences, "[B, C, T]", self._channels)
+        check_shape(self, sequences, "[B, C, T]", self._channels)
         sequences, padding = _without_padding(sequences, lengths)
         steps = self.project(sequences).transpose(1, 2)
         return self.layers(steps, src_key_padding_mask=padding if self.masked else None)[:, 0]
@@ -96,8 +125,7 @@ class AttentionPooled(nn.Module):
         if start not in ("lstm", "linear"):
             problems.append(f"AttentionPooled expected start to be 'lstm' or 'linear'; found {start!r}.")
         raise_all(problems)
-        self.features = features
-        self._channels = channels
+        self.features, self._channels = features, channels
         self.start = nn.LSTM(channels, width, batch_first=True) if start == "lstm" else nn.Linear(channels, width)
         self.layers = _transformer(width, layers, heads, feedforward, dropout)
         self.score = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, 1))
@@ -105,7 +133,7 @@ class AttentionPooled(nn.Module):
 
     def forward(self, sequences: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Encode sequences [B, C, T]; with `lengths` [B], what lies behind the end of each is ignored."""
-        _expect(self, sequences, "[B, C, T]", self._channels)
+        check_shape(self, sequences, "[B, C, T]", self._channels)
         sequences, padding = _without_padding(sequences, lengths)
         # An LSTM runs forward, so the steps before the end know nothing of the padding behind it.
         started = self.start(sequences.transpose(1, 2))
@@ -136,19 +164,13 @@ class Tokens(nn.Module):
 
     def __init__(self, words: int, encoder: nn.Module, width: int = 300) -> None:
         super().__init__()
-        features = features_of(encoder)
-        if features is None:
-            raise ValueError(
-                f"Tokens expected an encoder that tells its output size; {type(encoder).__name__} does not. "
-                "Give it an integer attribute: encoder.features = 64."
-            )
-        self.features, self.words = features, words
+        self.features, self.words = known_features("Tokens", encoder), words
         self.vectors = nn.Embedding(words, width, padding_idx=0)
         self.encoder = encoder
 
     def forward(self, numbers: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Encode word numbers [B, T] of any type; with `lengths` [B], what lies behind the end of each is ignored."""
-        _expect(self, numbers, "[B, T]")
+        check_shape(self, numbers, "[B, T]")
         vectors = self.vectors(numbers.long()).transpose(1, 2)
         return self.encoder(vectors) if lengths is None else self.encoder(vectors, lengths=lengths)
 
@@ -167,32 +189,32 @@ class PooledMap(nn.Module):
 
     def __init__(self, channels: int = 512, features: int = 128, hidden: Sequence[int] = (256,)) -> None:
         super().__init__()
-        self.features = features
-        self._channels = channels
+        self.features, self._channels = features, channels
         self.layers = MLP(channels, features, hidden)
 
     def forward(self, maps: Tensor) -> Tensor:
         """Encode feature maps [B, C, H, W]."""
-        _expect(self, maps, "[B, C, H, W]", self._channels)
+        check_shape(self, maps, "[B, C, H, W]", self._channels)
         return self.layers(maps.mean(dim=(2, 3)))
 
 
-def _transformer(width: int, layers: int, heads: int, feedforward: int, dropout: float) -> nn.TransformerEncoder:
-    layer = nn.TransformerEncoderLayer(width, heads, feedforward, dropout, batch_first=True)
+def _transformer(
+    width: int, layers: int, heads: int, feedforward: int, dropout: float, *, pre_norm: bool = False
+) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(width, heads, feedforward, dropout, batch_first=True, norm_first=pre_norm)
     # Nested tensors would drop the padding's columns from the output, and with them the shape.
-    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+    return nn.TransformerEncoder(layer, layers, nn.LayerNorm(width) if pre_norm else None, enable_nested_tensor=False)
 
 
 def _without_padding(sequences: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The sequences with zeros behind their ends, and where that is, [B, T]; None where nowhere.
+    """Give sequences [B, C, T] with zeros in place of padding, and the padding that attention skips, [B, T].
 
     Attention to nothing at all is NaN, so even an empty sequence keeps one step, of zeros.
     """
     if lengths is None:
         return sequences, None
-    lengths, steps = lengths.to(sequences.device), sequences.shape[2]
-    silent = sequences.masked_fill(~real_steps(lengths, steps).unsqueeze(1), 0)
-    return silent, ~real_steps(lengths.clamp(min=1), steps)
+    kept = real_steps(lengths.to(sequences.device).clamp(min=1), sequences.shape[2])
+    return zero_padding(sequences, lengths), ~kept
 
 
 def _head_problems(encoder: nn.Module, what: str, width: int, heads: int) -> list[str]:
@@ -205,8 +227,9 @@ def _head_problems(encoder: nn.Module, what: str, width: int, heads: int) -> lis
     ]
 
 
-def _expect(encoder: nn.Module, values: Tensor, layout: str, channels: int | None = None) -> None:
-    if values.dim() == layout.count(",") + 1 and channels in (None, values.shape[1]):
-        return
-    where = "" if channels is None else f" with C = {channels}"
-    raise_all([f"{type(encoder).__name__} expected {layout}{where}; found {list(values.shape)}."])
+def _sinusoids(steps: int, width: int, like: Tensor) -> Tensor:
+    """Positions as sines and cosines of geometrically falling frequency, [steps, width], alternating."""
+    position = torch.arange(steps, device=like.device, dtype=torch.float32).unsqueeze(1)
+    exponent = torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width
+    angle = position * 10_000.0**-exponent
+    return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1)[:, :width].to(like.dtype)

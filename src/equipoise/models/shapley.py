@@ -1,11 +1,11 @@
-"""What each modality contributes to an output, by Shapley's rule, for models that do not simply add them up."""
+"""Shapley values: the contribution of each modality to an output, also of models that do not simply add them up."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,8 @@ from equipoise.util.errors import raise_all
 from equipoise.util.graph import scale_gradient
 from equipoise.util.names import name_problems
 
-FUSED = "fused"
 MOST = 10
-"""Modalities that `ShapleyResponses` takes."""
+"""The most modalities that `ShapleyResponses` takes."""
 
 
 def varies_in_training(module: nn.Module) -> bool:
@@ -65,49 +64,55 @@ class ShapleyResponses(nn.Module):
 
     def __init__(self, model: nn.Module, modalities: Sequence[str]) -> None:
         super().__init__()
-        raise_all([*name_problems(modalities), *_too_many(modalities)])
+        problems = name_problems(modalities)
+        if len(modalities) > MOST:
+            problems.append(
+                f"ShapleyResponses expected at most {MOST} modalities, for which it runs the model {2**MOST - 1} times "
+                f"a step; found {len(modalities)}. Train with AGM() on the model itself: its fast form needs one pass."
+            )
+        raise_all(problems)
         self.model = model
         self.modalities = tuple(modalities)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The fused output, then each modality's response, which carries no gradient of its own."""
+        """Give the fused output, then each modality's response, which carries no gradient of its own."""
         absent = [name for name in self.modalities if name not in inputs]
         raise_all(f"Expected an input for each of {list(self.modalities)}; found none for {name!r}." for name in absent)
-        everyone = frozenset(self.modalities)
-        outputs = {everyone: self._output(inputs)}
+        outputs: dict[frozenset[str], Any] = {frozenset(): 0, frozenset(self.modalities): self._output(inputs)}
         with evaluating(self.model):
             for size in range(1, len(self.modalities)):
                 for chosen in map(frozenset, combinations(self.modalities, size)):
-                    outputs[chosen] = self._output(_zero_outside(inputs, everyone - chosen))
-        responses = {name: self._response(name, outputs.__getitem__) for name in self.modalities}
+                    heard = {
+                        name: torch.zeros_like(value) if name in self.modalities and name not in chosen else value
+                        for name, value in inputs.items()
+                    }
+                    outputs[chosen] = self._output(heard)
+        responses = shapley_values(outputs)
         scaled = [scale_gradient(response, name) for name, response in responses.items()]
         fused = torch.stack(scaled).sum(dim=0)
-        return {FUSED: fused, **{name: response.detach() for name, response in responses.items()}}
+        return {"fused": fused, **{name: response.detach() for name, response in responses.items()}}
 
     def _output(self, inputs: Mapping[str, Tensor]) -> Tensor:
         output = self.model(inputs)
-        return output[FUSED] if isinstance(output, Mapping) else output
-
-    def _response(self, name: str, output: Callable[[frozenset[str]], Tensor]) -> Tensor:
-        others = [other for other in self.modalities if other != name]
-        count = len(self.modalities)
-        terms = []
-        for size in range(count):
-            share = math.factorial(size) * math.factorial(count - size - 1) / math.factorial(count)
-            for group in map(frozenset, combinations(others, size)):
-                gain = output(group | {name}) - output(group) if group else output(frozenset({name}))
-                terms.append(share * gain)
-        return torch.stack(terms).sum(dim=0)
+        return output["fused"] if isinstance(output, Mapping) else output
 
 
-def _too_many(modalities: Sequence[str]) -> list[str]:
-    if len(modalities) <= MOST:
-        return []
-    return [
-        f"ShapleyResponses expected at most {MOST} modalities, for which it runs the model {2**MOST - 1} times a step; "
-        f"found {len(modalities)}. Train with AGM() on the model itself: its fast form needs one pass."
-    ]
+def shapley_values(values: Mapping[frozenset[str], Any]) -> dict[str, Any]:
+    """Divide the value of all modalities among them, by Shapley's rule.
 
+    φ_m = Σ_{S ⊆ N∖m} |S|! (K − |S| − 1)! / K! · (v(S ∪ m) − v(S)). They add up to v(N) − v(∅).
 
-def _zero_outside(inputs: Mapping[str, Tensor], missing: frozenset[str]) -> dict[str, Tensor]:
-    return {name: torch.zeros_like(value) if name in missing else value for name, value in inputs.items()}
+    Args:
+        values: v of every subset, numbers or tensors; the empty one comes first, and single ones in the order of the
+            modalities.
+    """
+    count = max(map(len, values))
+    weights = [math.factorial(size) * math.factorial(count - size - 1) / math.factorial(count) for size in range(count)]
+    return {
+        name: sum(
+            weights[len(subset)] * (values[subset | {name}] - value)
+            for subset, value in values.items()
+            if name not in subset
+        )
+        for name in (name for single in values if len(single) == 1 for name in single)
+    }

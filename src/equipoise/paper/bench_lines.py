@@ -16,7 +16,7 @@ from equipoise import MGDA, MSES, Balancer, MMPareto
 from equipoise.data.splits import Part
 from equipoise.measure.timing import Stopwatch, TimedStep, backward_and_update, plain_backward
 from equipoise.models import LateFusion, SequenceTransformer
-from equipoise.models.arguments import Unimodal
+from equipoise.models.late_fusion import Unimodal
 from equipoise.study.registry import all_methods
 from equipoise.util.errors import BadInput, look_up, raise_all
 

@@ -13,7 +13,7 @@ from equipoise import methods
 from equipoise.balance.balancer import Balancer
 from equipoise.data.source import all_data
 from equipoise.models import LateFusion
-from equipoise.models.ensemble import as_ensemble
+from equipoise.models.committee import as_ensemble
 from equipoise.training import settings
 from equipoise.training.presets import Preset
 from equipoise.training.safe_step import check_step

@@ -9,7 +9,7 @@ from data.sets.made_avmnist import TEST, TRAIN, VALIDATION, make_ingredients
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.sets.avmnist import AVMNIST
 from equipoise.data.source import data_set
-from equipoise.models.lenet import LeNet
+from equipoise.models.encoders import LeNet
 from equipoise.study.compare import compare
 from equipoise.study.registry import entries
 from equipoise.training.presets import all_presets
