@@ -145,7 +145,7 @@ def layout_table(outcome: ReproducedTable) -> ResultTable:
     ]  # fmt: skip
     title = f"{outcome.table.title}: the paper's table, run here"
     if not outcome.beside_paper:
-        title = f"{outcome.table.title} on a made-up stand-in: these numbers mean nothing"
+        title = f"{outcome.table.title} on a made-up stand-in: these numbers are no results"
     return _underline_fastest(build_table(title, columns, lines, _notes(outcome, list(differences.values()))), lines)
 
 
@@ -367,7 +367,7 @@ def caption(outcome: ReproducedTable) -> str:
     alone = "; ".join(f"{', '.join(names)} by {PROTOCOLS[each]}" for each, names in protocols.items())
     chosen = outcome.chosen
     at = "" if chosen is None else f" MIMO at λ = {in_words(chosen['penalty'])}, μ = {in_words(chosen['smoothing'])}."
-    paper = " Squares: the paper's numbers." if outcome.beside_paper else " Made-up data: the numbers mean nothing."
+    paper = " Squares: the paper's numbers." if outcome.beside_paper else " Made-up data: the numbers are no results."
     missing = f" Not complete: {', '.join(outcome.missing)}." if outcome.missing else ""
     return (
         f"Made by `{plan.command}`. {outcome.table.title}, {plan.about.rstrip('.')}. {settings['epochs']} epochs, "
