@@ -327,8 +327,8 @@ def test_a_stand_in_has_no_number_of_the_paper_beside_it() -> None:
     assert not [column.key for table in made.values() for column in table.columns if "paper" in column.key]
     content = reproduce_report.in_values(small)
     assert (content["claims"], content["notes"]) == ([], [])
-    assert "mean nothing" in made["table"].title
-    assert "mean nothing" in caption(small)
+    assert "are no results" in made["table"].title
+    assert "are no results" in caption(small)
 
 
 def test_what_is_missing_is_named() -> None:
@@ -453,7 +453,7 @@ def test_it_runs_as_a_command_of_its_own(tmp_path: Path) -> None:
         [sys.executable, "-c", program, *words, "--out", str(tmp_path)], capture_output=True, text=True, timeout=200
     )
     assert ended.returncode == 0, ended.stderr
-    assert "AVE on a made-up stand-in: these numbers mean nothing" in ended.stdout
+    assert "AVE on a made-up stand-in: these numbers are no results" in ended.stdout
     assert "5/5 " in ended.stderr
     assert "EW at λ/K, seed 0: validation" in ended.stderr
     assert "Made by `equipoise reproduce ave epochs=1 --scale small" in (tmp_path / "reproduce.svg").read_text("utf-8")
