@@ -24,9 +24,7 @@ from equipoise.methods import (
 )
 from equipoise.models import LateFusion, encoder_for, fit_committee
 from equipoise.training.rates import layerwise
-from equipoise.util.version import VERSION
-
-__version__ = VERSION
+from equipoise.util.version import VERSION as __version__
 
 __all__ = [
     "AGM",
