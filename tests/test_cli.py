@@ -418,7 +418,7 @@ def test_a_fault_of_the_program_is_no_bad_input(
         ("equipoise.data.splits.Splits.check", ["train", *QUICK, "--out", tmp_path]),
         ("equipoise.study.study.device_of", ["train", *QUICK, "--out", tmp_path]),
         ("equipoise.study.study.kinds_of", ["train", *QUICK, "--out", tmp_path]),
-        ("equipoise.paper.bench_lines.chosen_methods", ["bench", "--out", tmp_path]),
+        ("equipoise.paper.bench.chosen_methods", ["bench", "--out", tmp_path]),
         ("equipoise.study.tune._read", ["tune", "--data", "generated", "--out", tmp_path, "lr=0.1,0.2"]),
     ):
         with monkeypatch.context() as patch:

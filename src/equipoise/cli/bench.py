@@ -15,7 +15,7 @@ from equipoise.cli.telling import telling
 from equipoise.util.errors import BadInput, collect
 
 if TYPE_CHECKING:
-    from equipoise.paper.bench import Case
+    from equipoise.paper.bench import BenchCase
 
 EXAMPLE = "Example: equipoise bench --quick --methods mimo,mgda --modalities 2..4 --out runs/bench"
 
@@ -39,9 +39,8 @@ def bench(
     import torch
 
     torch.set_num_threads(1)  # small pieces: more threads mostly wait for each other
-    from equipoise.paper import bench_figure, bench_report
-    from equipoise.paper.bench import measure
-    from equipoise.paper.bench_lines import chosen_methods
+    from equipoise.paper import bench_report
+    from equipoise.paper.bench import chosen_methods, measure
     from equipoise.report import drawing
     from equipoise.training.machinery import device_of
     from equipoise.training.settings import Settings
@@ -56,19 +55,19 @@ def bench(
     drawing.check_ready()
     with telling("bench", quiet=as_json) as tell:
         rows = measure(cases, chosen, where, turns, tell)
-    facts = bench_report.facts_of(rows, where, turns, command)
-    made = f"Made by `{command}` on {facts['device']}."
-    paths = [*bench_report.write(facts, rows, out), *bench_figure.draw(rows, out, made)]
+    content = bench_report.as_dict(rows, where, turns, command)
+    made = f"Made by `{command}` on {content['device']}."
+    paths = [*bench_report.write(content, rows, out), *bench_report.draw(rows, out, made)]
     if as_json:
-        print(json.dumps({**facts, "files": [str(path) for path in paths]}))
+        print(json.dumps({**content, "files": [str(path) for path in paths]}))
         return
-    for table in bench_report.in_brief(rows):
+    for table in bench_report.brief_tables(rows):
         print(bench_report.as_text(table), end="\n\n")
     print(bench_report.legend(rows))
     print(f"Every case as csv, markdown and JSON, and cost against K as SVG and PNG: {out}")
 
 
-def cases_of(encoder: str | None, modalities: str, batch: str, *, quick: bool = False) -> list[Case]:
+def cases_of(encoder: str | None, modalities: str, batch: str, *, quick: bool = False) -> list[BenchCase]:
     """What to measure, or one message with everything that is wrong with it.
 
     Args:
@@ -77,7 +76,7 @@ def cases_of(encoder: str | None, modalities: str, batch: str, *, quick: bool = 
         batch: As typed: "16,64".
         quick: Whether the pair of transformers has small batches.
     """
-    from equipoise.paper.bench import KINDS, Case
+    from equipoise.paper.bench import KINDS, BenchCase
     from equipoise.util.errors import look_up
 
     chosen, counts, sizes = collect(
@@ -85,9 +84,9 @@ def cases_of(encoder: str | None, modalities: str, batch: str, *, quick: bool = 
         lambda: numbers_of("modalities", modalities),
         lambda: numbers_of("batch", batch),
     )
-    found = [Case(chosen, count, size) for size in sizes for count in counts]
+    found = [BenchCase(chosen, count, size) for size in sizes for count in counts]
     if encoder is None:
-        found += [Case("transformer", 2, min(size, 16) if quick else size) for size in sizes]
+        found += [BenchCase("transformer", 2, min(size, 16) if quick else size) for size in sizes]
     return found
 
 

@@ -1,42 +1,53 @@
-"""What a training step costs: whole and in pieces, for every method, any number of modalities and batch sizes.
+"""Time and memory of a training step: whole and in pieces, for every method, any number of modalities and batch sizes.
 
 Whole steps go through `equipoise.training.train`, from prepared data on the device to moved weights. Pieces are timed
 apart, waiting for the device before and after each. Every round measures every line in turn, so that a drifting clock
-touches all alike; ratios are taken within a round, and everything that is said is a median over rounds.
+touches all alike; ratios are taken within a round, and all results are medians over rounds. Beside the methods stand a
+bare loop, and TorchJD's MGDA where it is installed.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+import importlib.util
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
-from typing import Any, NamedTuple, final
+from functools import partial
+from statistics import linear_regression, median
+from typing import Any, Literal, NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from equipoise.balance.balancer import Balancer
 from equipoise.data.feed import Feed
 from equipoise.data.splits import Part, Splits
-from equipoise.measure.timing import PIECES, Stopwatch, TimedStep, time_steps, timed_step
-from equipoise.models import LateFusion
+from equipoise.measure import timing
+from equipoise.measure.timing import PIECES, Stopwatch, TimedStep
+from equipoise.models import LateFusion, SequenceTransformer
 from equipoise.models.choose import build_encoders
-from equipoise.paper.bench_lines import BARE, JOINT, Maker, loops, views_of
-from equipoise.paper.bench_memory import peak_of
+from equipoise.study.registry import all_methods
 from equipoise.training.machinery import make_optimizer, precision_of, to_channels_last
-from equipoise.training.settings import Optimizer, Settings
+from equipoise.training.settings import Settings
 from equipoise.training.step import build_model
 from equipoise.training.train import train
+from equipoise.util.errors import collect, look_up
 
+BARE, JOINT, TORCHJD = "bare loop", "msl", "torchjd mgda"
 WRITTEN, RECORDED = "as written", "recorded"
 CLASSES = 6
-WARM_UP = 3
+NEVER = 10**6  # epochs without a better accuracy: an encoder that stands still would cost less
+Makers = dict[str, Callable[[], Balancer]]
 Tell = Callable[[str], None]
 
 
-class Kind(NamedTuple):
-    """A kind of encoder, and what it is fed.
+class EncoderKind(NamedTuple):
+    """A kind of encoder, and the shapes of its inputs.
 
     Args:
         encoder: As in the settings of a run.
@@ -46,24 +57,24 @@ class Kind(NamedTuple):
     """
 
     encoder: str
-    optimizer: Optimizer
+    optimizer: Literal["sgd", "adamw"]
     shapes: tuple[tuple[int, ...], ...]
     on_cpu: tuple[tuple[int, ...], ...] | None = None
 
 
 KINDS = {
-    "small": Kind("mlp", "sgd", ((64,),)),
-    "resnet18": Kind("resnet18", "sgd", ((1, 257, 188), (3, 2, 224, 224)), ((1, 32, 32), (3, 2, 32, 32))),
-    "transformer": Kind("equipoise.paper.bench_lines.transformer", "adamw", ((64, 64),), ((8, 32),)),
+    "small": EncoderKind("mlp", "sgd", ((64,),)),
+    "resnet18": EncoderKind("resnet18", "sgd", ((1, 257, 188), (3, 2, 224, 224)), ((1, 32, 32), (3, 2, 32, 32))),
+    "transformer": EncoderKind("equipoise.paper.bench.transformer", "adamw", ((64, 64),), ((8, 32),)),
 }
 
 
-class Case(NamedTuple):
+class BenchCase(NamedTuple):
     """One shape of the problem.
 
     Args:
         encoder: One of `KINDS`.
-        modalities: How many.
+        modalities: Number of modalities.
         batch: Samples of a step.
     """
 
@@ -74,8 +85,8 @@ class Case(NamedTuple):
 
 @final
 @dataclass
-class Row:
-    """What one line costs in one case; all times in milliseconds.
+class BenchRow:
+    """The cost of one line in one case; all times in milliseconds.
 
     Args:
         case: The case.
@@ -84,11 +95,11 @@ class Row:
         to_joint: Its ratio to joint training that runs the same way.
         to_bare: Its ratio to the bare loop, which always runs as it is written.
         pieces: The step in pieces.
-        memory: MiB that tensors took at once during a step, beyond the model and what the optimiser keeps.
-        path: Whether steps were recorded, or why not.
+        memory: MiB that tensors took at once during a step, beyond the model and the state of the optimiser.
+        path: "recorded", or why steps were not.
     """
 
-    case: Case
+    case: BenchCase
     line: str
     whole: dict[str, float] = field(default_factory=dict)
     to_joint: dict[str, float] = field(default_factory=dict)
@@ -97,8 +108,16 @@ class Row:
     memory: float = 0.0
     path: str = ""
 
+    @property
+    def numbers(self) -> dict[str, float | None]:
+        """Every number by the name of its column in a file; None where steps could not be recorded."""
+        whole = {"ms": self.whole[WRITTEN], "to_joint": self.to_joint[WRITTEN], "to_bare": self.to_bare[WRITTEN]}
+        recorded = {"ms_recorded": self.whole.get(RECORDED), "to_joint_recorded": self.to_joint.get(RECORDED)}
+        pieces = {f"ms_{piece}": self.pieces[piece] for piece in PIECES}
+        return {**whole, **recorded, **pieces, "memory_mib": self.memory}
+
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Plain values for JSON."""
         return {
             **self.case._asdict(),
             "optimizer": KINDS[self.case.encoder].optimizer,
@@ -113,121 +132,199 @@ class Row:
         }
 
 
+# -- the lines --
+
+
+def methods() -> Makers:
+    """Every method by name, and the variants that decide at features."""
+    makers: Makers = {}
+    for name, method in all_methods().items():
+        if method.finish is not None:  # the ensemble trains as uni-modal training does
+            continue
+        makers[name] = partial(method.make, patience=NEVER) if "patience" in method.parameters else method.make
+        if "at" in method.parameters:
+            makers[f"{name}-features"] = partial(method.make, at="features")
+    return makers
+
+
+def chosen_methods(text: str) -> Makers:
+    """The methods of a list with commas, or of "all"; joint training is always among them, since ratios are to it."""
+    known = methods()
+    asked = [JOINT, *(name.strip() for name in text.split(",") if name.strip())]
+    names = list(dict.fromkeys(name for word in asked for name in (known if word == "all" else [word])))
+    return dict(zip(names, collect(*(partial(look_up, "method", name, known) for name in names)), strict=True))
+
+
+def other_loops(names: Iterable[str]) -> list[str]:
+    """Loops that are not ours, to stand beside these methods."""
+    torchjd = "mgda" in names and importlib.util.find_spec("torchjd") is not None
+    return [BARE, TORCHJD] if torchjd else [BARE]
+
+
+def bare_step(model: LateFusion, optimizer: Optimizer) -> TimedStep:
+    """Make a step of joint training as one would write it without a library.
+
+    Args:
+        model: With a fused output and nothing else.
+        optimizer: Of the model.
+    """
+
+    def step(watch: Stopwatch, part: Part) -> None:
+        with watch("forward"):
+            loss = F.cross_entropy(model(part.inputs)["fused"], part.label)
+        timing.backward_and_update(watch, loss, optimizer)
+
+    return step
+
+
+def torchjd_step(model: LateFusion, optimizer: Optimizer, beside: bool = False) -> TimedStep:
+    """Make a step of TorchJD's MGDA: on each encoder the fused and its own loss, as our MGDA does; heads on the sum.
+
+    Args:
+        model: With a head per modality.
+        optimizer: Of the model.
+        beside: Take a plain backward pass beside the step, so that what is beyond it counts as balancing.
+    """
+    from torchjd import aggregation
+    from torchjd.autojac import backward, jac_to_grad
+
+    aggregator = aggregation.MGDA()
+    encoders = {name: list(encoder.parameters()) for name, encoder in model.encoders.items()}
+    owned = {id(tensor) for tensors in encoders.values() for tensor in tensors}
+    heads = [tensor for tensor in model.parameters() if id(tensor) not in owned]
+
+    def losses_of(part: Part) -> dict[str, Tensor]:
+        return {name: F.cross_entropy(logits, part.label) for name, logits in model(part.inputs).items()}
+
+    def step(watch: Stopwatch, part: Part) -> None:
+        if beside:
+            timing.plain_backward(watch, losses_of(part)["fused"], optimizer)
+        with watch("forward"):
+            losses = losses_of(part)
+        with watch("backward"):
+            torch.stack(list(losses.values())).sum().backward(inputs=heads, retain_graph=True)
+            for name, tensors in encoders.items():
+                backward([losses["fused"], losses[name]], inputs=tensors, retain_graph=True)
+                jac_to_grad(tensors, aggregator)
+        with watch("update"):
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def transformer(shape: tuple[int, ...], features: int) -> nn.Module:
+    """The encoder of sequences [T, D] that `--encoder transformer` takes."""
+    return SequenceTransformer(shape[1], features)
+
+
+# -- measurements --
+
+
 def measure(
-    cases: Sequence[Case],
-    chosen: dict[str, Callable[[], Balancer]],
-    device: torch.device,
-    rounds: int,
-    tell: Tell = lambda _: None,
-) -> list[Row]:
+    cases: Sequence[BenchCase], chosen: Makers, device: torch.device, rounds: int, tell: Tell = lambda _: None
+) -> list[BenchRow]:
     """Measure every line in every case.
 
     Args:
-        cases: What to measure.
+        cases: The cases.
         chosen: Methods by name; joint training has to be among them.
-        device: Where.
-        rounds: How often.
-        tell: Called with words on how far it is.
+        device: The device that steps run on.
+        rounds: Number of times that every line is measured.
+        tell: Called with words on the progress.
     """
-    found: list[Row] = []
+    rows: list[BenchRow] = []
     for number, case in enumerate(cases, 1):
-        what = f"{case.encoder}, K = {case.modalities}, batch {case.batch} ({number} of {len(cases)})"
-        found += _Bench(case, chosen, device).rows(rounds, lambda words, what=what: tell(f"{what}: {words}"))
+        title = f"{case.encoder}, K = {case.modalities}, batch {case.batch} ({number} of {len(cases)})"
+        rows += _CaseBench(case, chosen, device).rows(rounds, lambda words, title=title: tell(f"{title}: {words}"))
         gc.collect()
-    return found
+    return rows
 
 
 @final
-class _Bench:
-    """One case: its data, and everything that is measured on it."""
+class _CaseBench:
+    """One case: its data, and all measurements on it."""
 
-    def __init__(self, case: Case, chosen: dict[str, Callable[[], Balancer]], device: torch.device) -> None:
+    def __init__(self, case: BenchCase, chosen: Makers, device: torch.device) -> None:
         self.case, self.device, self.methods = case, device, chosen
-        kind = KINDS[case.encoder]
-        self.steps = 30 if device.type == "cuda" else 8 if case.encoder == "small" else 4
-        self.epochs = 3 if device.type == "cuda" else 2  # of a measured run; the first warms up
-        shapes = kind.shapes if device.type == "cuda" or kind.on_cpu is None else kind.on_cpu
-        self.splits = made_up(shapes, case.modalities, case.batch * self.steps)
+        kind, on_gpu = KINDS[case.encoder], device.type == "cuda"
+        self.steps = 30 if on_gpu else 8 if case.encoder == "small" else 4
+        self.epochs = 3 if on_gpu else 2  # of a measured run; the first warms up
+        self.ways = (WRITTEN, RECORDED) if on_gpu else (WRITTEN,)
+        shapes = kind.shapes if on_gpu else kind.on_cpu or kind.shapes
+        self.splits = _noise(shapes, case.modalities, case.batch * self.steps)
         self.settings = Settings(
             epochs=self.epochs, batch=case.batch, lr=1e-3, encoder=kind.encoder, optimizer=kind.optimizer,
             device=str(device), compile=False, capture=False,
         )  # fmt: skip
         self.feed = Feed(self.splits.train, device)
         self.batches = list(torch.arange(len(self.feed), device=device).split(case.batch))
-        self.loops = loops(list(chosen))
-        self.ways = (WRITTEN, RECORDED) if device.type == "cuda" else (WRITTEN,)
 
-    def rows(self, rounds: int, tell: Tell) -> list[Row]:
-        lines = [BARE, *self.methods, *(name for name in self.loops if name != BARE)]
-        found = {line: Row(self.case, line) for line in lines}
-        split = {line: self._step(line, beside=True) for line in lines}
-        whole = {(line, way): [] for line in lines for way in self.ways if way == WRITTEN or line in self.methods}
-        pieces: dict[str, list[dict[str, float]]] = {line: [] for line in lines}
+    def rows(self, rounds: int, tell: Tell) -> list[BenchRow]:
+        first, *others = other_loops(self.methods)
+        rows = {line: BenchRow(self.case, line) for line in (first, *self.methods, *others)}
+        steps = {line: self._step(line, beside=True) for line in rows}
+        whole = {(line, way): [] for line in rows for way in self.ways if way == WRITTEN or line in self.methods}
+        pieces: dict[str, list[dict[str, float]]] = {line: [] for line in rows}
         for turn in range(rounds):
-            for line in lines:
+            for line, row in rows.items():
                 tell(f"round {turn + 1} of {rounds}, {line}")
                 for way in self.ways:
                     if (line, way) in whole:
-                        whole[line, way].append(self._whole(found[line], way))
-                pieces[line] += self._pieces(split[line], WARM_UP if turn == 0 else 1)
-        for line, row in found.items():
-            for way in self.ways:
-                if (line, way) in whole:
-                    row.whole[way] = median(whole[line, way])
-                    row.to_joint[way] = _ratio(whole[line, way], whole[JOINT, way])
-                    row.to_bare[way] = _ratio(whole[line, way], whole[BARE, WRITTEN])
-            row.pieces = {piece: 1e3 * median(each[piece] for each in pieces[line]) for piece in PIECES}
+                        whole[line, way].append(self._whole(row, way))
+                times = timing.time_steps(steps[line], self._batch, len(self.batches), self.device)
+                pieces[line] += times[timing.WARM_UP if turn == 0 else 1 :]
+        for (line, way), times in whole.items():
+            row = rows[line]
+            row.whole[way] = median(times)
+            row.to_joint[way] = _ratio(times, whole[JOINT, way])
+            row.to_bare[way] = _ratio(times, whole[BARE, WRITTEN])
+        for line, row in rows.items():
+            row.pieces = {piece: 1e3 * median(times[piece] for times in pieces[line]) for piece in PIECES}
             row.memory = self._memory(line)
-        return list(found.values())
+        return list(rows.values())
 
-    def _whole(self, row: Row, way: str) -> float:
+    def _batch(self, number: int) -> Part:
+        return self.feed.made(self.batches[number])
+
+    def _whole(self, row: BenchRow, way: str) -> float:
         """Milliseconds of a whole step, the median over epochs after the first."""
-        if row.line not in self.methods:
-            return self._loop(row.line)
-        settings = self.settings.changed({"capture": way == RECORDED})
-        trained = train(self.splits, self.methods[row.line](), settings)
-        if way == self.ways[-1]:
+        if row.line in self.methods:
+            settings = self.settings.changed({"capture": way == RECORDED})
+            trained = train(self.splits, self.methods[row.line](), settings)
             row.path = trained.path["captured"]
-        return 1e3 * median(epoch["seconds"] for epoch in trained.curves[1:]) / self.steps
-
-    def _loop(self, line: str) -> float:
-        step = self._step(line, beside=False)
-        epochs = []
-        for _ in range(self.epochs):
-            watch = Stopwatch(self.device)
-            with watch("update"):
-                for rows in self.batches:
-                    step(Stopwatch(self.device, synchronise=False), self.feed.made(rows))
-            epochs.append(watch.seconds["update"])
+            epochs = [epoch["seconds"] for epoch in trained.curves]
+        else:
+            step, epochs = self._step(row.line), []
+            for _ in range(self.epochs):
+                epoch = Stopwatch(self.device)
+                with epoch("update"):
+                    for number in range(self.steps):
+                        step(Stopwatch(self.device, synchronise=False), self._batch(number))
+                epochs.append(epoch.seconds["update"])
         return 1e3 * median(epochs[1:]) / self.steps
 
-    def _pieces(self, step: TimedStep, warm_up: int) -> list[dict[str, float]]:
-        times = time_steps(step, lambda number: self.feed.made(self.batches[number]), len(self.batches), self.device)
-        return times[warm_up:]
-
     def _memory(self, line: str) -> float:
-        step = self._step(line, beside=False)
-        part = self.feed.made(self.batches[0])
-        watch = Stopwatch(self.device, synchronise=False)
-        step(watch, part)  # makes what the optimiser keeps
+        step, part, watch = self._step(line), self._batch(0), Stopwatch(self.device, synchronise=False)
+        step(watch, part)  # makes the state of the optimiser
         return peak_of(lambda: step(watch, part), self.device)
 
-    def _step(self, line: str, *, beside: bool) -> TimedStep:
-        """A step whose pieces are named; `beside` takes a plain backward pass beside it where one is needed."""
+    def _step(self, line: str, *, beside: bool = False) -> TimedStep:
+        """Make a step; `beside` takes a plain backward pass beside that of TorchJD."""
         torch.manual_seed(0)
-        if line not in self.methods:
-            make: Maker = self.loops[line]
-            encoders = build_encoders(self.settings.encoder, self.splits.shapes, self.settings.features)
-            model = self._prepared(LateFusion(encoders, CLASSES, unimodal=views_of(line)))
-            return make(model, make_optimizer(model, self.settings), beside)
-        balancer = self.methods[line]()
-        model = self._prepared(build_model(self.splits, balancer, self.settings))
+        if line in self.methods:
+            balancer = self.methods[line]()
+            model = self._prepared(build_model(self.splits, balancer, self.settings))
+            optimizer = make_optimizer(model, self.settings)
+            balancer.to(self.device).attach(model, optimizer=optimizer)
+            return timing.timed_step(model, balancer, optimizer)
+        encoders = build_encoders(self.settings.encoder, self.splits.shapes, self.settings.features)
+        model = self._prepared(LateFusion(encoders, CLASSES, unimodal=None if line == BARE else "head"))
         optimizer = make_optimizer(model, self.settings)
-        balancer.to(self.device).attach(model, optimizer=optimizer)
-        return timed_step(model, balancer, optimizer)
+        return bare_step(model, optimizer) if line == BARE else torchjd_step(model, optimizer, beside)
 
     def _prepared(self, model: LateFusion) -> LateFusion:
-        """A model as `train` would have it: on the device, in its memory format, its encoders in its precision."""
+        """Bring a model into the form that `train` gives it: device, memory format, precision of its encoders."""
         model = model.to(self.device).train()
         if self.device.type == "cuda":
             to_channels_last(model)
@@ -242,8 +339,8 @@ class _Bench:
         return model
 
 
-def made_up(shapes: Sequence[tuple[int, ...]], modalities: int, count: int) -> Splits:
-    """Noise of these shapes, taken in turn, with labels."""
+def _noise(shapes: Sequence[tuple[int, ...]], modalities: int, count: int) -> Splits:
+    """Draw noise of these shapes, taken in turn, with labels."""
     random = torch.Generator().manual_seed(0)
     inputs = {
         f"sensor {number + 1}": torch.randn(count, *shapes[number % len(shapes)], generator=random)
@@ -254,15 +351,70 @@ def made_up(shapes: Sequence[tuple[int, ...]], modalities: int, count: int) -> S
     return Splits("made up", part, few, few, tuple(map(str, range(CLASSES))))
 
 
-def growth(rows: Sequence[Row], line: str, way: str = WRITTEN) -> float | None:
-    """By how much of a joint step the cost over joint training grows with each modality: a least-squares slope."""
-    points = [(row.case.modalities, row.to_joint[way]) for row in rows if row.line == line and way in row.to_joint]
-    if len({count for count, _ in points}) < 2:
-        return None
-    middle = sum(count for count, _ in points) / len(points)
-    spread = sum((count - middle) ** 2 for count, _ in points)
-    return sum((count - middle) * ratio for count, ratio in points) / spread
-
-
 def _ratio(own: Sequence[float], other: Sequence[float]) -> float:
     return median(a / b for a, b in zip(own, other, strict=True))
+
+
+def growth(rows: Sequence[BenchRow], line: str, way: str = WRITTEN) -> float | None:
+    """Fit by least squares the share of a joint step by which the cost over joint training grows with each modality."""
+    points = [(row.case.modalities, row.to_joint[way]) for row in rows if row.line == line and way in row.to_joint]
+    counts = [count for count, _ in points]
+    return linear_regression(counts, [ratio for _, ratio in points]).slope if len(set(counts)) > 1 else None
+
+
+# -- memory --
+
+
+def peak_of(work: Callable[[], Any], device: torch.device) -> float:
+    """Measure the MiB that were taken at once during some work, beyond what was taken before it.
+
+    On a GPU its allocator knows. Elsewhere every tensor that an operation makes is counted until it dies: what kernels
+    take inside and give back is not seen.
+
+    Args:
+        work: Called once.
+        device: The device it runs on.
+
+    Example:
+        >>> peak_of(lambda: torch.ones(2**20) + torch.ones(2**20), torch.device("cpu"))  # three times four bytes
+        12.0
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        torch.cuda.synchronize(device)
+        return (torch.cuda.max_memory_allocated(device) - before) / timing.MEBIBYTE
+    with _MemoryMeter() as meter:
+        work()
+    return meter.peak / timing.MEBIBYTE
+
+
+@final
+class _MemoryMeter(TorchDispatchMode):
+    """Adds up the memory of tensors as operations make them and as they die."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in _storages(made):
+            if storage._cdata not in given | self._known:  # neither a view nor in place
+                self._known.add(storage._cdata)
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._remove, storage._cdata, storage.nbytes())
+        return made
+
+    def _remove(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -1,91 +1,105 @@
-"""What came out of `equipoise bench`, for people and for programs."""
+"""The report of `equipoise bench`: tables, files, and a figure of the cost against the number of modalities."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from equipoise.measure.timing import PIECES
-from equipoise.paper.bench import RECORDED, WRITTEN, Case, Row, growth
-from equipoise.paper.bench_lines import BARE, JOINT, TORCHJD
+from equipoise.paper.bench import BARE, JOINT, RECORDED, TORCHJD, WRITTEN, BenchCase, BenchRow, growth
+from equipoise.report import drawing
+from equipoise.report.drawing import FAINT, INK, MODALITIES
 from equipoise.util.files import write_atomic
 from equipoise.util.version import VERSION
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 NAME = "bench"
-Table = tuple[str, list[str], list[list[str]]]
+OTHERS = "#c4ccd4"
+LOOKS = {
+    BARE: (FAINT, "s:"),
+    JOINT: (INK, "o-"),
+    "mimo": (drawing.JOINT, "o-"),
+    "mgda": (MODALITIES[0], "o-"),
+    "mgda-features": (MODALITIES[0], "^--"),
+    "mmpareto": (MODALITIES[1], "o-"),
+    "mmpareto-features": (MODALITIES[1], "^--"),
+    TORCHJD: (MODALITIES[3], "x-"),
+}
+TextTable = tuple[str, list[str], list[list[str]]]
 """A title, the heads of columns, and rows of cells."""
 
 
-def facts_of(rows: Sequence[Row], device: torch.device, rounds: int, command: str) -> dict[str, Any]:
-    """Everything, for JSON."""
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+def as_dict(rows: Sequence[BenchRow], device: torch.device, rounds: int, command: str) -> dict[str, Any]:
+    """Everything in plain values."""
     return {
         "command": command,
-        "device": where,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "threads": torch.get_num_threads(),
         "rounds": rounds,
         "versions": {"equipoise": VERSION, "torch": str(torch.__version__)},
         "rows": [row.as_dict() for row in rows],
         "growth per modality": [
             {"encoder": encoder, "batch": batch, "line": line, "way": way, "share of a joint step": slope}
-            for (encoder, batch), some in _swept(rows).items()
-            for line in dict.fromkeys(row.line for row in some)
+            for (encoder, batch), sweep in _sweeps(rows).items()
+            for line in dict.fromkeys(row.line for row in sweep)
             for way in (WRITTEN, RECORDED)
-            if (slope := growth(some, line, way)) is not None
+            if (slope := growth(sweep, line, way)) is not None
         ],
     }
 
 
-def write(facts: dict[str, Any], rows: Sequence[Row], folder: Path) -> list[Path]:
-    """bench.json, bench.csv with one row per line and case, and bench.md with the tables."""
+def write(content: dict[str, Any], rows: Sequence[BenchRow], folder: Path) -> list[Path]:
+    """Write bench.json, bench.csv with one row per line and case, and bench.md with the tables."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {
-        "json": json.dumps(facts, indent=1) + "\n",
+    texts = {
+        "json": json.dumps(content, indent=1) + "\n",
         "csv": as_csv(rows),
         "md": "\n\n".join(as_markdown(table) for table in tables(rows)) + "\n",
     }
-    return [write_atomic(folder, f"{NAME}.{ending}", text) for ending, text in content.items()]
+    return [write_atomic(folder, f"{NAME}.{ending}", text) for ending, text in texts.items()]
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+# -- tables --
+
+
+def tables(rows: Sequence[BenchRow]) -> list[TextTable]:
     """The step in pieces for every case, and cost against the number of modalities where it was varied."""
-    cases: dict[Case, list[Row]] = {}
-    for row in rows:
-        cases.setdefault(row.case, []).append(row)
-    found = [_split(case, some) for case, some in cases.items()]
-    for (encoder, batch), some in _swept(rows).items():
-        ways = dict.fromkeys(way for row in some for way in row.whole)
-        found += [_sweep(encoder, batch, way, some) for way in ways]
-    return found
+    cases = dict.fromkeys(row.case for row in rows)
+    made = [_pieces_table(case, [row for row in rows if row.case == case]) for case in cases]
+    for (encoder, batch), sweep in _sweeps(rows).items():
+        made += [
+            _sweep_table(encoder, batch, way, sweep) for way in dict.fromkeys(w for row in sweep for w in row.whole)
+        ]
+    return made
 
 
-def in_brief(rows: Sequence[Row]) -> list[Table]:
-    """Of the cases that differ in the number of modalities alone, the pieces of the smallest."""
+def brief_tables(rows: Sequence[BenchRow]) -> list[TextTable]:
+    """Of the cases that differ in the number of modalities alone, the pieces of the smallest; and all sweeps."""
     least = {(row.case.encoder, row.case.batch): row.case.modalities for row in reversed(rows)}
     shown = [row for row in rows if row.case.modalities == least[row.case.encoder, row.case.batch]]
     return [*tables(shown), *tables(rows)[len({row.case for row in rows}) :]]
 
 
-def _split(case: Case, rows: Sequence[Row]) -> Table:
+def _pieces_table(case: BenchCase, rows: Sequence[BenchRow]) -> TextTable:
     recorded = any(RECORDED in row.whole for row in rows)
     heads = ["line", "ms", "× joint", "× bare", *([f"ms {RECORDED}", "× joint"] if recorded else []), *PIECES, "MiB"]
     cells = []
     for row in rows:
-        played = [_number(row.whole.get(RECORDED)), _number(row.to_joint.get(RECORDED))] if recorded else []
-        whole = [row.whole[WRITTEN], row.to_joint[WRITTEN], row.to_bare[WRITTEN]]
-        pieces = [row.pieces[piece] for piece in PIECES]
-        cells.append([row.line, *map(_number, whole), *played, *map(_number, pieces), f"{row.memory:.1f}"])
+        *times, memory = (value for name, value in row.numbers.items() if recorded or not name.endswith(RECORDED))
+        cells.append([row.line, *map(_number, times), f"{memory:.1f}"])
     title = f"{case.encoder} encoders, {case.modalities} modalities, batch {case.batch}: a step, and its pieces in ms"
     return title, heads, cells
 
 
-def _sweep(encoder: str, batch: int, way: str, rows: Sequence[Row]) -> Table:
+def _sweep_table(encoder: str, batch: int, way: str, rows: Sequence[BenchRow]) -> TextTable:
     counts = sorted({row.case.modalities for row in rows})
     cells = []
     for line in dict.fromkeys(row.line for row in rows):
@@ -98,53 +112,103 @@ def _sweep(encoder: str, batch: int, way: str, rows: Sequence[Row]) -> Table:
     return f"{encoder} encoders, batch {batch}: × joint training, {way}, by the number of modalities K", heads, cells
 
 
-def _swept(rows: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
+def _sweeps(rows: Sequence[BenchRow]) -> dict[tuple[str, int], list[BenchRow]]:
     """Rows that differ in the number of modalities alone, where there are several."""
-    found: dict[tuple[str, int], list[Row]] = {}
+    groups: dict[tuple[str, int], list[BenchRow]] = {}
     for row in rows:
-        found.setdefault((row.case.encoder, row.case.batch), []).append(row)
-    return {key: some for key, some in found.items() if len({row.case.modalities for row in some}) > 1}
+        groups.setdefault((row.case.encoder, row.case.batch), []).append(row)
+    return {key: group for key, group in groups.items() if len({row.case.modalities for row in group}) > 1}
+
+
+def _ways(rows: Sequence[BenchRow]) -> list[str]:
+    return list(dict.fromkeys(way for row in rows for way in row.whole))
 
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def as_markdown(table: Table) -> str:
-    """One table."""
+def as_markdown(table: TextTable) -> str:
+    """Print a table in markdown."""
     title, heads, cells = table
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *cells]
     return f"**{title}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def as_text(table: Table) -> str:
-    """The same in columns, for a terminal."""
+def as_text(table: TextTable) -> str:
+    """Print a table in columns, for a terminal."""
     title, heads, cells = table
-    widths = [max(len(line[place]) for line in (heads, *cells)) for place in range(len(heads))]
-    pad: list[Callable[[str, int], str]] = [str.ljust, *[str.rjust] * (len(heads) - 1)]
-    lines = ["  ".join(do(c, w) for do, c, w in zip(pad, line, widths, strict=True)) for line in (heads, *cells)]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    lines = []
+    for first, *others in (heads, *cells):
+        padded = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *padded]))
     return "\n".join([title, "", lines[0], "─" * len(lines[0]), *lines[1:]])
 
 
-def as_csv(rows: Sequence[Row]) -> str:
-    """One row per line and case, every number in full."""
+def as_csv(rows: Sequence[BenchRow]) -> str:
+    """Print one row per line and case, every number in full."""
     written = io.StringIO()
-    heads = ["encoder", "modalities", "batch", "line", "ms", "to_joint", "to_bare", "ms_recorded", "to_joint_recorded"]
-    heads += [*(f"ms_{piece}" for piece in PIECES), "memory_mib"]
     table = csv.writer(written, lineterminator="\n")
-    table.writerow(heads)
-    for row in rows:
-        whole = [row.whole[WRITTEN], row.to_joint[WRITTEN], row.to_bare[WRITTEN]]
-        played = [row.whole.get(RECORDED, ""), row.to_joint.get(RECORDED, "")]
-        table.writerow([*row.case, row.line, *whole, *played, *(row.pieces[piece] for piece in PIECES), row.memory])
+    table.writerow([*BenchCase._fields, "line", *rows[0].numbers])
+    table.writerows([*row.case, row.line, *row.numbers.values()] for row in rows)
     return written.getvalue()
 
 
-def legend(rows: Sequence[Row]) -> str:
-    """What the lines that are no methods are."""
-    said = [f"{BARE}: joint training without a library. {JOINT}: joint training here, with a head beside each encoder."]
+def legend(rows: Sequence[BenchRow]) -> str:
+    """Explain the lines that are no methods."""
+    words = f"{BARE}: joint training without a library. {JOINT}: joint training here, with a head beside each encoder."
     if any(row.line == TORCHJD for row in rows):
-        said.append(f"{TORCHJD}: the mixture of `mgda`, by that package.")
+        words += f" {TORCHJD}: the mixture of `mgda`, by that package."
     if any(row.line.endswith("-features") for row in rows):
-        said.append("-features: decided at the encoders' outputs.")
-    return " ".join(said)
+        words += " -features: decided at the encoders' outputs."
+    return words
+
+
+# -- the figure --
+
+
+def draw(rows: Sequence[BenchRow], folder: Path, made: str) -> list[Path]:
+    """Draw milliseconds and ratios against K, one row of panels for each way that steps ran; nothing if K is constant.
+
+    Args:
+        rows: Of any number of cases; the first encoder and batch size of which K was varied are drawn.
+        folder: Where to.
+        made: How it was made, the first sentence of the caption.
+    """
+    sweep = next(iter(_sweeps(rows).values()), None)
+    if sweep is None:
+        return []
+    ways = _ways(sweep)
+    with drawing.style():
+        figure = drawing.canvas(8.4, 3.4 * len(ways) + 0.6)
+        grid = figure.subplots(len(ways), 2, squeeze=False, sharex=True)
+        for way, (left, right) in zip(ways, grid, strict=True):
+            _panel(left, sweep, way, ratios=False)
+            _panel(right, sweep, way, ratios=True)
+        for axes in grid[-1]:
+            axes.set_xlabel("modalities K")
+        handles = dict(zip(*reversed(grid[0][0].get_legend_handles_labels()), strict=True))
+        figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=5)
+        case = sweep[0].case
+        caption = (
+            f"{made} Cost of a whole training step against the number of modalities: {case.encoder} encoders, batch "
+            f"{case.batch}; medians over rounds that measure every line in turn. Left in milliseconds, right as the "
+            "ratio to joint training (msl) of the same round."
+        )
+        return drawing.save(figure, folder, NAME, caption)
+
+
+def _panel(axes: Axes, rows: Sequence[BenchRow], way: str, *, ratios: bool) -> None:
+    counts = sorted({row.case.modalities for row in rows})
+    for line in sorted(dict.fromkeys(row.line for row in rows), key=lambda line: line in LOOKS):
+        own = {row.case.modalities: row.to_joint if ratios else row.whole for row in rows if row.line == line}
+        points = {count: values[way] for count, values in sorted(own.items()) if way in values}
+        colour, look = LOOKS.get(line, (OTHERS, "-"))
+        name, width = (line, 1.7) if line in LOOKS else ("other methods", 1.0)
+        axes.plot(list(points), list(points.values()), look, color=colour, lw=width, ms=4, label=name)
+    axes.set_title(f"× joint training, {way}" if ratios else f"milliseconds per step, {way}")
+    axes.set_xticks(counts)
+    axes.set_xlim(counts[0] - 0.25, counts[-1] + 0.25)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color="#d1d9e0", lw=0.6)

@@ -20,22 +20,35 @@ from equipoise.cli.bench import cases_of, numbers_of
 from equipoise.data import Part
 from equipoise.measure import timing
 from equipoise.measure.timing import PIECES, Stopwatch, TimedStep, timed_step
-from equipoise.paper import bench, bench_figure, bench_report
-from equipoise.paper.bench import WRITTEN, Case, Row, growth, measure
-from equipoise.paper.bench_lines import BARE, JOINT, TORCHJD, bare_step, chosen_methods, loops, methods, torchjd_step
-from equipoise.paper.bench_memory import peak_of
+from equipoise.paper import bench, bench_report
+from equipoise.paper.bench import (
+    BARE,
+    JOINT,
+    TORCHJD,
+    WRITTEN,
+    BenchCase,
+    BenchRow,
+    bare_step,
+    chosen_methods,
+    growth,
+    measure,
+    methods,
+    other_loops,
+    peak_of,
+    torchjd_step,
+)
 from equipoise.util.errors import BadInput
 
 CPU = torch.device("cpu")
-CASES = [Case("small", 2, 4), Case("small", 3, 4)]
+CASES = [BenchCase("small", 2, 4), BenchCase("small", 3, 4)]
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     return measure(CASES, chosen_methods("mimo,mgda,mgda-features"), CPU, 1)
 
 
-def test_every_line_is_measured_in_every_case(rows: list[Row]) -> None:
+def test_every_line_is_measured_in_every_case(rows: list[BenchRow]) -> None:
     lines = [BARE, JOINT, "mimo", "mgda", "mgda-features", TORCHJD]
     assert [(row.case, row.line) for row in rows] == [(case, line) for case in CASES for line in lines]
     for row in rows:
@@ -49,7 +62,7 @@ def test_every_line_is_measured_in_every_case(rows: list[Row]) -> None:
         assert row.path == ("capture=false" if row.line not in (BARE, TORCHJD) else "")
 
 
-def test_ratios_are_to_joint_training_and_to_the_bare_loop_of_the_same_case(rows: list[Row]) -> None:
+def test_ratios_are_to_joint_training_and_to_the_bare_loop_of_the_same_case(rows: list[BenchRow]) -> None:
     for row in rows:
         if row.line == JOINT:
             assert row.to_joint[WRITTEN] == 1
@@ -57,7 +70,7 @@ def test_ratios_are_to_joint_training_and_to_the_bare_loop_of_the_same_case(rows
             assert row.to_bare[WRITTEN] == 1
 
 
-def test_memory_counts_what_a_method_holds(rows: list[Row]) -> None:
+def test_memory_counts_what_a_method_holds(rows: list[BenchRow]) -> None:
     held = {(row.case.modalities, row.line): row.memory for row in rows}
     for count in (2, 3):
         assert held[count, "mgda"] > held[count, "mgda-features"] > 0.9 * held[count, "mimo"]
@@ -82,10 +95,10 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert bench._ratio([2.0, 30.0, 4.0], [1.0, 2.0, 2.0]) == 2.0
 
 
-def row_of(count: int, line: str, ratio: float) -> Row:
+def row_of(count: int, line: str, ratio: float) -> BenchRow:
     pieces = dict.fromkeys(PIECES, 0.2)
     way = {WRITTEN: 2 * ratio}
-    return Row(Case("small", count, 8), line, way, {WRITTEN: ratio}, {WRITTEN: 3 * ratio}, pieces, 1.5)
+    return BenchRow(BenchCase("small", count, 8), line, way, {WRITTEN: ratio}, {WRITTEN: 3 * ratio}, pieces, 1.5)
 
 
 def test_growth_by_hand() -> None:
@@ -145,11 +158,11 @@ def test_all_methods_are_there_and_joint_training_always(monkeypatch: pytest.Mon
     assert chosen_methods("mgda-features")["mgda-features"]().at == "features"
     with pytest.raises(ValueError, match=r"unknown method 'mimoo'; did you mean 'mimo'\?\nunknown method 'zzz'"):
         chosen_methods("mimoo,zzz")
-    assert list(loops(["mgda"])) == [BARE, TORCHJD]
-    assert list(loops(["mimo"])) == [BARE]
+    assert other_loops(["mgda"]) == [BARE, TORCHJD]
+    assert other_loops(["mimo"]) == [BARE]
     monkeypatch.setitem(sys.modules, "torchjd", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert list(loops(["mgda"])) == [BARE]
+    assert other_loops(["mgda"]) == [BARE]
 
 
 def test_memory_by_hand() -> None:
@@ -170,14 +183,14 @@ def test_numbers_and_cases() -> None:
     for text in ("5..2", "1,2", "two", ""):
         with pytest.raises(ValueError, match=rf"--batch: expected whole numbers above one, .*; found '{text}'"):
             numbers_of("batch", text)
-    assert cases_of("resnet18", "2,3", "4") == [Case("resnet18", 2, 4), Case("resnet18", 3, 4)]
-    assert cases_of(None, "2", "64") == [Case("small", 2, 64), Case("transformer", 2, 64)]
-    assert cases_of(None, "2", "64", quick=True)[-1] == Case("transformer", 2, 16)
+    assert cases_of("resnet18", "2,3", "4") == [BenchCase("resnet18", 2, 4), BenchCase("resnet18", 3, 4)]
+    assert cases_of(None, "2", "64") == [BenchCase("small", 2, 64), BenchCase("transformer", 2, 64)]
+    assert cases_of(None, "2", "64", quick=True)[-1] == BenchCase("transformer", 2, 16)
     with pytest.raises(BadInput, match=r"(?s)unknown encoder 'smal'; did you mean 'small'.*--modalities.*--batch"):
         cases_of("smal", "1", "x")
 
 
-def sampled(counts: Sequence[int] = (2, 3, 4)) -> list[Row]:
+def sampled(counts: Sequence[int] = (2, 3, 4)) -> list[BenchRow]:
     lines = (BARE, JOINT, "mimo", "agm", "mgda-features", TORCHJD)
     return [row_of(count, line, 1 + 0.1 * place * count) for count in counts for place, line in enumerate(lines)]
 
@@ -186,7 +199,7 @@ def test_tables_hold_every_case_and_the_cost_against_the_number_of_modalities() 
     rows = sampled()
     found = bench_report.tables(rows)
     assert len(found) == 4
-    assert len(bench_report.in_brief(rows)) == 2
+    assert len(bench_report.brief_tables(rows)) == 2
     assert found[0][0].startswith("small encoders, 2 modalities, batch 8")
     assert found[-1][1] == ["line", "K = 2", "K = 3", "K = 4", "per modality"]
     assert found[-1][2][2] == ["mimo", "1.40", "1.60", "1.80", "+20.0 %"]
@@ -202,10 +215,10 @@ def test_tables_hold_every_case_and_the_cost_against_the_number_of_modalities() 
 
 def test_files_hold_the_same_numbers(tmp_path: Path) -> None:
     rows = sampled()
-    facts = bench_report.facts_of(rows, CPU, 5, "equipoise bench")
-    bench_report.write(facts, rows, tmp_path)
+    content = bench_report.as_dict(rows, CPU, 5, "equipoise bench")
+    bench_report.write(content, rows, tmp_path)
     read = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
-    assert read == facts
+    assert read == content
     assert read["rows"][2]["milliseconds"] == {WRITTEN: rows[2].whole[WRITTEN]}
     slopes = {each["line"]: each["share of a joint step"] for each in read["growth per modality"]}
     assert slopes["mimo"] == pytest.approx(0.2)
@@ -226,13 +239,13 @@ def test_recorded_steps_have_columns_and_panels_of_their_own(tmp_path: Path) -> 
     assert len(found) == 5
     assert found[0][2][0][4:6] == ["–", "–"]
     assert found[0][2][1][4:6] == ["1.00", "0.50"]
-    assert [path.name for path in bench_figure.draw(rows, tmp_path, "By hand.")] == ["bench.svg", "bench.png"]
+    assert [path.name for path in bench_report.draw(rows, tmp_path, "By hand.")] == ["bench.svg", "bench.png"]
     text = (tmp_path / "bench.svg").read_text(encoding="utf-8")
     assert "By hand. Cost of a whole training step" in text
 
 
 def test_no_figure_where_the_number_of_modalities_stands_still(tmp_path: Path) -> None:
-    assert bench_figure.draw(sampled([2]), tmp_path, "By hand.") == []
+    assert bench_report.draw(sampled([2]), tmp_path, "By hand.") == []
 
 
 def test_the_command_prints_json_and_nothing_else(
