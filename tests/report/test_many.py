@@ -100,8 +100,8 @@ def test_curves_of_very_many_runs_are_read_when_they_are_drawn(tmp_path: Path, m
     found = report.read(folder)
     assert dict(found.curves) == whole.curves
     assert len(found.curves) == 16
-    read, healthy = [], results._curve
-    monkeypatch.setattr(results, "_curve", lambda folder, config: read.append(config) or healthy(folder, config))
+    read, healthy = [], results._Curves._epochs
+    monkeypatch.setattr(results._Curves, "_epochs", lambda self, config: read.append(config) or healthy(self, config))
     text = report.write_page(folder).read_text(encoding="utf-8")
     assert len(read) == 6
     assert len(set(read)) == 6

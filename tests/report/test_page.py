@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.report import aggregate, read, tables, write_page
-from equipoise.report.curves import accuracy_curves
+from equipoise.report.figures import accuracy_curves
 from report.example import make_row, write_study
 
 VOID = {"meta", "link", "path", "rect", "circle", "br"}

@@ -198,7 +198,7 @@ def _problems(model: LateFusion, input_specs: Mapping[str, InputSpec]) -> list[s
             "Pass the model inside its wrapper, e.g. model.module."
         ]
     problems = [
-        f"Deployable expected to be told the input of {name!r}; found {sorted(input_specs)}. Pass input_specs, or examples."
+        f"Deployable expected the input of {name!r}; found {sorted(input_specs)}. Pass input_specs, or examples."
         for name in model.encoders
         if name not in input_specs
     ]

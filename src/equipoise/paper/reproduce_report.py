@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from equipoise.report.aggregate import PROTOCOLS, MeanStd, RunGroup
 from equipoise.report.drawing import FAINT, JOINT, MODALITIES
 from equipoise.report.notes import notes_below
 from equipoise.report.paired import Difference, paired_differences
-from equipoise.report.table import ResultColumn, ResultTable, build_table
+from equipoise.report.table import ResultColumn, ResultTable, build_table, underline_fastest
 from equipoise.util.files import write_atomic
 
 if TYPE_CHECKING:
@@ -146,7 +145,8 @@ def layout_table(outcome: ReproducedTable) -> ResultTable:
     title = f"{outcome.table.title}: the paper's table, run here"
     if not outcome.beside_paper:
         title = f"{outcome.table.title} on a made-up stand-in: these numbers are no results"
-    return _underline_fastest(build_table(title, columns, lines, _notes(outcome, list(differences.values()))), lines)
+    table = build_table(title, columns, lines, _notes(outcome, list(differences.values())))
+    return underline_fastest(table, lines, "t")
 
 
 def beside_table(outcome: ReproducedTable) -> ResultTable:
@@ -236,19 +236,6 @@ def _ratio(of: Callable[[RunGroup], MeanStd | None], base: RunGroup | None) -> C
         return None if own is None or other is None or not other.mean else MeanStd(own.mean / other.mean, None, 1)
 
     return ratio
-
-
-def _underline_fastest(table: ResultTable, lines: Sequence[RunGroup]) -> ResultTable:
-    """Underline, as the paper does, the lowest t among the three best by accuracy."""
-    best = sorted((line for line in lines if line.fused), key=lambda line: -(line.fused.mean if line.fused else 0))[:3]
-    times = {line.label: mean.mean for line in best if (mean := line.of("time", "subroutine"))}
-    at = next((number for number, column in enumerate(table.columns) if column.key == "t"), None)
-    if len(times) < 2 or at is None:
-        return table
-    row = table.labels.index(min(times, key=times.__getitem__))
-    cells = [list(some) for some in table.cells]
-    cells[row][at] = replace(cells[row][at], fastest=True)
-    return replace(table, cells=tuple(map(tuple, cells)))
 
 
 # -- notes --

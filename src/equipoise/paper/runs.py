@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equipoise.data.splits import Splits
-from equipoise.report.results import Row
+from equipoise.report.aggregate import Row
 from equipoise.study.executors import Place
 from equipoise.study.job import Job
 from equipoise.study.progress import Progress

@@ -1,34 +1,22 @@
-"""What came out: tables for terminal, markdown, LaTeX, csv and JSON, and one offline page."""
+"""Results of studies: tables for terminal, markdown, LaTeX, csv and JSON, and one offline page."""
 
-from equipoise.report.aggregate import MeanStd, RunGroup, aggregate
-from equipoise.report.page import write_page
-from equipoise.report.paired import Difference, paired_differences
-from equipoise.report.results import Results, read
-from equipoise.report.several import FORMATS, render
-from equipoise.report.table import Cell, ResultColumn, ResultTable
-from equipoise.report.tables import tables
-from equipoise.report.terminal import print_table
-from equipoise.report.text import as_csv, as_dict, as_json, as_latex, as_markdown
-
-__all__ = [
-    "FORMATS",
-    "Cell",
-    "Difference",
-    "MeanStd",
-    "ResultColumn",
-    "ResultTable",
-    "Results",
-    "RunGroup",
-    "aggregate",
-    "as_csv",
-    "as_dict",
-    "as_json",
-    "as_latex",
-    "as_markdown",
-    "paired_differences",
-    "print_table",
-    "read",
-    "render",
-    "tables",
-    "write_page",
-]
+from equipoise.report.aggregate import MeanStd as MeanStd
+from equipoise.report.aggregate import RunGroup as RunGroup
+from equipoise.report.aggregate import aggregate as aggregate
+from equipoise.report.formats import FORMATS as FORMATS
+from equipoise.report.formats import as_csv as as_csv
+from equipoise.report.formats import as_dict as as_dict
+from equipoise.report.formats import as_json as as_json
+from equipoise.report.formats import as_latex as as_latex
+from equipoise.report.formats import as_markdown as as_markdown
+from equipoise.report.formats import print_table as print_table
+from equipoise.report.formats import render as render
+from equipoise.report.page import write_page as write_page
+from equipoise.report.paired import Difference as Difference
+from equipoise.report.paired import paired_differences as paired_differences
+from equipoise.report.results import Results as Results
+from equipoise.report.results import read as read
+from equipoise.report.table import Cell as Cell
+from equipoise.report.table import ResultColumn as ResultColumn
+from equipoise.report.table import ResultTable as ResultTable
+from equipoise.report.table import tables as tables

@@ -1,17 +1,17 @@
-"""Runs that differ in seed and fold only, put together: mean and standard deviation per label."""
+"""Aggregation of runs that differ in seed and fold only: mean and standard deviation per label."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 Row = dict[str, Any]
-"""A row of results, as in ``results.jsonl``."""
+"""The results of one run, as in ``results.jsonl``."""
 
 OWN_PROTOCOLS = ("head", "detached", "split")
 PROTOCOLS = {
@@ -22,13 +22,11 @@ PROTOCOLS = {
     "zeroed": "the other inputs zeroed",
     "shapley": "Shapley value of the fused prediction",
 }
-# What tells two runs of one label apart without making them two things to compare.
-_NOT_SETTINGS = {"seed", "seeds", "fold", "folds", "out", "threads"}
+# Settings in which runs of one label may differ without being two things to compare.
+_NOT_COMPARED = {"seed", "seeds", "fold", "folds", "out", "threads"}
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class MeanStd:
+class MeanStd(NamedTuple):
     """A mean over runs.
 
     Args:
@@ -42,20 +40,29 @@ class MeanStd:
     count: int
 
 
+def _measure(*path: str) -> cached_property[MeanStd | None]:
+    """Mean and deviation of one number, cached: tables, notes and figures ask for the same ones many times."""
+    return cached_property(lambda group: group.of(*path))
+
+
 @final
 @dataclass(frozen=True)
 class RunGroup:
     """All runs of one label.
 
     Args:
-        label: What tables call it.
+        label: Its name in tables.
         rows: The runs, ordered by fold and seed, so that sums do not depend on which run finished first.
     """
 
     label: str
     rows: tuple[Row, ...]
 
-    # Cached: tables, notes and figures ask for the same numbers again and again.
+    fused = _measure("test", "fused")  # accuracy of the fused prediction, the headline
+    committee = _measure("test", "committee")  # accuracy of the committee of fused and uni-modal heads
+    disparity = _measure("test", "disparity")  # how far the modalities' accuracies lie apart
+    faults = _measure("test", "faults", "mean", "fused")  # fused accuracy, averaged over the sensor faults
+    step = _measure("seconds", "step")  # seconds of one training step, as it was trained
 
     @property
     def method(self) -> str:
@@ -68,47 +75,22 @@ class RunGroup:
 
     @cached_property
     def protocol(self) -> str | None:
-        """How this method's uni-modal accuracy was measured: the one protocol that belongs to the method."""
-        said = next((view for row in self.rows if (view := dig(row, "test", "view")) in OWN_PROTOCOLS), None)
+        """The protocol that belongs to this method and by which its uni-modal accuracy was measured."""
+        recorded = (view for row in self.rows if (view := dig(row, "test", "view")) in OWN_PROTOCOLS)
         measured = (name for name in OWN_PROTOCOLS if any(dig(row, "test", name) for row in self.rows))
-        return said or next(measured, None)
-
-    @cached_property
-    def fused(self) -> MeanStd | None:
-        """Accuracy of the fused prediction, the headline."""
-        return self.of("test", "fused")
-
-    @cached_property
-    def committee(self) -> MeanStd | None:
-        """Accuracy of the committee of fused and uni-modal heads."""
-        return self.of("test", "committee")
+        return next(recorded, None) or next(measured, None)
 
     @cached_property
     def alone(self) -> dict[str, MeanStd]:
-        """Accuracy of each modality alone, by this line's protocol."""
+        """Accuracy of each modality alone, by this group's protocol."""
         if self.protocol is None:
             return {}
-        found = {name: self.of("test", self.protocol, name) for name in modalities(self.rows)}
-        return {name: each for name, each in found.items() if each is not None}
-
-    @cached_property
-    def disparity(self) -> MeanStd | None:
-        """How far the modalities' accuracies lie apart."""
-        return self.of("test", "disparity")
-
-    @cached_property
-    def faults(self) -> MeanStd | None:
-        """Fused accuracy, averaged over the sensor faults."""
-        return self.of("test", "faults", "mean", "fused")
-
-    @cached_property
-    def step(self) -> MeanStd | None:
-        """Seconds of one training step, as it was trained."""
-        return self.of("seconds", "step")
+        accuracies = {name: self.of("test", self.protocol, name) for name in modalities(self.rows)}
+        return {name: accuracy for name, accuracy in accuracies.items() if accuracy is not None}
 
 
 def dig(value: Any, *path: str) -> Any:
-    """What lies at a path of keys; None where a key is absent."""
+    """Return the value at a path of keys; None where a key is absent."""
     try:
         for key in path:
             value = value[key]
@@ -118,7 +100,7 @@ def dig(value: Any, *path: str) -> Any:
 
 
 def number(value: Any, *path: str) -> float | None:
-    """The finite number at a path of keys; None for anything else, since a report shows what it has."""
+    """Return the finite number at a path of keys; None for anything else, since a report shows what it has."""
     try:
         for key in path:  # as `dig` does, without a call: a large study asks some million times
             value = value[key]
@@ -130,24 +112,24 @@ def number(value: Any, *path: str) -> float | None:
 
 
 def mean_std(numbers: Iterable[float | None]) -> MeanStd | None:
-    """Mean and sample standard deviation of the numbers that are there.
+    """Compute mean and sample standard deviation of the numbers that are not None.
 
     Example:
         >>> mean_std([1.0, None, 3.0])
         MeanStd(mean=2.0, deviation=1.4142135623730951, count=2)
     """
-    found = [each for each in numbers if each is not None]
-    if not found:
+    known = [value for value in numbers if value is not None]
+    if not known:
         return None
-    mean = math.fsum(found) / len(found)
-    squares = math.fsum((each - mean) ** 2 for each in found)
-    return MeanStd(mean, math.sqrt(squares / (len(found) - 1)) if len(found) > 1 else None, len(found))
+    mean = math.fsum(known) / len(known)
+    squares = math.fsum((value - mean) ** 2 for value in known)
+    return MeanStd(mean, math.sqrt(squares / (len(known) - 1)) if len(known) > 1 else None, len(known))
 
 
 def aggregate(rows: Sequence[Row]) -> list[RunGroup]:
-    """One line per label, the best fused accuracy first, those without a fused prediction last.
+    """Group runs by label, the best fused accuracy first, those without a fused prediction last.
 
-    Runs of one label with different settings are one line as long as no (fold, seed) occurs twice: tuning may choose
+    Runs of one label with different settings are one group as long as no (fold, seed) occurs twice: tuning may choose
     differently in each fold. Where one does, the label stood for several things, and the settings that differ are
     added to it. So is the cut, where there are several: accuracies of the fixed cut, of folds, and of a file before and
     after it was changed are never averaged.
@@ -160,78 +142,70 @@ def aggregate(rows: Sequence[Row]) -> list[RunGroup]:
     labels: dict[tuple[str, str], list[Row]] = {}
     for row, cut in zip(rows, cuts, strict=True):
         labels.setdefault((row["label"], cut if several else ""), []).append(row)
-    lines = [
-        RunGroup(name, tuple(sorted(some, key=_order)))
-        for (label, cut), together in labels.items()
-        for name, some in _told_apart(label, cut, together).items()
+    groups = [
+        RunGroup(name, tuple(sorted(runs, key=_order)))
+        for (label, cut), alike in labels.items()
+        for name, runs in _by_settings(label, cut, alike).items()
     ]
-    return sorted(lines, key=lambda line: (-(line.fused.mean if line.fused else -math.inf), line.label))
+    return sorted(groups, key=lambda group: (-(group.fused.mean if group.fused else -math.inf), group.label))
 
 
 def modalities(rows: Iterable[Row]) -> list[str]:
-    """Every modality the rows know, in the order they name them."""
-    found: dict[str, None] = {}
-    for row in rows:
-        for protocol in PROTOCOLS:
-            found |= dict.fromkeys(dig(row, "test", protocol) or {})
-    return list(found)
+    """List every modality of the rows, in the order they name them."""
+    return list(dict.fromkeys(name for row in rows for key in PROTOCOLS for name in dig(row, "test", key) or ()))
 
 
 def settings(row: Row) -> dict[str, Any]:
-    """Everything that was set for a run: the run's settings and the method's parameters."""
+    """Return everything that was set for a run: the run's settings and the method's parameters."""
     return {**(row.get("run") or {}), **(row.get("params") or {})}
 
 
 def varying(rows: Iterable[Row]) -> list[str]:
-    """Names of the settings that are not the same in all these runs."""
+    """List the names of the settings that are not the same in all these runs."""
     # Rows that were read together share their settings: what is one object is looked at once.
     different = {(id(row.get("run")), id(row.get("params"))): row for row in rows}
-    seen: dict[str, set[str]] = {}
-    found: Counter[str] = Counter()
+    values: defaultdict[str, set[str]] = defaultdict(set)
+    counts: Counter[str] = Counter()
     for row in different.values():
         for name, value in settings(row).items():
-            seen.setdefault(name, set()).add(as_text(value))
-            found[name] += 1
-    absent = as_text(None)
-    return [
-        name
-        for name, values in seen.items()
-        if name not in _NOT_SETTINGS and len(values | {absent} if found[name] < len(different) else values) > 1
-    ]
+            values[name].add(as_text(value))
+            counts[name] += 1
+    for name, count in counts.items():
+        values[name] |= {as_text(None)} if count < len(different) else set()
+    return [name for name, texts in values.items() if name not in _NOT_COMPARED and len(texts) > 1]
 
 
 def as_text(value: Any) -> str:
-    """A setting as one would type it."""
+    """Write a setting as one would type it."""
     if isinstance(value, str):
         return value
-    if (type(value) is float and math.isfinite(value)) or type(value) is int:  # as JSON has them, without its machinery
+    if (type(value) is float and math.isfinite(value)) or type(value) is int:  # as JSON has them, and faster
         return repr(value)
     return json.dumps(value, ensure_ascii=False)
 
 
 def _cuts(rows: Sequence[Row]) -> list[str]:
-    """How the data of each run was cut; a second fingerprint for the same fold is that of other data."""
-    seen: dict[Any, dict[Any, int]] = {}
+    """Name the cut of each run's data; a second fingerprint for the same fold is that of other data."""
+    versions: defaultdict[Any, dict[Any, int]] = defaultdict(dict)
     names = []
     for row in rows:
         fold, split = row.get("fold"), row.get("split")
-        known = seen.setdefault(fold, {})
-        again = known.setdefault(split, len(known))
+        version = versions[fold].setdefault(split, len(versions[fold]))
         fixed = f"split {str(split).removeprefix('sha256:')[:12]}"
-        names.append(fixed if fold is None else f"folds of version {again + 1}" if again else "folds")
+        names.append(fixed if fold is None else f"folds of version {version + 1}" if version else "folds")
     return names
 
 
-def _told_apart(label: str, cut: str, rows: list[Row]) -> dict[str, list[Row]]:
+def _by_settings(label: str, cut: str, rows: list[Row]) -> dict[str, list[Row]]:
+    """Divide the runs of one label by the settings that differ, where a (fold, seed) occurs twice."""
     runs = Counter((row.get("fold"), row.get("seed")) for row in rows)
     differing = varying(rows) if max(runs.values()) > 1 else []
-    apart: dict[str, list[Row]] = {}
+    parts: dict[str, list[Row]] = {}
     for row in rows:
         own = settings(row) if differing else {}
-        values = [f"{name}={as_text(own.get(name))}" for name in differing]
-        told = ", ".join([cut, *values] if cut else values)
-        apart.setdefault(f"{label} ({told})" if told else label, []).append(row)
-    return apart
+        details = ", ".join([*([cut] if cut else []), *(f"{name}={as_text(own.get(name))}" for name in differing)])
+        parts.setdefault(f"{label} ({details})" if details else label, []).append(row)
+    return parts
 
 
 def _order(row: Row) -> tuple[float, float, str]:

@@ -1,16 +1,16 @@
-"""The figures of the page: what each shows, with its caption, its legend and its numbers as a table."""
+"""The figures of the page, each with its caption, its legend and its numbers as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from equipoise.report.aggregate import RunGroup, dig, modalities, number
-from equipoise.report.charts import Bar, Dot, Series, axis, bar_chart, dot_plot, line_chart
-from equipoise.report.curves import EpochCurve, accuracy_curves, balancing_curves, changes
+from equipoise.report.charts import Axis, Bar, Series, axis, bar_chart, dot_plot, line_chart
 from equipoise.report.markup import data_table, figure
 from equipoise.report.notes import listed
 from equipoise.report.paired import Difference
-from equipoise.report.results import Results
+from equipoise.report.results import Epoch, Results
 from equipoise.report.table import MISSING
 
 STYLES = 8
@@ -19,194 +19,262 @@ PARTS = ("forward", "backward", "balance", "update")
 _POINTS, _POINTS_OF_ALL, _TABLE_POINTS = 100, 12_000, 9
 
 
-def accuracy_over_epochs(identity: str, results: Results, lines: Sequence[RunGroup]) -> str:
-    """Validation accuracy of fused and each modality, one chart per method, all on one scale."""
-    found = {line.label: curves for line in lines if (curves := accuracy_curves(results, line))}
-    if not found:
+class EpochCurve(NamedTuple):
+    """A number over epochs, averaged over the runs of a group.
+
+    Args:
+        epochs: The epochs.
+        mean: Mean over the runs that reached the epoch.
+        low: The lowest of them.
+        high: The highest of them.
+    """
+
+    epochs: tuple[int, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def thinned(self, most: int) -> EpochCurve:
+        """Keep at most so many epochs, evenly spaced, the first and the last among them."""
+        count = len(self.epochs)
+        if count <= most:
+            return self
+        kept = sorted({round(step * (count - 1) / (most - 1)) for step in range(most)})
+        mean, low, high = (tuple(values[at] for at in kept) for values in (self.mean, self.low, self.high))
+        return EpochCurve(tuple(self.epochs[at] for at in kept), mean, low, high)
+
+    def changes(self) -> bool:
+        """Return True if the number moved at all, between epochs or between runs."""
+        high, low = max(self.high), min(self.low)
+        return high - low > 1e-6 * max(abs(high), abs(low))
+
+    def series(self, name: str, style: str, scale: float) -> Series:
+        """Return the line and band of a chart."""
+        points = [(epoch, scale * value) for epoch, value in zip(self.epochs, self.mean, strict=True)]
+        band = [(e, scale * low, scale * high) for e, low, high in zip(self.epochs, self.low, self.high, strict=True)]
+        return Series(name, style, points, band if any(low != high for _, low, high in band) else ())
+
+
+def accuracy_curves(results: Results, group: RunGroup) -> dict[str, EpochCurve]:
+    """Average the validation accuracy of each modality, and of the fused prediction where the group trains one.
+
+    The sensors of an ensemble are trained alone and vote only afterwards: what runs of earlier versions recorded as
+    its fused accuracy is that of a head that nothing trained.
+    """
+    fused = group.fused is not None and group.method != "ensemble"
+    curves = {name: _over_epochs(results, group, "validation", name) for name in _keys(results, group, "validation")}
+    return {name: curve for name, curve in curves.items() if curve is not None and (fused or name != "fused")}
+
+
+def balancing_curves(results: Results, group: RunGroup) -> dict[tuple[str, str], EpochCurve]:
+    """Average the balancing table c[objective, block] over epochs, under (objective, blocks).
+
+    Blocks on which an objective has the same coefficient all along are put together.
+    """
+    named = {}
+    for objective in _keys(results, group, "table"):
+        alike: dict[EpochCurve, list[str]] = {}
+        every_block = _keys(results, group, "table", objective)
+        for block in every_block:
+            if curve := _over_epochs(results, group, "table", objective, block):
+                alike.setdefault(curve, []).append(block)
+        for curve, blocks in alike.items():
+            everywhere = len(blocks) == len(every_block) > 1
+            named[objective, "every block" if everywhere else ", ".join(blocks)] = curve
+    return named
+
+
+def accuracy_over_epochs(identity: str, results: Results, groups: Sequence[RunGroup]) -> str:
+    """Draw the validation accuracy of fused and each modality, one chart per method, all on one scale."""
+    curves_of = {group.label: curves for group in groups if (curves := accuracy_curves(results, group))}
+    if not curves_of:
         return ""
-    names = list(dict.fromkeys(name for curves in found.values() for name in curves))
-    names.sort(key=lambda name: name != "fused")
-    styles = {
-        name: "ink" if name == "fused" else f"s{(at - ('fused' in names)) % STYLES}" for at, name in enumerate(names)
-    }
-    curves = [curve for each in found.values() for curve in each.values()]
-    x = axis("epoch", [epoch for curve in curves for epoch in curve.epochs], include=[min(c.epochs[0] for c in curves)])
-    y = axis("validation accuracy (%)", [100 * value for curve in curves for value in (*curve.low, *curve.high)])
-    most = max(12, min(_POINTS, _POINTS_OF_ALL // len(curves)))
+    names = sorted(dict.fromkeys(name for curves in curves_of.values() for name in curves), key=lambda n: n != "fused")
+    colours = [f"s{at % STYLES}" for at in range(len(names))]
+    styles = dict(zip(names, ["ink", *colours] if names[0] == "fused" else colours, strict=False))
+    every = [curve for curves in curves_of.values() for curve in curves.values()]
+    x, y = _axes(every, "validation accuracy (%)", 100)
+    most = max(12, min(_POINTS, _POINTS_OF_ALL // len(every)))
     charts = []
-    for at, (label, each) in enumerate(found.items()):
-        series = [_series(name, styles[name], each[name].thinned(most), 100) for name in names if name in each]
-        last = ", ".join(f"{name} {100 * each[name].mean[-1]:.1f} %" for name in names if name in each)
+    for at, (label, curves) in enumerate(curves_of.items()):
+        shown = {name: curves[name] for name in names if name in curves}
+        series = [curve.thinned(most).series(name, styles[name], 100) for name, curve in shown.items()]
+        last = ", ".join(f"{name} {100 * curve.mean[-1]:.1f} %" for name, curve in shown.items())
         description = f"Validation accuracy over epochs, mean over runs with range. At the last epoch: {last}."
         charts.append(line_chart(f"{identity}-{at}", label, description, x, y, series))
-    data = _curve_table("Validation accuracy in percent, mean over runs", names, found, 100, 1)
-    return figure(
+    data = _curve_table("Validation accuracy in percent, mean over runs", names, curves_of, 100, 1)
+    caption = (
         "Validation accuracy of the fused prediction and of each modality alone. "
-        "Lines are means over runs, bands their range.",
-        charts, [(styles[name], name) for name in names], data,
-    )  # fmt: skip
+        "Lines are means over runs, bands their range."
+    )
+    return figure(caption, charts, [(styles[name], name) for name in names], data)
 
 
-def balancing_over_epochs(identity: str, results: Results, lines: Sequence[RunGroup]) -> str:
-    """The coefficients c[objective, block] of the methods that change them."""
+def balancing_over_epochs(identity: str, results: Results, groups: Sequence[RunGroup]) -> str:
+    """Draw the coefficients c[objective, block] of the methods that change them."""
     charts, tables, legend = [], [], {}
-    for line in lines:
-        curves = balancing_curves(results, line)
-        moving = {name: curve for name, curve in curves.items() if changes(curve)}
+    for group in groups:
+        curves = balancing_curves(results, group)
+        moving = {name: curve for name, curve in curves.items() if curve.changes()}
         if not moving:
             continue
-        objectives = list(dict.fromkeys(objective for objective, _ in curves))
-        objectives.sort(key=lambda name: name != "fused")
+        objectives = sorted(dict.fromkeys(objective for objective, _ in curves), key=lambda name: name != "fused")
         series = []
         for at, ((objective, blocks), curve) in enumerate(moving.items()):
             style = "ink" if objective == "fused" else f"s{(objectives.index(objective) - 1) % STYLES}"
-            several = sum(other == objective for other, _ in moving) > 1
-            dashes = f" d{at % 4}" if several else ""
-            legend[style + dashes, f"{objective} → {blocks}"] = None
-            series.append(_series(f"{objective} → {blocks}", style + dashes, curve.thinned(_POINTS), 1))
-        fixed = "; ".join(f"{o} → {b} {c.mean[0]:g}" for (o, b), c in curves.items() if not changes(c))
-        x = axis(
-            "epoch",
-            [epoch for c in moving.values() for epoch in c.epochs],
-            include=[min(c.epochs[0] for c in moving.values())],
-        )
-        y = axis("coefficient", [value for c in moving.values() for value in (*c.low, *c.high)], include=[0.0])
+            style += f" d{at % 4}" if sum(other == objective for other, _ in moving) > 1 else ""
+            legend[style, f"{objective} → {blocks}"] = None
+            series.append(curve.thinned(_POINTS).series(f"{objective} → {blocks}", style, 1))
+        fixed = "; ".join(f"{o} → {b} {c.mean[0]:g}" for (o, b), c in curves.items() if not c.changes())
+        x, y = _axes(list(moving.values()), "coefficient", 1, include=[0.0])
         description = f"Coefficients over epochs, mean over runs with range. Constant: {fixed or 'none'}."
-        charts.append(line_chart(f"{identity}-{len(charts)}", line.label, description, x, y, series))
-        named = {f"{o} → {b}": curve for (o, b), curve in curves.items()}
-        tables.append(
-            _curve_table(f"Coefficients of {line.label}, mean over runs", list(named), {line.label: named}, 1, 3)
-        )
-    return figure(
-        "The coefficient c[objective, block] with which the gradient of an objective moves a block "
-        "of parameters (objective → block). Each chart has its own scale; coefficients that never change are in the "
-        "table.",
-        charts, list(legend), "".join(tables),
-    )  # fmt: skip
+        charts.append(line_chart(f"{identity}-{len(charts)}", group.label, description, x, y, series))
+        named = {f"{objective} → {blocks}": curve for (objective, blocks), curve in curves.items()}
+        caption = f"Coefficients of {group.label}, mean over runs"
+        tables.append(_curve_table(caption, list(named), {group.label: named}, 1, 3))
+    caption = (
+        "The coefficient c[objective, block] with which the gradient of an objective moves a block of parameters "
+        "(objective → block). Each chart has its own scale; coefficients that never change are in the table."
+    )
+    return figure(caption, charts, list(legend), "".join(tables))
 
 
-def noise_curves(identity: str, lines: Sequence[RunGroup], styles: dict[str, str]) -> str:
-    """Accuracy against noise, one chart per modality and decision, one line per method."""
-    rows = [row for line in lines for row in line.rows]
-    found: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
-    for name in modalities(rows):
+def noise_curves(identity: str, groups: Sequence[RunGroup], styles: dict[str, str]) -> str:
+    """Draw accuracy against noise, one chart per modality and decision, one line per method."""
+    shown: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
+    for name in modalities(row for group in groups for row in group.rows):
         for decision in ("fused", "committee"):
-            points = {line.label: _noise(line, name, decision) for line in lines}
-            points = {label: each for label, each in points.items() if len(each) > 1}
-            if points:
-                found[name, decision] = points
-    if not found:
+            points_of = {group.label: _noise(group, name, decision) for group in groups}
+            if points_of := {label: points for label, points in points_of.items() if len(points) > 1}:
+                shown[name, decision] = points_of
+    if not shown:
         return ""
-    every = [point for points in found.values() for each in points.values() for point in each]
+    every = [point for points_of in shown.values() for points in points_of.values() for point in points]
     x = axis("noise, in standard deviations of the signal", [level for level, _ in every], include=[0.0])
     y = axis("test accuracy (%)", [value for _, value in every])
     levels = sorted({level for level, _ in every})
+    charts, rows = [], []
+    for at, ((name, decision), points_of) in enumerate(shown.items()):
+        worst = ", ".join(f"{label} {points[-1][1]:.1f} %" for label, points in points_of.items())
+        series = [Series(label, styles[label], points) for label, points in points_of.items()]
+        title, description = f"noise on {name}: {decision}", f"At the highest level: {worst}."
+        charts.append(line_chart(f"{identity}-{at}", title, description, x, y, series))
+        for label, points in points_of.items():
+            texts = {level: f"{value:.1f}" for level, value in points}
+            rows.append([label, name, decision, *(texts.get(level, MISSING) for level in levels)])
     head = ["method", "sensor", "decision", *(f"noise {level:g}" for level in levels)]
-    charts, table_rows = [], []
-    for at, ((name, decision), points) in enumerate(found.items()):
-        title = f"noise on {name}: {decision}"
-        worst = ", ".join(f"{label} {each[-1][1]:.1f} %" for label, each in points.items())
-        series = [Series(label, styles[label], each) for label, each in points.items()]
-        charts.append(line_chart(f"{identity}-{at}", title, f"At the highest level: {worst}.", x, y, series))
-        for label, each in points.items():
-            at_level = {level: f"{value:.1f}" for level, value in each}
-            table_rows.append([label, name, decision, *(at_level.get(level, MISSING) for level in levels)])
-    labels = [line.label for line in lines if any(line.label in points for points in found.values())]
-    return figure(
-        "Test accuracy while one sensor is noisy, mean over runs. Noise 0 is the clean test set.",
-        charts,
-        [(styles[label], label) for label in labels],
-        data_table("Test accuracy in percent by noise level", head, table_rows),
-        pairs=True,
-    )  # fmt: skip
+    labels = [group.label for group in groups if any(group.label in points_of for points_of in shown.values())]
+    caption = "Test accuracy while one sensor is noisy, mean over runs. Noise 0 is the clean test set."
+    data = data_table("Test accuracy in percent by noise level", head, rows)
+    return figure(caption, charts, [(styles[label], label) for label in labels], data, pairs=True)
 
 
-def time_per_step(identity: str, lines: Sequence[RunGroup]) -> str:
-    """Where the time of a step goes, part by part, and beside it what a step took while it trained."""
+def time_per_step(identity: str, groups: Sequence[RunGroup]) -> str:
+    """Draw where the time of a step goes, part by part, and list beside it what a step took while it trained."""
     bars, rows = [], []
-    for line in lines:
-        parts = {name: each.mean for name in PARTS if (each := line.of("seconds", name))}
-        if not parts:
-            continue
-        total = f"{1000 * sum(parts.values()):.2f}"
-        trained = MISSING if line.step is None else f"{1000 * line.step.mean:.2f}"
-        bars.append(
-            Bar(line.label, [(f"p{PARTS.index(name)}", 1000 * parts[name]) for name in PARTS if name in parts], total)
-        )
-        rows.append([line.label, *(f"{1000 * parts[n]:.2f}" if n in parts else MISSING for n in PARTS), total, trained])
+    for group in groups:
+        seconds = [group.of("seconds", name) for name in PARTS]
+        lengths = [(f"p{at}", 1000 * time.mean) for at, time in enumerate(seconds) if time]
+        if lengths:
+            total = f"{1000 * sum(time.mean for time in seconds if time):.2f}"
+            bars.append(Bar(group.label, lengths, total))
+            texts = [MISSING if time is None else f"{1000 * time.mean:.2f}" for time in (*seconds, group.step)]
+            rows.append([group.label, *texts[:-1], total, texts[-1]])
     if not bars:
         return ""
     x = axis("milliseconds", [sum(length for _, length in bar.parts) for bar in bars], include=[0.0])
-    chart = bar_chart(
-        identity, "Parts of a step", "; ".join(f"{bar.label} {bar.end} ms" for bar in bars) + ".", x, bars
-    )
+    description = "; ".join(f"{bar.label} {bar.end} ms" for bar in bars) + "."
+    chart = bar_chart(identity, "Parts of a step", description, x, bars)
     data = data_table("Milliseconds", ["method", *PARTS, "parts together", "step as trained"], rows)
-    legend = [(f"bar p{at}", name) for at, name in enumerate(PARTS)]
-    ways = dict.fromkeys(str(dig(row, "timing", "parts") or "after training") for line in lines for row in line.rows)
-    return figure(
+    ways = dict.fromkeys(str(dig(row, "timing", "parts") or "after training") for group in groups for row in group.rows)
+    caption = (
         f"Where a step spends its time, mean over runs: timed {' or '.join(ways)}. A step that trains may take less or "
-        "more; the table has both.",
-        [chart], legend, data,
-    )  # fmt: skip
+        "more; the table has both."
+    )
+    return figure(caption, [chart], [(f"bar p{at}", name) for at, name in enumerate(PARTS)], data)
 
 
 def difference_plots(identity: str, differences: dict[str, list[Difference]]) -> str:
-    """Paired differences with their intervals, one chart per measure."""
-    differences = {title: each for title, each in differences.items() if each}
-    if not differences:
-        return ""
-    charts, rows = [], []
-    for at, (title, each) in enumerate(differences.items()):
-        ends = [100 * end for d in each for end in (d.low, d.mean, d.high) if end is not None]
+    """Draw paired differences with their intervals, one chart per measure."""
+    charts, rows, baselines = [], [], {}
+    for title, measured in differences.items():
+        if not measured:
+            continue
+        ends = [100 * end for d in measured for end in (d.low, d.mean, d.high) if end is not None]
         x = axis("difference (points)", [*ends, 0.0])
-        dots = [Dot(d.label, 100 * d.mean, _points(d.low), _points(d.high)) for d in each]
-        description = "; ".join(f"{d.label} {_interval(d)}" for d in each) + "."
-        charts.append(dot_plot(f"{identity}-{at}", title, description, x, dots))
-        rows += [(d.label, title, _interval(d), f"{d.pairs} {d.over}", d.verdict) for d in each]
+        description = "; ".join(f"{d.label} {_interval(d)}" for d in measured) + "."
+        charts.append(dot_plot(f"{identity}-{len(charts)}", title, description, x, measured))
+        rows += [(d.label, title, _interval(d), f"{d.pairs} {d.over}", d.verdict) for d in measured]
+        baselines |= dict.fromkeys(d.baseline for d in measured)
     data = data_table("Paired differences in points", ["method", "measure", "difference", "over", "verdict"], rows)
-    baselines = listed(list(dict.fromkeys(d.baseline for each in differences.values() for d in each)))
-    return figure(
-        f"Difference to {baselines} on the same folds and seeds, with 95 % intervals. "
-        "Coloured where the interval does not cover zero. Each chart has its own scale.",
-        charts, (), data, pairs=True,
-    )  # fmt: skip
+    caption = (
+        f"Difference to {listed(list(baselines))} on the same folds and seeds, with 95 % intervals. "
+        "Coloured where the interval does not cover zero. Each chart has its own scale."
+    )
+    return figure(caption, charts, (), data, pairs=True)
 
 
-# -- from numbers to lines --
+# -- from results to curves --
 
 
-def _series(name: str, style: str, curve: EpochCurve, scale: float) -> Series:
-    points = [(epoch, scale * value) for epoch, value in zip(curve.epochs, curve.mean, strict=True)]
-    band = [(e, scale * low, scale * high) for e, low, high in zip(curve.epochs, curve.low, curve.high, strict=True)]
-    return Series(name, style, points, band if any(low != high for _, low, high in band) else ())
+def _epochs(results: Results, group: RunGroup) -> Iterator[Epoch]:
+    for row in group.rows:
+        yield from results.curves.get(str(row.get("config")), [])
+
+
+def _keys(results: Results, group: RunGroup, *path: str) -> list[str]:
+    inner = (dig(epoch, *path) for epoch in _epochs(results, group))
+    return list(dict.fromkeys(key for keys in inner if isinstance(keys, dict) for key in keys))
+
+
+def _over_epochs(results: Results, group: RunGroup, *path: str) -> EpochCurve | None:
+    """Average the number at a path of keys of every epoch; None where no run has it."""
+    by_epoch: dict[int, list[float]] = {}
+    for epoch in _epochs(results, group):
+        if (value := number(epoch, *path)) is not None:
+            by_epoch.setdefault(int(epoch["epoch"]), []).append(value)
+    if not by_epoch:
+        return None
+    epochs, values = zip(*sorted(by_epoch.items()), strict=True)
+    means = tuple(sum(some) / len(some) for some in values)
+    return EpochCurve(epochs, means, tuple(map(min, values)), tuple(map(max, values)))
+
+
+def _axes(curves: Sequence[EpochCurve], title: str, scale: float, include: Sequence[float] = ()) -> tuple[Axis, Axis]:
+    epochs = [epoch for curve in curves for epoch in curve.epochs]
+    values = [scale * value for curve in curves for value in (*curve.low, *curve.high)]
+    first = min(curve.epochs[0] for curve in curves)
+    return axis("epoch", epochs, include=[first]), axis(title, values, include=include)
 
 
 def _curve_table(
-    caption: str, names: Sequence[str], found: dict[str, dict[str, EpochCurve]], scale: float, decimals: int
+    caption: str, names: Sequence[str], curves_of: Mapping[str, Mapping[str, EpochCurve]], scale: float, decimals: int
 ) -> str:
     rows = []
-    for label, curves in found.items():
+    for label, curves in curves_of.items():
         longest = max(curves.values(), key=lambda curve: len(curve.epochs)).thinned(_TABLE_POINTS)
+        values = {name: dict(zip(curve.epochs, curve.mean, strict=True)) for name, curve in curves.items()}
         for epoch in longest.epochs:
-            at = {name: dict(zip(curve.epochs, curve.mean, strict=True)).get(epoch) for name, curve in curves.items()}
-            texts = [MISSING if (v := at.get(name)) is None else f"{scale * v:.{decimals}f}" for name in names]
-            rows.append([label, str(epoch), *texts])
+            at = [values.get(name, {}).get(epoch) for name in names]
+            rows.append([label, str(epoch), *(MISSING if v is None else f"{scale * v:.{decimals}f}" for v in at)])
     return data_table(caption, ["method", "epoch", *names], rows)
 
 
-def _noise(line: RunGroup, name: str, decision: str) -> list[tuple[float, float]]:
-    """(level, accuracy in percent) in order, from the clean test set on."""
-    levels = {}
-    for row in line.rows:
-        faults = ((row.get("test") or {}).get("faults") or {}).get(name)
-        noisy = faults.get("noisy") if isinstance(faults, dict) else None
-        levels |= {level: key for key in noisy or {} if (level := _as_level(key)) is not None}
-    clean = line.of("test", decision)
-    points = [(0.0, 100 * clean.mean)] if clean else []
-    for level, key in sorted(levels.items()):
-        accuracy = line.of("test", "faults", name, "noisy", key, decision)
-        points += [(level, 100 * accuracy.mean)] if accuracy and level > 0 else []
-    return points
+def _noise(group: RunGroup, name: str, decision: str) -> list[tuple[float, float]]:
+    """Return (level, accuracy in percent) in order, from the clean test set on."""
+    levels = {
+        level: key
+        for row in group.rows
+        for key in dig(row, "test", "faults", name, "noisy") or {}
+        if (level := _as_level(key)) is not None
+    }
+    measured = [(0.0, group.of("test", decision))]
+    measured += [
+        (level, group.of("test", "faults", name, "noisy", key, decision))
+        for level, key in sorted(levels.items())
+        if level > 0
+    ]
+    return [(level, 100 * accuracy.mean) for level, accuracy in measured if accuracy]
 
 
 def _as_level(key: str) -> float | None:
@@ -216,12 +284,6 @@ def _as_level(key: str) -> float | None:
         return None
 
 
-def _points(value: float | None) -> float | None:
-    return None if value is None else 100 * value
-
-
 def _interval(difference: Difference) -> str:
-    mean = f"{100 * difference.mean:+.1f}"
-    if difference.low is None or difference.high is None:
-        return mean
-    return f"{mean} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
+    ends = [f"{100 * end:+.1f}" for end in (difference.low, difference.high) if end is not None]
+    return f"{100 * difference.mean:+.1f}" + (f" [{', '.join(ends)}]" if ends else "")

@@ -11,53 +11,47 @@ FIGURE_SPACE = "\N{FIGURE SPACE}"
 
 
 def section(identity: str, title: str, *content: str) -> str:
-    """A part of the page with its heading; nothing where there is no content."""
-    inside = "".join(content)
-    return (
-        f'<section aria-labelledby="{identity}"><h2 id="{identity}">{escape(title)}</h2>{inside}</section>'
-        if inside
-        else ""
-    )
+    """Write a part of the page with its heading; nothing where there is no content."""
+    inside, heading = "".join(content), f'<h2 id="{identity}">{escape(title)}</h2>'
+    return f'<section aria-labelledby="{identity}">{heading}{inside}</section>' if inside else ""
 
 
 def paragraph(text: str, style: str = "") -> str:
-    """A paragraph of plain text."""
-    return f'<p class="{style}">{escape(text)}</p>' if style else f"<p>{escape(text)}</p>"
+    """Write a paragraph of plain text; nothing where there is none."""
+    opening = f'<p class="{style}">' if style else "<p>"
+    return f"{opening}{escape(text)}</p>" if text else ""
 
 
 def folded(summary: str, content: str) -> str:
-    """Content that opens on demand."""
+    """Write content that opens on demand."""
     return f"<details><summary>{escape(summary)}</summary>{content}</details>" if content else ""
 
 
 def html_table(table: ResultTable, *, sortable: bool = False) -> str:
-    """A table whose wide lines scroll in their own box; nothing where there are no columns."""
+    """Write a table whose wide lines scroll in their own box; nothing where there are no columns."""
     if not table.columns:
         return ""
-    head = "".join(f'<th scope="col"{_words(column)}>{_heading(column)}</th>' for column in table.columns)
+    head = '<th scope="col"><span class="name">method</span></th>' + "".join(map(_heading, table.columns))
     asides = [max(len(cells[at].aside) for cells in table.cells) for at in range(len(table.columns))]
     body = "".join(
         f'<tr><th scope="row">{escape(label)}</th>{"".join(map(_cell, table.columns, cells, asides))}</tr>'
         for label, cells in zip(table.labels, table.cells, strict=True)
     )
     notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
-    return _scrolling(
-        table.title, f'<th scope="col"><span class="name">method</span></th>{head}', body, sortable=sortable
-    ) + (f'<ul class="notes">{notes}</ul>' if notes else "")
+    return _scrolling(table.title, head, body, sortable) + (f'<ul class="notes">{notes}</ul>' if notes else "")
 
 
 def data_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A plain table: the text alternative of a figure, or a list of settings."""
-    rows = [list(row) for row in rows]
+    """Write a plain table: the text alternative of a figure, or a list of settings."""
+    rows = list(rows)
     # A column of words is read from the left, one of numbers from the right.
-    words = [any(row[at][:1].isalpha() for row in rows) for at in range(len(head))]
-    styles = [' class="words"' if each else "" for each in words]
-    top = "".join(f'<th scope="col"{style}>{escape(each)}</th>' for style, each in zip(styles, head, strict=True))
+    styles = [_words(any(row[at][:1].isalpha() for row in rows)) for at in range(len(head))]
+    top = "".join(f'<th scope="col"{style}>{escape(title)}</th>' for style, title in zip(styles, head, strict=True))
     body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td{style}>{escape(each)}</td>" for style, each in zip(styles[1:], rest, strict=True))
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td{style}>{escape(text)}</td>" for style, text in zip(styles[1:], row[1:], strict=True))
         + "</tr>"
-        for first, *rest in rows
+        for row in rows
     )
     return _scrolling(caption, top, body)
 
@@ -65,29 +59,28 @@ def data_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]])
 def figure(
     caption: str, charts: Sequence[str], legend: Sequence[tuple[str, str]] = (), data: str = "", *, pairs: bool = False
 ) -> str:
-    """Charts side by side with one caption, one legend of (class, name), and their numbers as a table.
+    """Write charts side by side with one caption, one legend of (class, name), and their numbers as a table.
 
     Charts that come in ``pairs`` stand two in a row at most.
     """
     if not charts:
         return ""
-    keys = "".join(f"<li>{swatch(style)}{escape(name)}</li>" for style, name in legend)
+    keys = "".join(f"<li>{_swatch(style)}{escape(name)}</li>" for style, name in legend)
     legend_list = f'<ul class="legend">{keys}</ul>' if keys else ""
     side_by_side = f'<div class="charts{" pairs" if pairs else ""}">{"".join(charts)}</div>'
     as_table = folded("The same as a table", data)
     return f"<figure><figcaption>{escape(caption)}</figcaption>{legend_list}{side_by_side}{as_table}</figure>"
 
 
-def swatch(style: str) -> str:
-    """A short piece of a line in a series' colour and dashes; the name beside it says the rest."""
-    bar = style.startswith("bar ")
-    inside = '<rect class="{}" width="14" height="10" y="1"/>' if bar else '<path class="line {}" d="M0 6H26"/>'
-    return (
-        f'<svg class="swatch" width="{14 if bar else 26}" height="12" aria-hidden="true">{inside.format(style)}</svg>'
-    )
+def _swatch(style: str) -> str:
+    """Draw a short piece of a line in a series' colour and dashes; the name beside it says the rest."""
+    width, shape = 26, f'<path class="line {style}" d="M0 6H26"/>'
+    if style.startswith("bar "):
+        width, shape = 14, f'<rect class="{style}" width="14" height="10" y="1"/>'
+    return f'<svg class="swatch" width="{width}" height="12" aria-hidden="true">{shape}</svg>'
 
 
-def _scrolling(caption: str, head: str, body: str, *, sortable: bool = False) -> str:
+def _scrolling(caption: str, head: str, body: str, sortable: bool = False) -> str:
     # A box that scrolls has to be reachable by keyboard, and then needs a name.
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">'
@@ -100,11 +93,11 @@ def _heading(column: ResultColumn) -> str:
     unit = f' <span class="unit">({escape(column.unit)})</span>' if column.unit else ""
     # A short title is not worth two lines.
     title = column.title.replace(" ", "\N{NO-BREAK SPACE}") if len(column.title) <= 12 else column.title
-    return f'<span class="name">{escape(title)}</span>{unit}'
+    return f'<th scope="col"{_words(column.kind == "words")}><span class="name">{escape(title)}</span>{unit}</th>'
 
 
-def _words(column: ResultColumn) -> str:
-    return ' class="words"' if column.kind == "words" else ""
+def _words(holds: bool) -> str:
+    return ' class="words"' if holds else ""
 
 
 def _cell(column: ResultColumn, cell: Cell, aside_width: int) -> str:
@@ -113,9 +106,8 @@ def _cell(column: ResultColumn, cell: Cell, aside_width: int) -> str:
     main = escape(cell.main.replace("-", "−"))
     main = f"<strong>{main}</strong>" if cell.best else main
     main = f"<u>{main}</u>" if cell.fastest else main
-    # Figure spaces are as wide as digits: numbers stand below one another, however wide their deviations are.
+    # Figure spaces are as wide as digits: numbers are aligned, however wide their deviations are.
     aside = escape(cell.aside_in(aside_width, FIGURE_SPACE).replace("-", "−"))
-    number = "" if cell.value is None else f' data-value="{cell.value!r}"'
+    value = "" if cell.value is None else f' data-value="{cell.value!r}"'
     spoken = ' aria-label="missing"' if cell.main == MISSING else ""
-    beside = f' <span class="aside">{aside}</span>' if aside_width else ""
-    return f"<td{number}{spoken}>{main}{beside}</td>"
+    return f"<td{value}{spoken}>{main}" + (f' <span class="aside">{aside}</span></td>' if aside_width else "</td>")

@@ -1,4 +1,4 @@
-"""What has to be said below a table so that its numbers can be trusted."""
+"""Sentences about results: the notes below a table, and the answer to the question of a study."""
 
 from __future__ import annotations
 
@@ -8,41 +8,42 @@ from collections.abc import Sequence
 from equipoise.report.aggregate import PROTOCOLS, Row, RunGroup, dig, number, varying
 from equipoise.report.paired import Difference
 
-MOST_NAMES = 100
+MOST_NAMES = 100  # in a note
+MOST_ANSWERED = 6  # names in a sentence of the answer
 
 
-def notes_below(lines: Sequence[RunGroup], differences: Sequence[Difference]) -> list[str]:
-    """One sentence each on decision, protocol, selection, runs, split, marks, times and intervals."""
-    return [
-        each
-        for each in (
-            _decisions(lines),
-            _protocols(lines),
-            _selection(lines),
-            _runs(lines),
-            _splits(lines),
-            _marks(lines),
-            _steps(lines),
-            _intervals(differences),
-            _mixtures(lines),
-            _forms(lines),
-            _paths(lines),
-        )
-        if each
-    ]
+def notes_below(groups: Sequence[RunGroup], differences: Sequence[Difference]) -> list[str]:
+    """Write one sentence each on decision, protocol, selection, runs, split, marks, times and intervals."""
+    rows = [row for group in groups for row in group.rows]
+    notes = (
+        "Headline: fused, the model's own fused prediction."
+        + (" committee pools the fused and uni-modal heads and is another decision."
+           if any(group.committee for group in groups) else ""),
+        _protocols(groups),
+        _selection(rows),
+        _runs(groups, rows),
+        _splits(rows),
+        _marks(groups),
+        _steps(rows),
+        _intervals(differences),
+        _mixtures(groups),
+        _forms(groups),
+        _precision(rows),
+    )  # fmt: skip
+    return [note for note in notes if note]
 
 
-def _decisions(lines: Sequence[RunGroup]) -> str:
-    headline = "Headline: fused, the model's own fused prediction."
-    pool = " committee pools the fused and uni-modal heads and is another decision."
-    return headline + (pool if any(line.committee for line in lines) else "")
+def listed(names: Sequence[str], between: str = ", ", most: int = MOST_NAMES) -> str:
+    """Join names, at most so many of them."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
 
 
-def _protocols(lines: Sequence[RunGroup]) -> str:
+def _protocols(groups: Sequence[RunGroup]) -> str:
     users: dict[str, list[str]] = {}
-    for line in lines:
-        if line.protocol:
-            users.setdefault(line.protocol, []).append(line.label)
+    for group in groups:
+        if group.protocol:
+            users.setdefault(group.protocol, []).append(group.label)
     if len(users) == 1:
         protocol = next(iter(users))
         return f"Each modality alone is measured by {protocol} ({PROTOCOLS[protocol]})."
@@ -50,120 +51,161 @@ def _protocols(lines: Sequence[RunGroup]) -> str:
     return f"Each modality alone is measured by {ways}. Protocols do not compare with one another." if users else ""
 
 
-def _selection(lines: Sequence[RunGroup]) -> str:
-    rules = Counter(str(dig(row, "selected", "by") or "unknown") for line in lines for row in line.rows)
-    if len(rules) == 1:
-        text = f"Epoch selected by: {next(iter(rules))}."
-    else:
-        text = "Epoch selected by: " + ", ".join(f"{rule} ({count} runs)" for rule, count in rules.most_common()) + "."
+def _selection(rows: Sequence[Row]) -> str:
+    rules = Counter(str(dig(row, "selected", "by") or "unknown") for row in rows)
+    counted = [f"{rule} ({count} runs)" for rule, count in rules.most_common()] if len(rules) > 1 else list(rules)
     warning = " SELECTED ON THE TEST SET: these numbers are too good." if any("test" in rule for rule in rules) else ""
-    return text + warning
+    return f"Epoch selected by: {', '.join(counted)}.{warning}"
 
 
-def _runs(lines: Sequence[RunGroup]) -> str:
-    rows = [row for line in lines for row in line.rows]
-    seeds = {row.get("seed") for row in rows}
+def _runs(groups: Sequence[RunGroup], rows: Sequence[Row]) -> str:
     folds = {row.get("fold") for row in rows} - {None}
-    each = _plural(len(seeds), "seed")
-    if folds:
-        each = f"{_plural(len(folds), 'fold')} × {each}"
-    most = max(len(line.rows) for line in lines)
-    fewer = [f"{line.label} ({len(line.rows)})" for line in lines if len(line.rows) < most]
-    return f"{_plural(len(rows), 'run')} ({each})." + (f" Fewer runs: {listed(fewer)}." if fewer else "")
+    draws = _plural(len({row.get("seed") for row in rows}), "seed")
+    draws = f"{_plural(len(folds), 'fold')} × {draws}" if folds else draws
+    most = max(len(group.rows) for group in groups)
+    fewer = [f"{group.label} ({len(group.rows)})" for group in groups if len(group.rows) < most]
+    return f"{_plural(len(rows), 'run')} ({draws})." + (f" Fewer runs: {listed(fewer)}." if fewer else "")
 
 
-def _splits(lines: Sequence[RunGroup]) -> str:
-    found = sorted({str(row["split"]) for line in lines for row in line.rows if row.get("split")})
-    if not found:
+def _splits(rows: Sequence[Row]) -> str:
+    splits = sorted({str(row["split"]) for row in rows if row.get("split")})
+    if not splits:
         return "Split: no fingerprint recorded."
-    shown = ", ".join(each[: len("sha256:") + 12] for each in found[:3])
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    ways = dict.fromkeys(_way(row) for line in lines for row in line.rows)
-    said = " ".join(way for way in list(ways)[:1] if way)
-    return f"{'Splits' if len(found) > 1 else 'Split'}: {shown}{more}. {said}".strip()
-
-
-def _way(row: Row) -> str:
-    """How the parts were drawn, where the row says it."""
-    about, protocol = str(row.get("about") or ""), str(row.get("protocol") or "")
+    shown = listed([split[: len("sha256:") + 12] for split in splits], most=3)
+    about, protocol = (str(rows[0].get(key) or "") for key in ("about", "protocol"))
     name = f"Protocol {protocol}: " if protocol else ""
-    return f"{name}{about[:1].upper()}{about[1:].rstrip('.')}." if about else ""
+    drawn = f" {name}{about[:1].upper()}{about[1:].rstrip('.')}." if about else ""
+    return f"{'Splits' if len(splits) > 1 else 'Split'}: {shown}.{drawn}"
 
 
-def _marks(lines: Sequence[RunGroup]) -> str:
-    among = " among lines of one protocol" if len({line.protocol for line in lines if line.protocol}) > 1 else ""
-    deviation = "± is the standard deviation over runs. " if any(len(line.rows) > 1 for line in lines) else ""
+def _marks(groups: Sequence[RunGroup]) -> str:
+    among = " among lines of one protocol" if len({group.protocol for group in groups if group.protocol}) > 1 else ""
+    deviation = "± is the standard deviation over runs. " if any(len(group.rows) > 1 for group in groups) else ""
     return f"{deviation}Bold: best of its column{among}. Underlined: fastest of the three best by fused."
 
 
-def _steps(lines: Sequence[RunGroup]) -> str:
+def _steps(rows: Sequence[Row]) -> str:
     """Say how the time of a step was measured, and beside how many other runs."""
-    timed = [row for line in lines for row in line.rows if number(row, "seconds", "step") is not None]
+    timed = [row for row in rows if number(row, "seconds", "step") is not None]
     known = [row for row in timed if dig(row, "timing", "step")]
     if not timed:
         return ""
-    once = any("only epoch" in str(dig(row, "timing", "step")) for row in known)
-    first = ", or the only one" if once else ""
+    first = ", or the only one" if any("only epoch" in str(dig(row, "timing", "step")) for row in known) else ""
     counts = [number(row, "timing", "workers") for row in known]
-    side = sorted({count for count in counts if count is not None})
-    beside = [" or ".join(f"{count:g}" for count in side)] if side else []
+    workers = sorted({count for count in counts if count is not None})
+    beside = [" or ".join(f"{count:g}" for count in workers)] if workers else []
     beside += ["an unknown number (a cluster)"] if None in counts else []
     how = f"as trained: wall clock of the epochs after the first{first}, by their steps; runs on the machine at the "
-    told = [how + f"same time: {', '.join(beside)}"] if known else []
+    ways = [how + f"same time: {', '.join(beside)}"] if known else []
     old = len(timed) - len(known)
-    told += [f"of {_plural(old, 'run')} of an earlier version: timed after training, as written"] if old else []
-    return f"step, {'; '.join(told)}."
+    ways += [f"of {_plural(old, 'run')} of an earlier version: timed after training, as written"] if old else []
+    return f"step, {'; '.join(ways)}."
 
 
 def _intervals(differences: Sequence[Difference]) -> str:
     if not differences:
         return ""
     texts = []
-    for over in dict.fromkeys(each.over for each in differences):
-        pairs = sorted({each.pairs for each in differences if each.over == over})
+    for over in dict.fromkeys(difference.over for difference in differences):
+        pairs = sorted({difference.pairs for difference in differences if difference.over == over})
         count = f"{pairs[0]}" if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
-        if pairs == [1]:
-            texts.append("from one pair, so without an interval")
-        elif over == "folds":
-            texts.append(f"with 95 % intervals (Student's t) over {count} folds, seeds of a fold averaged")
-        else:
-            texts.append(f"with 95 % intervals (Student's t) over {count} seeds of one split")
-    baselines = listed(list(dict.fromkeys(each.baseline for each in differences)))
+        units = f"{count} folds, seeds of a fold averaged" if over == "folds" else f"{count} seeds of one split"
+        interval = f"with 95 % intervals (Student's t) over {units}"
+        texts.append("from one pair, so without an interval" if pairs == [1] else interval)
+    baselines = listed(list(dict.fromkeys(difference.baseline for difference in differences)))
     return f"Paired differences to {baselines}: fused accuracy, {'; '.join(texts)}."
 
 
-def _mixtures(lines: Sequence[RunGroup]) -> str:
-    mixed = [f"{line.label} ({', '.join(names)})" for line in lines if (names := varying(line.rows))]
+def _mixtures(groups: Sequence[RunGroup]) -> str:
+    mixed = [f"{group.label} ({', '.join(names)})" for group in groups if (names := varying(group.rows))]
     return f"Settings differ between the runs of: {listed(mixed, '; ')}." if mixed else ""
 
 
-def _forms(lines: Sequence[RunGroup]) -> str:
+def _forms(groups: Sequence[RunGroup]) -> str:
     """Say which form of a method ran, where it has several."""
     forms: dict[str, list[str]] = {}
-    for line in lines:
-        for form in sorted({str(form) for row in line.rows if (form := dig(row, "path", "form"))}):
-            forms.setdefault(form, []).append(line.label)
+    for group in groups:
+        for form in sorted({str(form) for row in group.rows if (form := dig(row, "path", "form"))}):
+            forms.setdefault(form, []).append(group.label)
     return " ".join(f"Form of {listed(labels)}: {form}." for form, labels in forms.items())
 
 
-def _paths(lines: Sequence[RunGroup]) -> str:
-    """On GPUs: the precision, and why steps were not played back where they were not."""
-    there = [row for line in lines for row in line.rows if str(row.get("device", "")).startswith("cuda")]
-    precisions = sorted({str(each) for row in there if (each := dig(row, "path", "precision"))})
+def _precision(rows: Sequence[Row]) -> str:
+    """Name the precision on GPUs, and why steps were not replayed from a recording where they were not."""
+    on_gpu = [row for row in rows if str(row.get("device", "")).startswith("cuda")]
+    precisions = sorted({str(precision) for row in on_gpu if (precision := dig(row, "path", "precision"))})
     if not precisions:
         return ""
-    reasons = Counter(str(why) for row in there if (why := dig(row, "path", "captured")) not in (None, "yes"))
-    slow = "; ".join(f"{_plural(count, 'run')} as written, since {why}" for why, count in reasons.most_common(3))
-    return f"On a GPU in {' and '.join(precisions)}, steps played back from a recording" + (
-        f"; {slow}." if slow else "."
-    )
-
-
-def listed(names: Sequence[str], between: str = ", ") -> str:
-    """Names, as many of them as anybody reads."""
-    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
-    return between.join(names[:MOST_NAMES]) + more
+    reasons = Counter(str(why) for row in on_gpu if (why := dig(row, "path", "captured")) not in (None, "yes"))
+    slow = [f"{_plural(count, 'run')} as written, since {why}" for why, count in reasons.most_common(3)]
+    replayed = f"On a GPU in {' and '.join(precisions)}, steps played back from a recording"
+    return "; ".join([replayed, *slow]) + "."
 
 
 def _plural(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+# -- the answer --
+
+
+def answer(groups: Sequence[RunGroup], differences: Sequence[Difference], baseline: str, measure: str) -> str:
+    """State what may be claimed about one measure, from its paired differences.
+
+    Args:
+        groups: All groups of the study, the best first.
+        differences: Paired differences of the measure.
+        baseline: The label they are taken to.
+        measure: The measure's name in a sentence, for example "fused accuracy".
+    """
+    if not differences:
+        none = f"These runs hold no pair with joint training ({baseline}), so nothing can be said about {measure}."
+        label, fused = groups[0].label, groups[0].fused
+        return none + (f" The highest fused accuracy is {100 * fused.mean:.1f} %, by {label}." if fused else "")
+    ordered = sorted(differences, key=lambda difference: -difference.mean)
+    better, same, worse, unknown = (
+        [difference for difference in ordered if difference.verdict == verdict]
+        for verdict in ("better", "no clear difference", "worse", "too few runs")
+    )
+    parts = []
+    if better:
+        parts.append(f"clearly better than joint training: {_names(better)} ({_first(better, 'most')})")
+    elif same or worse:
+        parts.append("none is clearly better than joint training")
+    if same:
+        covers = "" if better else f" ({_first(same, 'largest')}, which covers zero)"
+        parts.append(f"no clear difference: {_names(same)}{covers}")
+    if worse:
+        parts.append(f"clearly worse: {_names(worse)}")
+    if unknown:
+        parts.append(f"too few runs to compare with joint training: {_names(unknown)} ({_first(unknown, 'largest')})")
+    return f"In {measure}, {'; '.join(parts)}."
+
+
+def caution(differences: Sequence[Difference]) -> str:
+    """State what the intervals do not say."""
+    judged = [difference for difference in differences if difference.low is not None]
+    over = {difference.over for difference in judged}
+    cautions = {
+        "Intervals over seeds speak of chance in training on this one split, not of other people or recordings.":
+            "seeds" in over,
+        "Training sets of different folds overlap, so intervals over folds are somewhat too narrow.": "folds" in over,
+        f"{len(judged)} comparisons are made, and the intervals are not widened for that.": len(judged) > 2,
+    }  # fmt: skip
+    return " ".join(text for text, holds in cautions.items() if holds)
+
+
+def _names(differences: Sequence[Difference]) -> str:
+    return listed([difference.label for difference in differences], most=MOST_ANSWERED)
+
+
+def _first(differences: Sequence[Difference], word: str) -> str:
+    """Write the first of them in numbers, named where there are others."""
+    first, interval = differences[0], ""
+    if first.low is not None and first.high is not None:
+        interval = f", 95 % interval {_points(first.low)} to {_points(first.high)} over {first.pairs} {first.over}"
+    return ("" if len(differences) == 1 else f"{word}: {first.label} ") + f"{_points(first.mean)} points{interval}"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.1f}".replace("-", "−")

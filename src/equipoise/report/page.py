@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import Any
 
-from equipoise.report import figures
-from equipoise.report.aggregate import Row, RunGroup, modalities
-from equipoise.report.answer import answer, caution, question
-from equipoise.report.details import repeat, settings_of, versions_of
-from equipoise.report.markup import folded, html_table, paragraph, section
+from equipoise.report import figures, table
+from equipoise.report.aggregate import Row, RunGroup, as_text, dig, modalities
+from equipoise.report.markup import data_table, folded, html_table, paragraph, section
+from equipoise.report.notes import answer, caution
 from equipoise.report.paired import BASELINE, compared_with, differences_between
 from equipoise.report.results import MOST_CURVES, Results, read
-from equipoise.report.table import ResultTable, shortened
-from equipoise.report.tables import fault_table, main_table, measure_table, missing_table, protocol_table
 from equipoise.util.files import write_atomic
 
 # Hundreds of charts help nobody, and would not fit a page one can send; nor would thousands of lines.
@@ -38,135 +37,172 @@ def write_page(folder: str | Path | Results, command: str | None = None, baselin
     Args:
         folder: The folder given to ``equipoise compare --out``, or what `read` has read there.
         command: The command line that made the results, shown under "How to repeat it".
-        baseline: What the others are compared with.
+        baseline: The label that the others are compared with.
 
     Returns:
-        Where the page is.
+        The path of the page.
     """
     results = folder if isinstance(folder, Results) else read(folder)
     by_data = results.by_data()
-    style, script = (files("equipoise.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
-    text = Template(files("equipoise.report").joinpath("page.html").read_text("utf-8")).substitute(
+    template, style, script = (
+        files("equipoise.report").joinpath(f"page.{ending}").read_text("utf-8") for ending in ("html", "css", "js")
+    )
+    text = Template(template).substitute(
         title=escape(f"Equipoise: {', '.join(by_data)}"),
         style=style,
         script=script,
         # Only this very style and script may act: a browser refuses whatever else might have slipped in.
         style_hash=_hash(style),
         script_hash=_hash(script),
-        warning=paragraph(results.warning, "warning") if results.warning else "",
+        warning=paragraph(results.warning or "", "warning"),
         main="".join(
             _study(f"d{at}", data, rows, results, baseline) for at, (data, rows) in enumerate(by_data.items())
         ),
-        repeat=repeat(results, command),
+        repeat=_repeat(results, command),
     )
     return write_atomic(results.folder, "report.html", text.encode("utf-8", "replace"))
 
 
 def _study(identity: str, data: str, rows: Sequence[Row], results: Results, baseline: str) -> str:
-    """Everything about one data set, the answer first."""
-    lines, names = results.lines[data], modalities(rows)
-    differences = {title: differences_between(lines, baseline, path) for title, path in MEASURES.items()}
+    """Write everything about one data set, the answer first."""
+    groups, names = results.groups[data], modalities(rows)
+    differences = {title: differences_between(groups, baseline, path) for title, path in MEASURES.items()}
     baseline = compared_with(differences["fused accuracy"], baseline)
-    drawn = [line for at, line in enumerate(lines) if at < MOST_DRAWN or line.label == baseline]
-    listed = [line for at, line in enumerate(lines) if at < MOST_LISTED or line.label == baseline]
+    drawn, listed = (
+        [group for at, group in enumerate(groups) if at < most or group.label == baseline]
+        for most in (MOST_DRAWN, MOST_LISTED)
+    )
     curves = _with_curves(drawn)
-    left_out = _left_out(lines, listed, curves)
-    plotted = {line.label for line in listed}
-    shown = {title: [each for each in some if each.label in plotted] for title, some in differences.items()}
-    styles = _line_styles(drawn, baseline)
-    said = [answer(lines, differences["fused accuracy"], baseline, "fused accuracy")]
-    if differences["fused accuracy under faults"]:
-        under_faults = "fused accuracy under sensor faults"
-        said.append(answer(lines, differences["fused accuracy under faults"], baseline, under_faults))
-    careful = caution(differences["fused accuracy"])
-    missing = _html(missing_table(lines, names), baseline)
-    return "".join(
-        [
-            f'<section class="answer" aria-labelledby="{identity}">',
-            f'<h2 id="{identity}">{escape(question(data, baseline))}</h2>',
-            *(paragraph(each) for each in said),
-            paragraph(careful, "quiet") if careful else "",
-            paragraph(f"Charts show the {MOST_DRAWN} methods best by fused; the tables show all.", "quiet")
-            if len(drawn) < len(lines)
-            else "",
-            paragraph(left_out, "quiet") if left_out else "",
-            "</section>",
-            section(f"{identity}-table", "The table", _html(main_table(rows, data, baseline, lines=lines), baseline)),
-            section(
-                f"{identity}-differences",
-                "Differences to joint training",
-                figures.difference_plots(f"{identity}-difference", shown),
-            ),
-            section(
-                f"{identity}-epochs",
-                "Accuracy over epochs",
-                figures.accuracy_over_epochs(f"{identity}-epoch", results, curves),
-            ),
-            section(
-                f"{identity}-balance",
-                "What the balancers did",
-                figures.balancing_over_epochs(f"{identity}-balancing", results, curves),
-            ),
-            section(
-                f"{identity}-faults",
-                "Sensor faults",
-                figures.noise_curves(f"{identity}-noise", drawn, styles),
-                missing and paragraph(
-                    "A missing sensor, answered side by side: its input set to zero or to the training mean (fused "
-                    "prediction), or left out of the committee. Modality dropout, where it was run, is a line of its "
-                    "own.", "quiet"
-                ),
-                missing,
-                folded("Every fault, fused", html_table(fault_table(drawn, "fused"))),
-                folded("Every fault, committee", html_table(fault_table(drawn, "committee"))),
-            ),
-            section(f"{identity}-time", "Training time", figures.time_per_step(f"{identity}-step", drawn)),
-            section(
-                f"{identity}-more",
-                "In detail",
-                folded("Each modality alone, by every protocol", _html(protocol_table(lines, names), baseline)),
-                folded("F1, calibration, loss, worst fault, memory", _html(measure_table(lines), baseline)),
-                folded("Every hyper-parameter", settings_of(rows, listed)),
-                folded("Versions and devices", versions_of(rows)),
-            ),
-        ]
-    )  # fmt: skip
+    labels = {group.label for group in listed}
+    shown = {title: [one for one in measured if one.label in labels] for title, measured in differences.items()}
+    answers = [answer(groups, differences["fused accuracy"], baseline, "fused accuracy")]
+    if under_faults := differences["fused accuracy under faults"]:
+        answers.append(answer(groups, under_faults, baseline, "fused accuracy under sensor faults"))
+    few_drawn = f"Charts show the {MOST_DRAWN} methods best by fused; the tables show all."
+    asides = [caution(differences["fused accuracy"]), few_drawn if len(drawn) < len(groups) else ""]
+    asides.append(_left_out(groups, listed, curves))
 
+    def html(whole: table.ResultTable) -> str:
+        return html_table(table.shortened(whole, MOST_LISTED, baseline), sortable=True)
 
-def _html(table: ResultTable, baseline: str) -> str:
-    return html_table(shortened(table, MOST_LISTED, baseline), sortable=True)
+    missing = html(table.missing_table(groups, names))
+    ways = (
+        "A missing sensor, answered side by side: its input set to zero or to the training mean (fused prediction), or "
+        "left out of the committee. Modality dropout, where it was run, is a line of its own."
+    )
+    head = f'<h2 id="{identity}">{escape(f"Which methods beat joint training ({baseline}) on {data}?")}</h2>'
+    said = [*map(paragraph, answers), *(paragraph(text, "quiet") for text in asides)]
+    sections = {
+        ("table", "The table"): [html(table.main_table(rows, data, baseline, groups=groups))],
+        ("differences", "Differences to joint training"): [figures.difference_plots(f"{identity}-difference", shown)],
+        ("epochs", "Accuracy over epochs"): [figures.accuracy_over_epochs(f"{identity}-epoch", results, curves)],
+        ("balance", "What the balancers did"): [
+            figures.balancing_over_epochs(f"{identity}-balancing", results, curves)
+        ],
+        ("faults", "Sensor faults"): [
+            figures.noise_curves(f"{identity}-noise", drawn, _styles(drawn, baseline)),
+            paragraph(ways if missing else "", "quiet"),
+            missing,
+            folded("Every fault, fused", html_table(table.fault_table(drawn, "fused"))),
+            folded("Every fault, committee", html_table(table.fault_table(drawn, "committee"))),
+        ],
+        ("time", "Training time"): [figures.time_per_step(f"{identity}-step", drawn)],
+        ("more", "In detail"): [
+            folded("Each modality alone, by every protocol", html(table.protocol_table(groups, names))),
+            folded("F1, calibration, loss, worst fault, memory", html(table.measure_table(groups))),
+            folded("Every hyper-parameter", _settings_tables(rows, listed)),
+            folded("Versions and devices", _versions_table(rows)),
+        ],
+    }
+    return f'<section class="answer" aria-labelledby="{identity}">{head}{"".join(said)}</section>' + "".join(
+        section(f"{identity}-{name}", title, *content) for (name, title), content in sections.items()
+    )
 
 
 def _with_curves(drawn: Sequence[RunGroup]) -> list[RunGroup]:
-    """The lines with as many runs as curves are read of; all of them, where there are no more."""
-    runs = sum(len(line.rows) for line in drawn)
-    each = MOST_CURVES // len(drawn) if runs > MOST_CURVES else runs
-    return [RunGroup(line.label, line.rows[:each]) for line in drawn]
+    """Return the groups with as many runs as curves are read of; all of them, where there are no more."""
+    runs = sum(len(group.rows) for group in drawn)
+    most = MOST_CURVES // len(drawn) if runs > MOST_CURVES else runs
+    return [RunGroup(group.label, group.rows[:most]) for group in drawn]
 
 
-def _left_out(lines: Sequence[RunGroup], listed: Sequence[RunGroup], curves: Sequence[RunGroup]) -> str:
+def _left_out(groups: Sequence[RunGroup], listed: Sequence[RunGroup], curves: Sequence[RunGroup]) -> str:
     """List the results that this page does not show, and where they are; nothing for an ordinary study."""
     parts = []
-    if len(listed) < len(lines):
+    if len(listed) < len(groups):
         parts.append(
-            f"Tables, differences and settings show {len(listed):,} of {len(lines):,} lines, best by fused. All are "
+            f"Tables, differences and settings show {len(listed):,} of {len(groups):,} lines, best by fused. All are "
             "printed by `equipoise report FOLDER --format csv`; every run is in results.jsonl."
         )
-    most = max(len(line.rows) for line in curves)
-    runs = {line.label: len(line.rows) for line in lines}
-    if any(len(line.rows) < runs[line.label] for line in curves):
+    runs = {group.label: len(group.rows) for group in groups}
+    if any(len(group.rows) < runs[group.label] for group in curves):
+        most = max(len(group.rows) for group in curves)
         parts.append(f"Curves over epochs are those of the first {most:,} runs of a line.")
     return " ".join(parts)
 
 
-def _line_styles(lines: Sequence[RunGroup], baseline: str) -> dict[str, str]:
-    """A colour and dashes for each label; the baseline in ink, as it is what one compares with."""
-    others = [line.label for line in lines if line.label != baseline]
-    return {baseline: "ink"} | {
-        label: f"s{at % figures.STYLES} d{at // figures.STYLES % 4}" if at >= figures.STYLES else f"s{at}"
+def _styles(groups: Sequence[RunGroup], baseline: str) -> dict[str, str]:
+    """Return a colour and dashes for each label; the baseline in ink, as it is what one compares with."""
+    others = (group.label for group in groups if group.label != baseline)
+    styles = {
+        label: f"s{at % figures.STYLES}" + (f" d{at // figures.STYLES % 4}" if at >= figures.STYLES else "")
         for at, label in enumerate(others)
     }
+    return {baseline: "ink", **styles}
 
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+# -- how to repeat it --
+
+
+def _repeat(results: Results, command: str | None) -> str:
+    """Write how to make the same results, and this page, again."""
+
+    def code(text: str) -> str:
+        return f'<pre tabindex="0"><code>{escape(text)}</code></pre>'
+
+    made = code(command) if command else paragraph("The command that made these results was not passed on.")
+    again = paragraph("This page again, from the results in that folder:")
+    report = code(f"equipoise report {shlex.quote(str(results.folder))}")
+    return section("repeat", "How to repeat it", made, again, report)
+
+
+def _settings_tables(rows: Sequence[Row], groups: Sequence[RunGroup]) -> str:
+    """Write the settings all runs share, then those of each group."""
+    common = _values(rows, "run")
+    shared = {name: values for name, values in common.items() if len(values) == 1}
+    own = []
+    for group in groups:
+        chosen = _values(group.rows, "params")
+        chosen |= {name: values for name, values in _values(group.rows, "run").items() if name not in shared}
+        own += [(group.label, *pair) for pair in _joined(chosen) or [(table.MISSING, table.MISSING)]]
+    return data_table("Settings of all runs", ["setting", "value"], _joined(shared)) + data_table(
+        "Settings of each method", ["method", "setting", "value"], own
+    )
+
+
+def _versions_table(rows: Sequence[Row]) -> str:
+    """Write versions, devices and threads of the runs."""
+    values = _values(rows, "versions")
+    values |= {name: _distinct(row.get(name) for row in rows) for name in ("device", "threads")}
+    values["runs side by side"] = _distinct(dig(row, "timing", "workers") for row in rows)
+    return data_table("Where the runs ran", ["what", "value"], _joined(values))
+
+
+def _values(rows: Iterable[Row], part: str) -> dict[str, list[str]]:
+    """Return each setting with the values it had."""
+    parts = (row.get(part) or {} for row in rows)
+    different = list({id(settings): settings for settings in parts}.values())  # equal settings are shared by rows
+    names = dict.fromkeys(name for settings in different for name in settings)
+    return {name: _distinct(settings.get(name) for settings in different) for name in names}
+
+
+def _distinct(values: Iterable[Any]) -> list[str]:
+    return list(dict.fromkeys(table.MISSING if value is None else as_text(value) for value in values))
+
+
+def _joined(values: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    return [(name, ", ".join(texts)) for name, texts in values.items()]

@@ -1,4 +1,4 @@
-"""Reading what a study left behind: one row per finished run, one line of curves per epoch."""
+"""Reading the results of a study: one row per finished run, one line of curves per epoch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from equipoise.util.errors import BadInput
 RESULTS = "results.jsonl"
 MOST_CURVES = 1000  # runs whose epochs are drawn, of one data set
 _NUMBERS = frozenset({float, int, bool, type(None)})
-_ALIKE = ("run", "params", "versions", "path", "selected")  # what many rows have in common, word for word
+_SHARED = ("run", "params", "versions", "path", "selected")  # parts of a row that are equal in many rows
 
 Epoch = dict[str, Any]
 
@@ -30,7 +30,7 @@ class Results:
     """The finished runs of one folder.
 
     Args:
-        folder: Where they were read.
+        folder: The folder they were read from.
         rows: One dictionary per run, as in ``results.jsonl``.
         curves: Per run, under its ``config``, one dictionary per epoch. A run without curves is absent. Of more runs
             than are ever drawn each is read when it is asked for.
@@ -43,15 +43,15 @@ class Results:
     warning: str | None = None
 
     def by_data(self) -> dict[str, list[Row]]:
-        """The rows of each data set, under its name. Accuracies of different data sets are never averaged."""
-        found: dict[str, list[Row]] = {}
+        """Return the rows of each data set, under its name. Accuracies of different data sets are never averaged."""
+        rows_of: dict[str, list[Row]] = {}
         for row in self.rows:
-            found.setdefault(str(row.get("data") or "data"), []).append(row)
-        return dict(sorted(found.items()))
+            rows_of.setdefault(str(row.get("data") or "data"), []).append(row)
+        return dict(sorted(rows_of.items()))
 
     @cached_property
-    def lines(self) -> dict[str, list[RunGroup]]:
-        """The lines of each data set, under its name: all runs of one label, the best first; see `aggregate`."""
+    def groups(self) -> dict[str, list[RunGroup]]:
+        """The runs of each data set by label, under its name, the best first; see `aggregate`."""
         return {name: aggregate(rows) for name, rows in self.by_data().items()}
 
 
@@ -71,40 +71,31 @@ def read(folder: str | Path) -> Results:
     again = f"type: equipoise compare --data watch --out {shlex.quote(str(folder))}"
     path = folder / RESULTS
     if not folder.is_dir():
-        msg = f"expected a folder of results, found no folder {str(folder)!r}. To make one, {again}"
-        raise BadInput(msg)
+        raise BadInput(f"expected a folder of results, found no folder {str(folder)!r}. To make one, {again}")
     if not os.path.lexists(path):
-        msg = f"expected {RESULTS} in {str(folder)!r}, found none. To make one, {again}"
-        raise BadInput(msg)
+        raise BadInput(f"expected {RESULTS} in {str(folder)!r}, found none. To make one, {again}")
 
-    seen: dict[str, Any] = {}
-    found = read_rows(path, lambda row: _sharing(_printable(row), seen))
-    oddities = [f"line {found.torn} is torn"] if found.torn else []
+    shared: dict[str, Any] = {}
+    content = read_rows(path, lambda row: _share_parts(_printable(row), shared))
     rows = {}
     other_schema, unfinished, repeated = [], [], []
-    for at, row in found.values:
+    for line, row in content.values:
         config = str(row.get("config"))
         if row.get("schema", SCHEMA) != SCHEMA:
-            other_schema.append(at)
+            other_schema.append(line)
         elif row.get("status", "done") != "done":
-            unfinished.append(at)
+            unfinished.append(line)
         else:
             if config in rows:
-                repeated.append(at)
-            rows[config] = _named(row, path, at)
-    oddities += [
-        f"{what} ({_numbers(at)})"
-        for what, at in (
-            (f"a row of another schema than {SCHEMA}", other_schema),
-            ("a run that is not done", unfinished),
-            ("a run written before", repeated),
-        )
-        if at
-    ]
+                repeated.append(line)
+            rows[config] = _with_label(row, path, line)
+    oddities = [f"line {content.torn} is torn"] if content.torn else []
+    reasons = f"a row of another schema than {SCHEMA}", "a run that is not done", "a run written before"
+    left_out = zip(reasons, (other_schema, unfinished, repeated), strict=True)
+    oddities += [f"{reason} ({_line_numbers(lines)})" for reason, lines in left_out if lines]
     if not rows:
         reason = "; ".join(oddities) or "it is empty"
-        msg = f"expected finished runs in {str(path)!r}, found none: {reason}. To make some, {again}"
-        raise BadInput(msg)
+        raise BadInput(f"expected finished runs in {str(path)!r}, found none: {reason}. To make some, {again}")
 
     curves = lazy = _Curves(folder, list(rows))
     if len(rows) <= MOST_CURVES:
@@ -114,26 +105,22 @@ def read(folder: str | Path) -> Results:
     return Results(folder, list(rows.values()), curves, warning)
 
 
-# -- one file --
-
-
-def _sharing(row: Row, seen: dict[str, Any]) -> Row:
-    """The row, whose settings are those of an earlier one where they are equal: rows are many, and memory is not."""
-    for part in _ALIKE:
+def _share_parts(row: Row, shared: dict[str, Any]) -> Row:
+    """Replace the settings of a row by those of an earlier one where they are equal, which saves memory."""
+    for part in _SHARED:
         if isinstance(row.get(part), dict):
-            row[part] = seen.setdefault(f"{part} {json.dumps(row[part])}", row[part])
+            row[part] = shared.setdefault(f"{part} {json.dumps(row[part])}", row[part])
     return row
 
 
-def _named(row: Row, path: Path, at: int) -> Row:
-    """A row that surely has a label, so that nobody after this needs to ask."""
+def _with_label(row: Row, path: Path, line: int) -> Row:
+    """Return a row that has a label and a method for certain."""
     label = row.get("label") or row.get("method")
     if not isinstance(label, str):
-        msg = (
-            f'expected "label" or "method" in line {at} of {str(path)!r}, found neither. '
-            f"To go on without it, type: sed -i '{at}d' {shlex.quote(str(path))}"
+        raise BadInput(
+            f'expected "label" or "method" in line {line} of {str(path)!r}, found neither. '
+            f"To go on without it, type: sed -i '{line}d' {shlex.quote(str(path))}"
         )
-        raise BadInput(msg)
     return {**row, "label": label, "method": str(row.get("method") or label)}
 
 
@@ -152,45 +139,37 @@ class _Curves(Mapping[str, list[Epoch]]):
             raise KeyError(config)
         return epochs
 
-    def _epochs(self, config: str) -> list[Epoch]:
-        epochs, torn = _curve(self.folder, config)
-        self.oddities += [torn] if torn else []
-        return epochs
-
     def __iter__(self) -> Iterator[str]:
         return (config for config in self.configs if config in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-
-def _curve(folder: Path, config: str) -> tuple[list[Epoch], str | None]:
-    """The epochs of one run, and what was wrong with them. A curve is an illustration: damage costs its end only."""
-    name = re.fullmatch(r"(?:sha256:)?([0-9a-f]{12})[0-9a-f]*", config)
-    path = folder / "runs" / (name[1] if name else "") / "curves.jsonl"
-    if name is None or not path.is_file():
-        return [], None
-    try:
-        found = read_lines(path)
-    except ValueError:
-        return [], f"the curves of run {name[1]} are damaged"
-    epochs = sorted(
-        (_printable(epoch) for _, epoch in found.values if number(epoch, "epoch") is not None), key=lambda e: e["epoch"]
-    )
-    return epochs, f"the last line of the curves of run {name[1]} is torn" if found.torn else None
+    def _epochs(self, config: str) -> list[Epoch]:
+        """Read the epochs of one run. A curve is an illustration: damage costs its end only."""
+        name = re.fullmatch(r"(?:sha256:)?([0-9a-f]{12})[0-9a-f]*", config)
+        if name is None or not (path := self.folder / "runs" / name[1] / "curves.jsonl").is_file():
+            return []
+        try:
+            content = read_lines(path)
+        except ValueError:
+            self.oddities.append(f"the curves of run {name[1]} are damaged")
+            return []
+        if content.torn:
+            self.oddities.append(f"the last line of the curves of run {name[1]} is torn")
+        epochs = (_printable(epoch) for _, epoch in content.values if number(epoch, "epoch") is not None)
+        return sorted(epochs, key=lambda epoch: epoch["epoch"])
 
 
 def _printable(value: Any) -> Any:
-    """The same value without control characters, which could command the terminal that shows them."""
+    """Return the same value without control characters, which could command the terminal that shows them."""
     if isinstance(value, str):
         return _printable_text(value)
     if isinstance(value, dict):
         return {
             _printable_text(key): item if type(item) in _NUMBERS else _printable(item) for key, item in value.items()
         }
-    if isinstance(value, list):
-        return [_printable(item) for item in value]
-    return value
+    return [_printable(item) for item in value] if isinstance(value, list) else value
 
 
 @lru_cache(maxsize=2**16)  # rows have the same keys, and mostly the same words: one copy of each is kept
@@ -200,7 +179,6 @@ def _printable_text(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
-def _numbers(lines: Iterable[int]) -> str:
-    lines = list(lines)
+def _line_numbers(lines: Sequence[int]) -> str:
     more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
     return f"line{'s' if len(lines) > 1 else ''} " + ", ".join(map(str, lines[:5])) + more

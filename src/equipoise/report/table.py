@@ -1,40 +1,41 @@
-"""One table, from which every renderer reads, so that no two of them can disagree."""
+"""The tables of a study. Every renderer reads the same table, so that no two of them can disagree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from equipoise.report.aggregate import MeanStd, RunGroup
-from equipoise.report.paired import Difference
+from equipoise.report.aggregate import PROTOCOLS, MeanStd, Row, RunGroup, aggregate, dig, modalities, number
+from equipoise.report.notes import notes_below
+from equipoise.report.paired import BASELINE, Difference, compared_with, differences_between
+from equipoise.report.results import Results
 
 MISSING = "–"
-
-Measured = MeanStd | Difference | str | None
+SHAPLEY_ERROR = "shapley_error"
 
 
 @final
 @dataclass(frozen=True)
 class ResultColumn:
-    """What a column shows, and how.
+    """A column of a table: the number it shows of each group of runs, and how it is written.
 
     Args:
         key: Its name in csv and JSON.
         title: Its name for people.
-        of: What it shows of a line.
+        of: Takes a group and returns its number.
         unit: Unit, or what else stands in brackets after the title.
         kind: Whether its cells are means over runs, paired differences or words.
         scale: Raw numbers are shown times this: 100 for percent.
         decimals: Digits after the point.
         better: Which end of it is best, and printed bold; None where neither is.
-        by_protocol: The numbers depend on how uni-modal accuracy is measured, so that only lines of one protocol
+        by_protocol: The numbers depend on how uni-modal accuracy is measured, so that only groups of one protocol
             compete.
     """
 
     key: str
     title: str
-    of: Callable[[RunGroup], Measured]
+    of: Callable[[RunGroup], MeanStd | Difference | str | None]
     unit: str = "%"
     kind: Literal["mean", "difference", "words"] = "mean"
     scale: float = 100.0
@@ -47,28 +48,26 @@ class ResultColumn:
         """Title and unit on one line."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
-    def cell(self, measured: Measured) -> Cell:
-        """A number, and how it is written."""
-        if measured is None:
-            return Cell(MISSING)
-        if isinstance(measured, str):
-            return Cell(measured)
+    def cell(self, measured: MeanStd | Difference | str | None) -> Cell:
+        """Write a number."""
+        if measured is None or isinstance(measured, str):
+            return Cell(measured or MISSING)
         if isinstance(measured, MeanStd):
             aside = "" if measured.deviation is None else f"± {self._written(measured.deviation)}"
             return Cell(self._written(measured.mean), aside, value=measured.mean, deviation=measured.deviation)
-        has_interval = measured.low is not None and measured.high is not None
-        aside = f"[{self._written(measured.low, '+')}, {self._written(measured.high, '+')}]" if has_interval else ""
-        return Cell(self._written(measured.mean, "+"), aside, value=measured.mean, low=measured.low, high=measured.high)
+        mean, low, high = measured.mean, measured.low, measured.high
+        interval = "" if low is None or high is None else f"[{self._written(low, '+')}, {self._written(high, '+')}]"
+        return Cell(self._written(mean, "+"), interval, value=mean, low=low, high=high)
 
-    def _written(self, value: float | None, sign: str = "-") -> str:
-        text = f"{(value or 0.0) * self.scale:{sign}.{self.decimals}f}"
+    def _written(self, value: float, sign: str = "-") -> str:
+        text = f"{value * self.scale:{sign}.{self.decimals}f}"
         return text.replace("-", "") if float(text) == 0 and sign == "-" else text
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What stands in one place of a table.
+    """One cell of a table.
 
     Args:
         main: The number (or word) as written.
@@ -78,7 +77,7 @@ class Cell:
         low: Raw lower end of the interval.
         high: Raw upper end.
         best: The best of its column.
-        fastest: The fastest of the three best lines.
+        fastest: The fastest of the three best groups.
     """
 
     main: str
@@ -96,7 +95,7 @@ class Cell:
         return f"{self.main} {self.aside}" if self.aside else self.main
 
     def aside_in(self, width: int, space: str = " ") -> str:
-        """What is written after the number, filled up so that it stands below its like in a column of this width."""
+        """Return what is written after the number, padded so that it is aligned in a column of this width."""
         if self.aside.startswith("± "):
             return "± " + self.aside[2:].rjust(width - 2, space)
         return self.aside.rjust(width, space)
@@ -108,7 +107,7 @@ class ResultTable:
     """Lines of cells under columns.
 
     Args:
-        title: What it shows.
+        title: Its title.
         columns: Its columns, without the first, which holds the labels.
         labels: One per line.
         cells: Per line, one cell per column.
@@ -122,13 +121,26 @@ class ResultTable:
     notes: tuple[str, ...] = ()
 
     def at(self, label: str, key: str) -> Cell:
-        """The cell of one line under one column."""
+        """Return the cell of one line under one column."""
         keys = [column.key for column in self.columns]
         return self.cells[self.labels.index(label)][keys.index(key)]
 
 
+def build_table(
+    title: str, columns: Sequence[ResultColumn], groups: Sequence[RunGroup], notes: Sequence[str] = ()
+) -> ResultTable:
+    """Fill a table, leave out the columns that no group has a number for, and mark the best of each."""
+    filled = {}
+    for column in columns:
+        measured = [column.of(group) for group in groups]
+        if any(value is not None for value in measured):
+            filled[column] = _mark_best(column, groups, [column.cell(value) for value in measured])
+    cells = tuple(zip(*filled.values(), strict=True)) if filled else ((),) * len(groups)
+    return ResultTable(title, tuple(filled), tuple(group.label for group in groups), cells, tuple(notes))
+
+
 def shortened(table: ResultTable, most: int, keep: str = "") -> ResultTable:
-    """The first lines of a table, which are the best, with a note that says so where any is left out.
+    """Keep the first lines of a table, which are the best, with a note that says so where any is left out.
 
     Args:
         table: The whole table.
@@ -138,46 +150,191 @@ def shortened(table: ResultTable, most: int, keep: str = "") -> ResultTable:
     count = len(table.labels)
     if count <= most:
         return table
-    kept = [at for at, label in enumerate(table.labels) if at < most or label == keep]
-    note = (
-        f"Shown: {len(kept):,} of {count:,} lines, the best by fused. All of them: equipoise report FOLDER --format csv"
-    )
-    return replace(
-        table,
-        labels=tuple(table.labels[at] for at in kept),
-        cells=tuple(table.cells[at] for at in kept),
-        notes=(note, *table.notes),
-    )
+    lines = zip(table.labels, table.cells, strict=True)
+    labels, cells = zip(*(line for at, line in enumerate(lines) if at < most or line[0] == keep), strict=True)
+    note = f"Shown: {len(labels):,} of {count:,} lines, the best by fused. All of them: "
+    notes = (f"{note}equipoise report FOLDER --format csv", *table.notes)
+    return replace(table, labels=labels, cells=cells, notes=notes)
 
 
-def build_table(
-    title: str, columns: Sequence[ResultColumn], lines: Sequence[RunGroup], notes: Sequence[str] = ()
-) -> ResultTable:
-    """Fill a table, leave out the columns that no line has a number for, and mark the best of each."""
-    filled = []
-    for column in columns:
-        measured = [column.of(line) for line in lines]
-        if any(each is not None for each in measured):
-            filled.append((column, _mark_best(column, lines, [column.cell(each) for each in measured])))
-    cells = tuple(zip(*(cells for _, cells in filled), strict=True)) if filled else tuple(() for _ in lines)
-    return ResultTable(
-        title, tuple(column for column, _ in filled), tuple(line.label for line in lines), cells, tuple(notes)
-    )
+def underline_fastest(table: ResultTable, groups: Sequence[RunGroup], key: str) -> ResultTable:
+    """Mark the lowest time in a column among the three best by fused accuracy: good and cheap at once."""
+    if key not in (keys := [column.key for column in table.columns]):
+        return table
+    at = keys.index(key)
+    by_fused = sorted((-group.fused.mean, line) for line, group in enumerate(groups) if group.fused)
+    timed = {line: time for _, line in by_fused[:3] if (time := table.cells[line][at].value) is not None}
+    if len(timed) < 2:
+        return table
+    cells = [list(line) for line in table.cells]
+    fastest = min(timed, key=timed.__getitem__)
+    cells[fastest][at] = replace(cells[fastest][at], fastest=True)
+    return replace(table, cells=tuple(map(tuple, cells)))
 
 
-def _mark_best(column: ResultColumn, lines: Sequence[RunGroup], cells: list[Cell]) -> list[Cell]:
-    """Mark the best of each group that competes. Equal as written is equal: a reader sees no other digits."""
-    if column.better is None:
-        return cells
-    groups: dict[str | None, list[int]] = {}
-    for at, line in enumerate(lines):
-        if cells[at].value is not None:
-            groups.setdefault(line.protocol if column.by_protocol else None, []).append(at)
-    marked = list(cells)
+def _mark_best(column: ResultColumn, groups: Sequence[RunGroup], cells: list[Cell]) -> list[Cell]:
+    """Mark the best among the groups that compete. Equal as written is equal: a reader sees no other digits."""
+    competing: dict[str | None, list[int]] = {}
+    for at, group in enumerate(groups):
+        if column.better is not None and cells[at].value is not None:
+            competing.setdefault(group.protocol if column.by_protocol else None, []).append(at)
     pick = max if column.better == "higher" else min
-    for group in groups.values():
-        best = pick(float(cells[at].main) for at in group)
-        for at in group:
-            if len(group) > 1 and float(cells[at].main) == best:
-                marked[at] = replace(cells[at], best=True)
-    return marked
+    for members in competing.values():
+        best = pick(float(cells[at].main) for at in members)
+        for at in members:
+            if len(members) > 1 and float(cells[at].main) == best:
+                cells[at] = replace(cells[at], best=True)
+    return cells
+
+
+# -- the tables of a study --
+
+
+def tables(results: Results, baseline: str = BASELINE) -> list[ResultTable]:
+    """Build the main table of each data set."""
+    notes = (results.warning,) if results.warning else ()
+    return [main_table(rows, data, baseline, notes, results.groups[data]) for data, rows in results.by_data().items()]
+
+
+def main_table(
+    rows: Sequence[Row],
+    data: str,
+    baseline: str = BASELINE,
+    extra_notes: Sequence[str] = (),
+    groups: Sequence[RunGroup] | None = None,
+) -> ResultTable:
+    """Build the table of accuracy, balance, robustness and cost of every label, as the paper prints it.
+
+    Args:
+        rows: Runs of one data set.
+        data: Its name.
+        baseline: The label that paired differences are taken to.
+        extra_notes: Notes to print below the table's own.
+        groups: The rows, aggregated; None where that has not been done yet.
+    """
+    groups = aggregate(rows) if groups is None else groups
+    differences = {difference.label: difference for difference in differences_between(groups, baseline)}
+    versus = f"vs {compared_with(list(differences.values()), baseline)}"
+    protocols = sorted({group.protocol for group in groups if group.protocol})
+    # A protocol that all groups share is named in the heading; several get a column of their own.
+    alone_unit = f"{protocols[0]}, %" if len(protocols) == 1 else "%"
+    alone_by = ResultColumn("protocol", "alone by", lambda group: group.protocol, "", kind="words")
+    committee_faults = _at("test", "faults", "mean", "committee")
+    columns = [
+        ResultColumn("fused", "fused", lambda group: group.fused, better="higher"),
+        ResultColumn("difference", versus, lambda group: differences.get(group.label), "points", kind="difference"),
+        ResultColumn("committee", "committee", lambda group: group.committee, better="higher"),
+        *(
+            ResultColumn(f"alone.{name}", name, _alone(name), alone_unit, better="higher", by_protocol=True)
+            for name in modalities(rows)
+        ),
+        *([alone_by] if len(protocols) > 1 else []),
+        ResultColumn(
+            "disparity", "disparity", lambda group: group.disparity, "points", better="lower", by_protocol=True
+        ),
+        ResultColumn("faults.fused", "faults", lambda group: group.faults, "fused, %", better="higher"),
+        ResultColumn("faults.committee", "faults", committee_faults, "committee, %", better="higher"),
+        ResultColumn("step", "step", lambda group: group.step, "ms, as trained", scale=1000.0, decimals=2),
+    ]
+    notes = [*notes_below(groups, list(differences.values())), *extra_notes]
+    return underline_fastest(build_table(f"{data}: accuracy on the test set", columns, groups, notes), groups, "step")
+
+
+def missing_table(groups: Sequence[RunGroup], names: Sequence[str]) -> ResultTable:
+    """Build the table of accuracy without one sensor, by each way to go on without it."""
+    columns = [
+        ResultColumn(f"{name}.{answer}", f"no {name}", _without(name, answer), f"{answer}, %", better="higher")
+        for name in names
+        for answer in dict.fromkeys(
+            key for row in _rows(groups) for key in dig(row, "test", "faults", name, "missing") or {}
+        )
+    ]
+    return build_table("Accuracy without one sensor", columns, groups)
+
+
+def protocol_table(groups: Sequence[RunGroup], names: Sequence[str]) -> ResultTable:
+    """Build the table of uni-modal accuracy by every protocol measured; estimated Shapley values with their error."""
+    columns = [
+        ResultColumn(f"{protocol}.{name}", name, _at("test", protocol, name), f"{protocol}, %", better="higher")
+        for protocol in PROTOCOLS
+        for name in names
+    ]
+    unit = "± standard error of shapley, %"
+    columns += [ResultColumn(f"{SHAPLEY_ERROR}.{name}", name, _at("test", SHAPLEY_ERROR, name), unit) for name in names]
+    note = (
+        "Shapley values of more than eight modalities are estimated from random orders; ± standard error is that of "
+        "one run's estimate, mean over runs."
+    )
+    notes = [note] if any(dig(row, "test", SHAPLEY_ERROR) for row in _rows(groups)) else []
+    return build_table("Accuracy of each modality alone, by every protocol", columns, groups, notes)
+
+
+def measure_table(groups: Sequence[RunGroup]) -> ResultTable:
+    """Build the table of the other measures of both decisions, and of what a run costs."""
+    columns = []
+    for decision in ("fused", "committee"):
+        f1, ece, loss = (f"{decision}_{key}" for key in ("f1", "ece", "loss"))
+        columns += [
+            ResultColumn(f1, f"{decision} macro F1", _at("test", f1), better="higher"),
+            ResultColumn(ece, f"{decision} calibration error", _at("test", ece), better="lower"),
+            ResultColumn(loss, f"{decision} loss", _at("test", loss), "nats", scale=1.0, decimals=3, better="lower"),
+        ]
+    columns.append(ResultColumn("beats", "fused beats best modality", _beats_best, "% of runs", decimals=0))
+    columns += [
+        ResultColumn(f"worst.{key}", f"worst fault, {key}", _at("test", "faults", "worst", key), better="higher")
+        for key in ("fused", "committee")
+    ]
+    columns += [
+        ResultColumn("total", "whole run", _at("seconds", "total"), "s", scale=1.0, decimals=1),
+        ResultColumn("memory", "peak memory", _at("memory"), "MB", scale=1.0, decimals=0),
+        ResultColumn("runs", "runs", lambda group: str(len(group.rows)), "", kind="words"),
+    ]
+    return build_table("More measures", columns, groups)
+
+
+def fault_table(groups: Sequence[RunGroup], decision: str) -> ResultTable:
+    """Build the table of the accuracy of one decision under every fault at every level."""
+    rows = _rows(groups)
+    names = modalities(rows)
+    paths = dict.fromkeys(
+        (name, *path) for row in rows for name in names for path in _paths(dig(row, "test", "faults", name), decision)
+    )
+    columns = [
+        ResultColumn(".".join(path), " ".join(path), _at("test", "faults", *path, decision), better="higher")
+        for path in paths
+    ]
+    return build_table(f"Accuracy under every fault, {decision}", columns, groups)
+
+
+def _rows(groups: Sequence[RunGroup]) -> list[Row]:
+    return [row for group in groups for row in group.rows]
+
+
+def _at(*path: str) -> Callable[[RunGroup], MeanStd | None]:
+    return lambda group: group.of(*path)
+
+
+def _alone(name: str) -> Callable[[RunGroup], MeanStd | None]:
+    return lambda group: group.alone.get(name)
+
+
+def _without(name: str, answer: str) -> Callable[[RunGroup], MeanStd | None]:
+    """Filled inputs are judged by the fused prediction; the committee drops a member and needs no filling."""
+    path = ("test", "faults", name, "missing", answer)
+    decision = "committee" if answer == "committee" else "fused"
+    return lambda group: group.of(*path) or group.of(*path, decision)
+
+
+def _beats_best(group: RunGroup) -> MeanStd | None:
+    answers = [dig(row, "test", "beats_best_single") for row in group.rows]
+    known = [answer for answer in answers if isinstance(answer, bool)]
+    return MeanStd(sum(known) / len(known), None, len(known)) if known else None
+
+
+def _paths(faults: object, decision: str) -> Iterator[tuple[str, ...]]:
+    """List the paths of keys below which the decision has a number."""
+    if isinstance(faults, dict):
+        if number(faults, decision) is not None:
+            yield ()
+        for key, inner in faults.items():
+            yield from ((key, *path) for path in _paths(inner, decision))

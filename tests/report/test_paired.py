@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from equipoise.report import MeanStd, aggregate, paired_differences
-from equipoise.report.answer import answer, caution
+from equipoise.report.notes import answer, caution
 from equipoise.report.paired import compared_with
-from equipoise.report.tables import main_table
+from equipoise.report.table import main_table
 
 
 def row(label: str, fused: float | None, seed: int = 0, fold: int | None = None, **more: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from equipoise.report import (
 )
 from equipoise.report.aggregate import modalities
 from equipoise.report.markup import html_table
-from equipoise.report.tables import protocol_table
+from equipoise.report.table import protocol_table
 from report.example import make_row, write_study
 
 
