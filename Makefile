@@ -24,10 +24,11 @@ $(TRAIN): pyproject.toml constraints.txt
 
 test: lint fast slow docs  ## everything that has to pass: style, types, tests, documentation
 
-lint: $(READY)  ## style and types
+lint: $(READY)  ## style, types, and which package may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/ty check
+	$(BIN)/lint-imports --no-logo
 
 fast: $(READY)  ## the tests that start no processes
 	$(BIN)/python -m pytest -n 2 -m "not slow"

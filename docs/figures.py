@@ -123,6 +123,43 @@ def idea(name: str, colours: dict[str, Any]) -> None:
     d.save(ASSETS / f"idea-{name}.svg", "Two encoders, a fused head, a head per sensor, and the balancing table")
 
 
+FLOORS = (  # from the top: each package may import those on the floors below it
+    {"cli": "one file a command", "integrations": "Lightning, Hugging Face, TorchJD, timm"},
+    {"paper": "toy, landscape, ablation, reproduce, bench"},
+    {"report": "tables, figures, the page", "deploy": "saved models, export, card, monitor"},
+    {"study": "compare, job, store, registry, tuning, diagnose; executors/ local, ray, slurm"},
+    {"measure": "accuracy, protocols, probe, faults, timing"},
+    {"training": "train, step, settings, presets, optimisers, checkpoint, parallel"},
+    {"methods": "one file, one paper", "data": "splits, feed; own/ prepare/ sets/"},
+    {"balance": "balancer, losses, routes, autograd", "models": "late fusion, encoders", "media": "sound, video"},
+    {"util": "errors, names, files, processes, pool, progress"},
+)
+ROOM_COLOURS = {"balance": "audio", "methods": "audio", "models": "third", "media": "third", "data": "third",
+                "training": "video", "measure": "video", "study": "video"}  # fmt: skip
+
+
+def rooms(name: str, colours: dict[str, Any]) -> None:
+    """The packages as floors of a house: imports go down, never up."""
+    width, height, gap = 900, 52, 12
+    d = Drawing(colours, width + 80, len(FLOORS) * (height + gap) + 40)
+    for floor, packages in enumerate(FLOORS):
+        y, share = 8 + floor * (height + gap), (width - gap * (len(packages) - 1)) / len(packages)
+        for number, (package, holds) in enumerate(packages.items()):
+            x, colour = 8 + number * (share + gap), ROOM_COLOURS.get(package, "fused")
+            d.box(x, y, share, height, "", colour)
+            d.text(x + share / 2, y + 22, f"{package}/", colour, weight=600)
+            d.text(x + share / 2, y + 41, holds, "faint", size=13)
+    bottom = 8 + len(FLOORS) * (height + gap) - gap
+    d.arrow(width + 44, 8, width + 44, bottom)
+    d.text(
+        width / 2,
+        bottom + 28,
+        "imports go down, never up or sideways; testing/ imports balance and models only",
+        "faint",
+    )
+    d.save(ASSETS / f"rooms-{name}.svg", "The packages of Equipoise in layers: imports go down")
+
+
 def style(colours: dict[str, Any]) -> None:
     """Let matplotlib draw in one set of colours, and the same file from the same numbers."""
     mpl.rcParams.update({"svg.hashsalt": "equipoise", "font.size": 10, "axes.spines.top": False,
@@ -182,4 +219,5 @@ if __name__ == "__main__":
     curves = training_runs()
     for name, colours in (("light", LIGHT), ("dark", DARK)):
         idea(name, colours)
+        rooms(name, colours)
         plot(name, colours, curves)
