@@ -24,7 +24,9 @@ from equipoise.methods import (
 )
 from equipoise.models import LateFusion, encoder_for, fit_committee
 from equipoise.training.rates import layerwise
-from equipoise.util.version import VERSION as __version__
+from equipoise.util import version as _version
+
+__version__ = _version.VERSION
 
 __all__ = [
     "AGM",
