@@ -2,9 +2,9 @@
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
-from equipoise.balance.optimum import Trajectory, least_squares
-from equipoise.balance.routes import Weights
-from equipoise.balance.table import Table
+from equipoise.balance.theory import Trajectory, least_squares
+from equipoise.balance.method import Weights
+from equipoise.balance.method import Table
 from equipoise.balance.window import Window
 from equipoise.methods import (
     AGM,

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
-from equipoise.balance.optimum import Trajectory
-from equipoise.balance.routes import Weights
-from equipoise.balance.theory import doubled_smoothing, smooth_maximum
+from equipoise.balance.method import Weights
+from equipoise.balance.theory import Trajectory, doubled_smoothing, smooth_maximum
 from equipoise.util.errors import demand
 
 LEAST_SMOOTHING = 1e-30  # below it, single precision cannot hold a loss divided by μ
@@ -104,10 +103,10 @@ class MIMO(Balancer):
         self.penalty, self.smoothing, self.overflow, self.floor, self.heads = penalty, smoothing, overflow, floor, heads
         self.route = "weighted" if heads == "plain" else "loss"
         if optimum is None:
-            self.remember("optimum", (1,))
+            self.add_state("optimum", (1,))
         else:
             rows = optimum.values() if isinstance(optimum, Trajectory) else optimum
-            self.given(
+            self.add_given_state(
                 "optimum", {name: torch.as_tensor(row, dtype=torch.float64).reshape(-1) for name, row in rows.items()}
             )
         self.register_buffer("step", torch.zeros(1, dtype=torch.int64))
