@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import warnings
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
@@ -53,13 +54,13 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer:
 class GivesResponses(Protocol):
     """A model that can give the Shapley response of each modality in closed form, as `LateFusion` does."""
 
+    @abstractmethod
     def response_problems(self) -> list[str]:
         """Say why it cannot; empty where it can."""
-        ...
 
+    @abstractmethod
     def respond(self, balancer: object | None) -> None:
         """Give responses in training for as long as this balancer lives; None stops that."""
-        ...
 
 
 @final
