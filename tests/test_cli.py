@@ -26,7 +26,7 @@ from equipoise.study.progress import Progress
 from equipoise.study.registry import entries
 from equipoise.study.store import Store
 from equipoise.study.study import plan
-from equipoise.training import checkpoint, tracking
+from equipoise.training import checkpoint, trackers
 from process_group import assert_gone
 from report.example import write_study
 
@@ -184,7 +184,7 @@ def test_every_run_is_tracked_in_its_own_folder_and_is_the_same_run(equipoise: A
 def test_a_missing_tracker_is_told_before_anything_runs(
     equipoise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("equipoise.training.tracking._installed", lambda _: False)
+    monkeypatch.setattr("equipoise.training.trackers._installed", lambda _: False)
     for command in ("compare", "train"):
         ended = equipoise(command, *QUICK, "--track", "wandb,mlflow", "--out", tmp_path)
         refused(ended, "expected wandb and mlflow to be installed", "type: pip install wandb mlflow")
@@ -194,7 +194,7 @@ def test_a_missing_tracker_is_told_before_anything_runs(
 def test_a_tracker_that_cannot_be_used_is_told_before_anything_runs(
     equipoise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(tracking._FIRST, "tensorboard", "raise SystemExit('no room for events')")
+    monkeypatch.setitem(trackers._PREPARE, "tensorboard", "raise SystemExit('no room for events')")
     refused(equipoise("train", *QUICK, "--track", "tensorboard", "--out", tmp_path), "no room for events")
     assert list(tmp_path.iterdir()) == []
 

@@ -2,9 +2,8 @@
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
+from equipoise.balance.method import Table, Weights
 from equipoise.balance.theory import Trajectory, least_squares
-from equipoise.balance.method import Weights
-from equipoise.balance.method import Table
 from equipoise.balance.window import Window
 from equipoise.methods import (
     AGM,
@@ -23,7 +22,7 @@ from equipoise.methods import (
     mimo_objective,
 )
 from equipoise.models import LateFusion, encoder_for, fit_committee
-from equipoise.training.rates import layerwise
+from equipoise.training.optimisers import layerwise
 from equipoise.util import version as _version
 
 __version__ = _version.VERSION

@@ -280,6 +280,23 @@ class MethodHooks(ModalityState):
         """Remarks for a row of results on how the method ran, beyond its parameters."""
         return {}
 
+    def smoothness_problem(self) -> str:
+        """Say why no learning rate is known to be safe for the method's objective; "" where `smoothness` gives one."""
+        return (
+            f"{type(self).__name__} follows no gradient of a smooth objective, so no step is known to be safe; choose "
+            "msl, ew or mimo"
+        )
+
+    def smoothness(self, of_loss: Callable[..., tuple[float, float]], modalities: Sequence[str]) -> float:
+        """Return the smoothness constant of the method's objective.
+
+        Args:
+            of_loss: Gives the smoothness and the Lipschitz constant of a loss by name, in all parameters or, with
+                ``head_alone=True``, in those of the modality's head.
+            modalities: Their names.
+        """
+        raise NotImplementedError(type(self).__name__)
+
     def touches(self, tensor: Tensor) -> bool:  # noqa: ARG002
         """Return True if the factor of an encoder applies to this tensor of it."""
         return True

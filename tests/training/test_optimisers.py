@@ -10,11 +10,9 @@ from equipoise import MSL, OGM, LateFusion, encoder_for, layerwise
 from equipoise.data.sets.generated import two_sensors
 from equipoise.models import ResNet18
 from equipoise.testing import SmallModel, batch, losses_of, names
-from equipoise.training.machinery import make_optimizer, make_schedule
-from equipoise.training.run import Run
-from equipoise.training.safe_step import check_step
+from equipoise.training.optimisers import check_step, make_optimizer, make_schedule
 from equipoise.training.settings import Settings
-from equipoise.training.tracking import Trackers
+from equipoise.training.train import Run
 
 
 def rates(model: nn.Module, decay: float = 0.5, **told: object) -> dict[str, float]:
@@ -162,7 +160,7 @@ SLOWED = Settings(layer_decay=0.5, lr=0.1, weight_decay=0.2)
 def groups_of(settings: Settings, *, recorded: bool = False) -> dict[str, tuple[float, float]]:
     """Rate and weight decay of every parameter, by name."""
     model = LateFusion({"a": Ladder(2)}, classes=3)
-    groups = make_optimizer(model, settings, recorded=recorded).param_groups
+    groups = make_optimizer(model, settings, captured=recorded).param_groups
     found = {id(one): (float(group["lr"]), group["weight_decay"]) for group in groups for one in group["params"]}
     return {name: found[id(one)] for name, one in model.named_parameters()}
 
@@ -194,7 +192,7 @@ def test_without_the_setting_all_is_one_group() -> None:
 @pytest.mark.parametrize(("schedule", "factors"), [("cosine", [1, 0.75, 0.25, 0]), ("step", [1, 1, 0.1, 0.1])])
 def test_a_schedule_slows_every_layer_alike(schedule: str, factors: list[float], recorded: bool) -> None:
     settings = SLOWED.changed({"schedule": schedule, "epochs": 3})
-    optimizer = make_optimizer(LateFusion({"a": Ladder(2)}, classes=3), settings, recorded=recorded)
+    optimizer = make_optimizer(LateFusion({"a": Ladder(2)}, classes=3), settings, captured=recorded)
     moving = make_schedule(optimizer, settings)
     rates = [group["lr"] for group in optimizer.param_groups]
     start = [float(rate) for rate in rates]
@@ -213,7 +211,7 @@ def test_a_step_of_a_run_by_hand() -> None:
     plain = Settings(epochs=1, batch=10**6, lr=0.1, momentum=0.0, weight_decay=0.0, features=8)
     moved = []
     for settings in (plain, plain.changed({"layer_decay": 0.5})):
-        run = Run(two_sensors(samples=60), MSL(), settings, 0, None, Trackers(), 1e9)
+        run = Run(two_sensors(samples=60), MSL(), settings)
         before = {name: tensor.detach().clone() for name, tensor in run.model.named_parameters()}
         next(run.steps())
         moved.append({name: tensor.detach() - before[name] for name, tensor in run.model.named_parameters()})

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from equipoise import LateFusion
-from equipoise.training.compiling import Compiling, pays
+from equipoise.training.compile import Compiler, pays
 from equipoise.training.settings import Settings
 
 SHAPES = {"a": (3,), "b": (5,)}
@@ -20,10 +20,10 @@ def model() -> LateFusion:
     return LateFusion({name: nn.Sequential(nn.Linear(*shape, 4), nn.ReLU()) for name, shape in SHAPES.items()}, 2)
 
 
-def watching(epochs: int) -> tuple[Compiling, list[str]]:
+def watching(epochs: int) -> tuple[Compiler, list[str]]:
     """What watches a run on a GPU, with a model that notes what is done to it."""
     done: list[str] = []
-    found = Compiling(model(), Settings(epochs=epochs))
+    found = Compiler(model(), Settings(epochs=epochs))
     found._watches = True
     found._model.compile_encoders = lambda **_: done.append("compiled")
     found._model.uncompile_encoders = lambda: done.append("as written")
@@ -36,27 +36,27 @@ def test_it_pays_where_twice_the_cost_is_saved() -> None:
 
 
 def test_short_runs_pay_for_nothing() -> None:
-    compiling, done = watching(20)
+    compiler, done = watching(20)
     for epoch in range(1, 21):
-        assert not compiling.changes(10.0, epoch, whole=True)  # 200 s in all
+        assert not compiler.update(10.0, epoch, whole=True)  # 200 s in all
     assert done == []
-    assert compiling.told == "no: 180 s were left, too few to earn it back"  # when it was first measured
+    assert compiler.outcome == "no: 180 s were left, too few to earn it back"  # when it was first measured
 
 
 def test_a_long_run_compiles_once_and_keeps_what_is_faster() -> None:
-    compiling, done = watching(100)
-    changed = [compiling.changes(s, e, whole=True) for e, s in enumerate([30.0, 10.0, 55.0, 7.0, 7.0, 7.0], start=1)]
+    compiler, done = watching(100)
+    changed = [compiler.update(s, e, whole=True) for e, s in enumerate([30.0, 10.0, 55.0, 7.0, 7.0, 7.0], start=1)]
     assert changed == [False, True, False, False, False, False]  # the first epoch warms up, the second is the measure
     assert done == ["compiled"]
-    assert compiling.told == "yes: an epoch takes 0.70 of its time"
+    assert compiler.outcome == "yes: an epoch takes 0.70 of its time"
 
 
 def test_what_is_not_faster_is_taken_back_and_not_tried_again() -> None:
-    compiling, done = watching(100)
-    changed = [compiling.changes(s, e, whole=True) for e, s in enumerate([30.0, 10.0, 55.0, 9.9, 9.9], start=1)]
+    compiler, done = watching(100)
+    changed = [compiler.update(s, e, whole=True) for e, s in enumerate([30.0, 10.0, 55.0, 9.9, 9.9], start=1)]
     assert changed == [False, True, False, True, False]
     assert done == ["compiled", "as written"]
-    assert compiling.told == "no: an epoch took 0.99 of its time"
+    assert compiler.outcome == "no: an epoch took 0.99 of its time"
 
 
 @pytest.mark.parametrize("ratio", [0.7, 0.99])
@@ -66,25 +66,25 @@ def test_no_run_depends_on_what_another_found(ratio: float, tmp_path: Path, monk
         monkeypatch.setenv(name, str(tmp_path))
     told = []
     for _ in range(2):
-        compiling, done = watching(100)
+        compiler, done = watching(100)
         for epoch, seconds in enumerate([30.0, 10.0, 55.0, 10.0 * ratio, 10.0 * ratio], start=1):
-            compiling.changes(seconds, epoch, whole=True)
-        told.append((compiling.told, done))
+            compiler.update(seconds, epoch, whole=True)
+        told.append((compiler.outcome, done))
     assert told[0] == told[1]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_half_an_epoch_is_no_measure() -> None:
-    compiling, done = watching(100)
-    assert not compiling.changes(10.0, 2, whole=False)
+    compiler, done = watching(100)
+    assert not compiler.update(10.0, 2, whole=False)
     assert done == []
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 def test_a_cpu_compiles_only_when_told() -> None:
-    assert not Compiling(model(), Settings(epochs=10**6)).changes(1e9, 2, whole=True)
-    assert Compiling(model(), Settings(compile=False)).told == "no: compile=false"
-    assert Compiling(model(), Settings(compile=True)).told == "yes"
+    assert not Compiler(model(), Settings(epochs=10**6)).update(1e9, 2, whole=True)
+    assert Compiler(model(), Settings(compile=False)).outcome == "no: compile=false"
+    assert Compiler(model(), Settings(compile=True)).outcome == "yes"
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
@@ -118,23 +118,23 @@ def test_only_the_first_training_shape_is_compiled_and_each_encoder_for_itself()
 
 @pytest.mark.parametrize("theirs", [False, True])
 def test_convolutions_race_in_full_batches_of_compiled_encoders_alone(theirs: bool) -> None:
-    def raced(compiling: Compiling, *, full: bool) -> bool:
+    def raced(compiler: Compiler, *, full: bool) -> bool:
         with torch.backends.cudnn.flags(benchmark=theirs):
-            with compiling.searching(full=full):
+            with compiler.benchmarking(full=full):
                 found = torch.backends.cudnn.benchmark
             assert torch.backends.cudnn.benchmark is theirs  # what somebody chose for themselves stays
         return found
 
-    compiling, _ = watching(100)
-    compiling._may_search = True
-    assert raced(compiling, full=True) is theirs
-    compiling.changes(10.0, 2, whole=True)
-    assert compiling.told == "on trial"
-    assert raced(compiling, full=True)
-    assert raced(compiling, full=False) is theirs
-    compiling.changes(55.0, 3, whole=True)
-    compiling.changes(9.9, 4, whole=True)
-    assert compiling.told.startswith("no")
-    assert raced(compiling, full=True) is theirs
-    on_a_cpu = Compiling(model(), Settings(compile=True))
+    compiler, _ = watching(100)
+    compiler._may_benchmark = True
+    assert raced(compiler, full=True) is theirs
+    compiler.update(10.0, 2, whole=True)
+    assert compiler.outcome == "on trial"
+    assert raced(compiler, full=True)
+    assert raced(compiler, full=False) is theirs
+    compiler.update(55.0, 3, whole=True)
+    compiler.update(9.9, 4, whole=True)
+    assert compiler.outcome.startswith("no")
+    assert raced(compiler, full=True) is theirs
+    on_a_cpu = Compiler(model(), Settings(compile=True))
     assert raced(on_a_cpu, full=True) is theirs

@@ -1,4 +1,4 @@
-"""Trackers: where a run can be logged while it trains, and what it is called there."""
+"""Experiment trackers that log a run while it trains: TensorBoard, Weights & Biases, MLflow."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from equipoise.util.names import unknown_name
 NAMES = ("tensorboard", "wandb", "mlflow")
 """Trackers by name, each the name of its package too."""
 PROJECT = "equipoise"
-_FIRST = {
+_PREPARE = {
     "wandb": "import wandb; wandb.login()",
     "mlflow": f"import os, mlflow; mlflow.set_experiment(os.environ.get('MLFLOW_EXPERIMENT_NAME', {PROJECT!r}))",
 }
-"""What is done once before runs begin side by side, which would otherwise all do it at once: ask who logs, and make the
-experiment with its data base."""
+"""Done once before runs begin side by side, which would otherwise all do it at once: log in, and make the experiment
+with its data base."""
 
 
 @final
@@ -34,8 +34,8 @@ class Trackers:
 
     Args:
         names: Some of `NAMES`.
-        run: What they call the run.
-        facts: What they are told of it beside its settings.
+        run: Name of the run.
+        facts: Logged beside its settings.
 
     Example:
         >>> Trackers(("tensorboard",), run="mimo, seed 0", facts={"seed": 0}).names
@@ -58,7 +58,7 @@ class Trackers:
         raise_all(problems)
 
     def try_out(self) -> None:
-        """See that runs can be logged, before the first one begins.
+        """Check that runs can be logged, before the first one begins.
 
         Raises:
             BadInput: With what a tracker says, where it cannot be used.
@@ -66,14 +66,16 @@ class Trackers:
         quick = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "WANDB_SILENT": "true", **os.environ}
         for name in self.names:
             # In a process of its own: what a tracker opens must not be inherited by the runs.
-            program = [sys.executable, "-c", _FIRST.get(name, "")]
+            program = [sys.executable, "-c", _PREPARE.get(name, "")]
             done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=quick)
             if done.returncode:
-                said = done.stderr.strip().rpartition("\n")[2]
-                raise BadInput(f"trackers: {name} cannot be used: {said}\nMend that, or leave {name} out of --track")
+                message = done.stderr.strip().rpartition("\n")[2]
+                raise BadInput(
+                    f"trackers: {name} cannot be used: {message}\nCorrect it, or leave {name} out of --track"
+                )
 
     def make(self, folder: Path | None) -> list[Any]:
-        """Accelerate's trackers, which keep what they keep on this machine in the folder of the run."""
+        """Make Accelerate's trackers; what they store on this machine goes to the folder of the run."""
         if not self.names:
             return []
         from accelerate.tracking import MLflowTracker, TensorBoardTracker, WandBTracker
@@ -91,11 +93,11 @@ class Trackers:
         return [make[name]() for name in self.names]
 
 
-def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """What an epoch showed, flat, as trackers take it.
+def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Flatten the record of an epoch, as trackers take it.
 
     Example:
-        >>> numbers({"epoch": 3, "train": {"fused": 0.5}, "table": {"fused": {"audio": 1.0}}})
+        >>> flat_numbers({"epoch": 3, "train": {"fused": 0.5}, "table": {"fused": {"audio": 1.0}}})
         {'train/fused': 0.5, 'table/fused/audio': 1.0}
     """
     return {
@@ -114,5 +116,5 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _installed(name: str) -> bool:
-    found = find_spec(name)
-    return found is not None and found.origin is not None  # a folder of that name, such as wandb makes, has none
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None  # a folder of that name, such as wandb makes, has none

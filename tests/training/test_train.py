@@ -15,11 +15,10 @@ from equipoise import AGM, MIMO, MSES, MSL, OGM, OGMGE, Balancer, MMPareto, Unim
 from equipoise.data import Part, Splits
 from equipoise.data.feed import Feed, epoch_rows, share_of_rank
 from equipoise.data.sets.generated import two_sensors
-from equipoise.training.machinery import make_optimizer, make_schedule, split
-from equipoise.training.run import Run
+from equipoise.training.optimisers import make_optimizer, make_schedule
 from equipoise.training.settings import Settings
-from equipoise.training.tracking import Trackers
-from equipoise.training.train import Record, Trained, build_model, evaluate, losses_of, train
+from equipoise.training.step import build_model, evaluate, losses_of, split
+from equipoise.training.train import Record, Run, Trained, train
 from fed import training
 
 DATA = two_sensors(samples=150)
@@ -214,7 +213,7 @@ def test_micro_batches_hold_every_sample_once() -> None:
 def test_a_run_is_taken_step_by_step() -> None:
     """A step moves the weights when it is asked for, and not before; what is left of an epoch can be left."""
     whole = weights(train(DATA, MIMO(), PLAIN.changed({"epochs": 2})))
-    run = Run(DATA, MIMO(), PLAIN, 0, None, Trackers(), math.inf)
+    run = Run(DATA, MIMO(), PLAIN)
     taken = run.steps()
     seen = [run.model.state_dict()["heads.easy.weight"].clone()]
     for left in (2, 1, 0):
@@ -223,9 +222,9 @@ def test_a_run_is_taken_step_by_step() -> None:
     assert all(not torch.equal(one, other) for one, other in itertools.pairwise(seen))
     assert next(taken, None) is None
     shown = run.end_epoch()
-    assert (shown["epoch"], run.epoch, run.batch, run.samples) == (1, 1, 0, 0)
+    assert (shown["epoch"], run.state.epoch, run.state.batch, run.state.samples) == (1, 1, 0, 0)
     assert all(0 < loss < 10 for loss in shown["train"].values())
-    assert not any(run.sums[name] for name in shown["train"])
+    assert not any(run.state.sums[name] for name in shown["train"])
     for _ in run.steps():
         pass
     assert same(run.model.state_dict(), whole)
@@ -235,11 +234,11 @@ def test_a_run_is_taken_step_by_step() -> None:
 
 
 def test_the_schedule_moves_between_epochs() -> None:
-    run = Run(DATA, MSL(), PLAIN.changed({"schedule": "step", "lr": 0.1}), 0, None, Trackers(), math.inf)
+    run = Run(DATA, MSL(), PLAIN.changed({"schedule": "step", "lr": 0.1}))
     rates = []
     for _ in range(PLAIN.epochs):
-        rates.append(run.plain.param_groups[0]["lr"])
-        run.one_epoch()
+        rates.append(run.step.optimizer.param_groups[0]["lr"])
+        run.train_epoch()
     assert rates == pytest.approx([0.1, 0.1, 0.1, 0.01])  # a tenth after 70 % of four epochs
 
 

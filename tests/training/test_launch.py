@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equipoise import MGDA, MIMO, OGM, Balancer
-from equipoise.training import distributed
+from equipoise.training import launch
 from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput
 from everything import GRADIENT_PATH, METHODS
@@ -24,19 +24,19 @@ def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def problems(settings: Settings, balancer: Balancer) -> list[str]:
     try:
-        distributed.check(settings, balancer)
+        launch.check_launch(settings, balancer)
     except BadInput as found:
         return str(found).splitlines()
     return []
 
 
 def test_one_process_is_told_nothing() -> None:
-    assert not distributed.launched()
-    assert distributed.leads()
+    assert not launch.launched()
+    assert launch.is_main()
     assert not problems(Settings(parallel="fsdp", device="cuda:1", precision="fp16"), MGDA())
-    with distributed.one_by_one():
-        assert distributed.agreed("word") == "word"
-    assert distributed.gathered("word") == ["word"]
+    with launch.one_rank_at_a_time():
+        assert launch.broadcast("word") == "word"
+    assert launch.gather("word") == ["word"]
 
 
 @pytest.mark.usefixtures("second_of_two")
@@ -67,10 +67,10 @@ def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("second_of_two")
 def test_the_second_is_silent_and_only_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", before := sys.stdout)
-    distributed.only_the_first_speaks(["train", "--data", "watch"])
+    launch.silence_other_ranks(["train", "--data", "watch"])
     assert isinstance(sys.stdout, io.StringIO)
     assert sys.stdout is not before
     with pytest.raises(BadInput, match="expected one process, found 2: several can train, compare, diagnose together"):
-        distributed.only_the_first_speaks(["reproduce", "1"])
+        launch.silence_other_ranks(["reproduce", "1"])
     with pytest.raises(BadInput, match="type equipoise compare --on ray"):
-        distributed.only_the_first_speaks(["compare", "--on", "ray"])
+        launch.silence_other_ranks(["compare", "--on", "ray"])

@@ -1,7 +1,4 @@
-"""The decision to compile encoders: where a run is long enough to earn the wait back, and measures faster.
-
-The settings, the device and the epochs of the run itself decide; the row of the run says how.
-"""
+"""Compiling the encoders of a run, where it is long enough to earn the wait back and measures faster."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ KEEPS = 0.97
 
 
 def pays(left: float) -> bool:
-    """Whether compiling is likely to save twice what it costs in the rest of a run.
+    """Return whether compiling is likely to save twice what it costs in the rest of a run.
 
     Args:
         left: Seconds the rest would take as written.
@@ -37,39 +34,40 @@ def pays(left: float) -> bool:
 
 
 @final
-class Compiling:
+class Compiler:
     """Watches the epochs of a run, and compiles its encoders when that pays.
 
     Args:
         model: Whose encoders.
         settings: Of the run: compile=true at once, false never, "auto" on a GPU when it pays.
+        sharded: Whether each process holds a shard of the model, which is never compiled.
     """
 
-    def __init__(self, model: LateFusion, settings: Settings) -> None:
+    def __init__(self, model: LateFusion, settings: Settings, *, sharded: bool = False) -> None:
         self._model, self._epochs = model, settings.epochs
-        self._may_search = model.committee.is_cuda and not settings.deterministic
-        self._plain = 0.0
-        self._tried_at = 0
-        why_not = _why_not(model, settings)
+        self._may_benchmark = model.committee.is_cuda and not settings.deterministic
+        self._plain_seconds, self._tried_at = 0.0, 0
+        why_not = "each process holds a piece of the model" if sharded else _why_not(model, settings)
         self._watches = not why_not and settings.compile == "auto"
-        self.told = f"no: {why_not or 'not an epoch was left to measure'}"
-        if settings.compile is True:
+        self.outcome = f"no: {why_not or 'not an epoch was left to measure'}"
+        if settings.compile is True and not sharded:
             model.compile_encoders(steady=True)
-            self.told = "yes"
+            self.outcome = "yes"
 
-    def searching(self, *, full: bool) -> AbstractContextManager[None]:
-        """Let cuDNN race all the convolutions it has in a step, where encoders are compiled.
+    def benchmarking(self, *, full: bool) -> AbstractContextManager[None]:
+        """Return the context of a step, in which cuDNN times all its convolutions where encoders are compiled.
 
-        That takes ten seconds for every new shape of batch and saves 3 % of a step, so who is too short for the one is
-        for the other.
+        That takes ten seconds for every new shape of batch and saves 3 % of a step: it pays where compiling does.
 
         Args:
             full: Whether the batch has the size that most have.
         """
-        return _race() if full and self._may_search and not self.told.startswith("no") else nullcontext()
+        return (
+            _cudnn_benchmark() if full and self._may_benchmark and not self.outcome.startswith("no") else nullcontext()
+        )
 
-    def changes(self, seconds: float, epoch: int, *, whole: bool) -> bool:
-        """Look at an epoch that has ended; whether the step is another one from now on.
+    def update(self, seconds: float, epoch: int, *, whole: bool) -> bool:
+        """Decide after an epoch whether to compile, or to undo it; return whether the step has changed.
 
         Args:
             seconds: It took.
@@ -79,29 +77,28 @@ class Compiling:
         if not self._watches or not whole or epoch == 1:  # the first one warms up
             return False
         if not self._tried_at:
-            first = not self._plain
-            self._plain = seconds
+            first, self._plain_seconds = not self._plain_seconds, seconds
             left = (self._epochs - epoch) * seconds
             if not pays(left):
-                self.told = f"no: {left:.0f} s were left, too few to earn it back" if first else self.told
+                self.outcome = f"no: {left:.0f} s were left, too few to earn it back" if first else self.outcome
                 return False
             self._model.compile_encoders(steady=True)
-            self.told, self._tried_at = "on trial", epoch
+            self.outcome, self._tried_at = "on trial", epoch
             return True
         if epoch == self._tried_at + 1:  # which compiled
             return False
         self._watches = False
-        ratio = seconds / self._plain
+        ratio = seconds / self._plain_seconds
         if ratio < KEEPS:
-            self.told = f"yes: an epoch takes {ratio:.2f} of its time"
+            self.outcome = f"yes: an epoch takes {ratio:.2f} of its time"
             return False
         self._model.uncompile_encoders()
-        self.told = f"no: an epoch took {ratio:.2f} of its time"
+        self.outcome = f"no: an epoch took {ratio:.2f} of its time"
         return True
 
 
 @contextmanager
-def _race() -> Generator[None, None, None]:
+def _cudnn_benchmark() -> Generator[None, None, None]:
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -111,7 +108,7 @@ def _race() -> Generator[None, None, None]:
 
 
 def _why_not(model: LateFusion, settings: Settings) -> str:
-    """Why the encoders of a run are not compiled, whatever it measures; "" where that is to be seen."""
+    """Say why the encoders of a run are not compiled, whatever it measures; "" where measuring decides."""
     if settings.compile is False:
         return "compile=false"
     if not model.committee.is_cuda:

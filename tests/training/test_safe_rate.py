@@ -20,11 +20,11 @@ from equipoise.data.sets.generated import two_sensors
 from equipoise.models import MLP, CNN1d, LateFusion
 from equipoise.models.late_fusion import Unimodal
 from equipoise.study.registry import entries
-from equipoise.training import safe_step
-from equipoise.training.safe_step import before_epoch, check_step, constants, local_smoothness, safe_rate
+from equipoise.training import optimisers
+from equipoise.training.optimisers import check_step, constants, local_smoothness, safe_rate, set_safe_rate
 from equipoise.training.settings import Settings
 from equipoise.training.step import losses_of
-from equipoise.training.train import train
+from equipoise.training.train import Run, train
 
 SAFE = Settings(step="safe", momentum=0.0)
 
@@ -124,7 +124,7 @@ def test_halving_is_rare_and_happens_where_the_constant_is_too_small(monkeypatch
     model, part = tiny(0)
     plain = 1 / local_smoothness(model, MIMO(), part)
     assert safe_rate(model, MIMO(), part) == plain
-    monkeypatch.setattr(safe_step, "local_smoothness", lambda *_: 1 / (1024 * plain))
+    monkeypatch.setattr(optimisers, "local_smoothness", lambda *_: 1 / (1024 * plain))
     halved = safe_rate(model, MIMO(), part)
     assert halved is not None
     assert plain / 2 <= halved < 1024 * plain
@@ -135,8 +135,8 @@ def test_a_flat_loss_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     model, feed = batch_norm_model()
     mover = torch.optim.SGD(model.parameters(), lr=5.0)
     for bend in (0.0, math.inf, math.nan):
-        monkeypatch.setattr(safe_step, "local_smoothness", lambda *_, bend=bend: bend)
-        before_epoch(SAFE.changed({"weight_decay": 0.0}), 0, 0, model, MSL(), feed, mover)
+        monkeypatch.setattr(optimisers, "local_smoothness", lambda *_, bend=bend: bend)
+        set_safe_rate(model, MSL(), feed.part, mover, SAFE.changed({"weight_decay": 0.0}))
         assert mover.param_groups[0]["lr"] == 5.0
 
 
@@ -175,7 +175,7 @@ def test_nothing_but_the_learning_rate_changes() -> None:
     mover = torch.optim.SGD(model.parameters(), lr=1.0)
     before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
     chance = torch.get_rng_state()
-    before_epoch(SAFE, 0, 0, model, MIMO(), feed, mover)
+    set_safe_rate(model, MIMO(), feed.part, mover, SAFE)
     assert 0 < mover.param_groups[0]["lr"] < 1
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [module.training for module in model.modules()] == modes
@@ -196,35 +196,26 @@ def test_weight_decay_bends_too_and_a_recorded_rate_is_written_in_place() -> Non
     model, feed = batch_norm_model()
     mover = torch.optim.SGD(model.parameters(), lr=torch.tensor(1.0))
     rate = mover.param_groups[0]["lr"]
-    before_epoch(SAFE.changed({"weight_decay": 7.0}), 0, 0, model, MSL(), feed, mover)
+    set_safe_rate(model, MSL(), feed.part, mover, SAFE.changed({"weight_decay": 7.0}))
     assert mover.param_groups[0]["lr"] is rate
     assert 1 / float(rate) == pytest.approx(local_smoothness(model, MSL(), feed.part) + 7, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("step", "epoch", "batch", "set_anew"),
-    [
-        ("given", 0, 0, False),
-        ("safe", 0, 0, True),
-        ("safe", 0, 3, False),
-        ("safe", 1, 0, False),
-        ("safe-each-epoch", 1, 0, True),
-        ("safe-each-epoch", 1, 3, False),
-    ],
+    [("given", 0, 0, False), ("safe", 0, 0, True), ("safe", 0, 3, False), ("safe", 1, 0, False)],
 )
 def test_when_the_rate_is_set(step: str, epoch: int, batch: int, set_anew: bool) -> None:
-    model, feed = batch_norm_model()
-    mover = torch.optim.SGD(model.parameters(), lr=5.0)
-    before_epoch(SAFE.changed({"step": step}), epoch, batch, model, MSL(), feed, mover)
-    assert (mover.param_groups[0]["lr"] != 5.0) == set_anew
+    run = Run(two_sensors(samples=60), MSL(), SAFE.changed({"step": step, "lr": 5.0, "batch": 8}))
+    run.state.epoch, run.state.batch = epoch, batch
+    next(run.steps())
+    assert (run.step.optimizer.param_groups[0]["lr"] != 5.0) == set_anew
 
 
 def test_a_run_says_what_its_rate_was_and_goes_on_with_it(tmp_path: Path) -> None:
-    splits, settings = two_sensors(samples=60), SAFE.changed({"step": "safe-each-epoch", "epochs": 3, "batch": 20})
+    splits, settings = two_sensors(samples=60), SAFE.changed({"epochs": 3, "batch": 20})
     whole = train(splits, MIMO(), settings)
     assert "1/L̂ of a batch of 20" in whole.path["learning rate"]
-    once = train(splits, MIMO(), settings.changed({"step": "safe"}))
-    assert once.path["learning rate"] != whole.path["learning rate"]
     assert "learning rate" not in train(splits, MIMO(), Settings(epochs=1)).path
 
     def stop(record: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from equipoise.training import settings
-from equipoise.training.machinery import device_of
+from equipoise.training.launch import device_of
 from equipoise.training.settings import Settings, convert
 
 

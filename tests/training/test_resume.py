@@ -1,6 +1,5 @@
 """An epoch that is killed half-way goes on from there, to the same bits."""
 
-import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +11,9 @@ from equipoise import MIMO
 from equipoise.data.feed import Feed
 from equipoise.data.sets.generated import two_sensors
 from equipoise.training import checkpoint
-from equipoise.training.cadence import Cadence
-from equipoise.training.resuming import resume, save
-from equipoise.training.run import Run
+from equipoise.training.checkpoint import Checkpoints
 from equipoise.training.settings import Settings
-from equipoise.training.tracking import Trackers
-from equipoise.training.train import train
+from equipoise.training.train import Run, train
 
 DATA = two_sensors(samples=300)
 SETTINGS = Settings(epochs=3, batch=16, features=8, dropout=0.2, optimizer="adamw", select="best")
@@ -43,7 +39,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
 @pytest.mark.parametrize("after", [1, 5, 11, 12, 17, 30])
 def test_killed_inside_an_epoch(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     undisturbed = train(DATA, MIMO(), SETTINGS, seed=4)
-    monkeypatch.setattr(Cadence, "due_within", lambda *_: True)
+    monkeypatch.setattr(Checkpoints, "due_within", lambda *_: True)
     dying(monkeypatch, after)
     with pytest.raises(Killed):
         train(DATA, MIMO(), SETTINGS, seed=4, folder=tmp_path, checkpoint_seconds=0)
@@ -65,23 +61,23 @@ def test_an_epoch_lasts_as_long_as_its_sittings(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
 
     def sitting() -> Run:
-        run = Run(DATA, MIMO(), SETTINGS, 4, tmp_path, Trackers(), math.inf)
-        resume(run)
+        run = Run(DATA, MIMO(), SETTINGS, 4, tmp_path)
+        run.resume()
         return run
 
     first = sitting()
     next(first.steps())
     clock.now += 5
-    save(first)
+    first.checkpoints.save()
     clock.now += 1000
     run, told = sitting(), []
-    monkeypatch.setattr(run.compiling, "changes", lambda seconds, epoch, *, whole: told.append((seconds, epoch, whole)))
+    monkeypatch.setattr(run.compiler, "update", lambda seconds, epoch, *, whole: told.append((seconds, epoch, whole)))
     records = []
     for _ in range(2):
         for _ in run.steps():
             clock.now += 1
-        records.append(run.look(run.end_epoch()))
+        records.append(run.validate(run.end_epoch()))
     steps = -(-len(DATA.train) // SETTINGS.batch)
     assert [record["seconds"] for record in records] == [5 + steps - 1, steps]
-    assert run.seconds == 5 + steps - 1 + steps
+    assert run.state.seconds == 5 + steps - 1 + steps
     assert told == [(5 + steps - 1, 1, False), (steps, 2, True)]

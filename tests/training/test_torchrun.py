@@ -24,14 +24,14 @@ from equipoise.study.registry import all_methods
 
 LIMIT_S = 240
 TOLERANCE = 1e-5
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.slow
 Found = dict[str, Any]
 
 
 def launch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    told = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    told = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
     command = [sys.executable, "-m", *words]
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, **told}, capture_output=True, text=True, timeout=LIMIT_S
@@ -42,7 +42,7 @@ def launch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def torchrun(folder: Path, ranks: int, *words: str) -> None:
     started = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    launch(folder, *started, *(word for word in words if word.startswith("--")), str(HERE / "torchrun_program.py"),
+    launch(folder, *started, *(word for word in words if word.startswith("--")), str(TESTS / "torchrun_program.py"),
            *(word for word in words if not word.startswith("--")))  # fmt: skip
 
 

@@ -15,9 +15,9 @@ from equipoise.data.source import all_data
 from equipoise.study.job import run_job
 from equipoise.study.registry import entries
 from equipoise.study.study import plan
-from equipoise.training import tracking
+from equipoise.training import trackers
 from equipoise.training.settings import Settings
-from equipoise.training.tracking import Trackers, numbers
+from equipoise.training.trackers import Trackers, flat_numbers
 from equipoise.training.train import Record, train
 from equipoise.util.errors import BadInput
 
@@ -96,7 +96,7 @@ def test_a_sitting_is_told_of_the_epochs_before_it(tmp_path: Path, notebooks: li
     found = train(DATA, MIMO(), SHORT, **options)
     first, second = notebooks
     assert [step for step, _ in first.told] == [1, 2]
-    assert second.told == [(record["epoch"], numbers(record)) for record in found.curves]
+    assert second.told == [(record["epoch"], flat_numbers(record)) for record in found.curves]
 
 
 def test_a_run_has_its_name_and_its_facts(tmp_path: Path, notebooks: list[Notebook]) -> None:
@@ -120,11 +120,11 @@ def test_any_name_becomes_one_folder(tmp_path: Path) -> None:
 
 def test_numbers_have_names_that_every_tracker_takes() -> None:
     record = {"epoch": 1, "seconds": 2.0, "train": {"left (ear)": 0.5}, "table": {"fused": {"a:b": 1.0, "ü": 2.0}}}
-    assert numbers(record) == {"train/left _ear_": 0.5, "table/fused/a_b": 1.0, "table/fused/ü": 2.0}
+    assert flat_numbers(record) == {"train/left _ear_": 0.5, "table/fused/a_b": 1.0, "table/fused/ü": 2.0}
 
 
 def test_what_cannot_be_used_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "_installed", lambda name: name == "tensorboard")
+    monkeypatch.setattr(trackers, "_installed", lambda name: name == "tensorboard")
     with pytest.raises(ValueError, match="Did you mean 'tensorboard'") as found:
         Trackers(("tensorbord", "wandb", "tensorboard", "mlflow"))
     missing = "expected wandb and mlflow to be installed, found nothing of that name; type: pip install wandb mlflow"
@@ -134,14 +134,14 @@ def test_what_cannot_be_used_is_said_at_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_folder_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "left_by_a_tracker").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert not tracking._installed("left_by_a_tracker")
-    assert not tracking._installed("there_is_none")
-    assert tracking._installed("tensorboard")
+    assert not trackers._installed("left_by_a_tracker")
+    assert not trackers._installed("there_is_none")
+    assert trackers._installed("tensorboard")
 
 
 def test_a_tracker_that_refuses_stops_everything_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     BOARD.try_out()
-    monkeypatch.setitem(tracking._FIRST, "tensorboard", "print('much'); raise SystemExit('a line\\nno key; log in')")
+    monkeypatch.setitem(trackers._PREPARE, "tensorboard", "print('much'); raise SystemExit('a line\\nno key; log in')")
     with pytest.raises(BadInput, match="trackers: tensorboard cannot be used: no key; log in") as found:
         BOARD.try_out()
     assert "leave tensorboard out of --track" in str(found.value)

@@ -16,7 +16,7 @@ from equipoise.data import Part, Splits
 from equipoise.data.feed import Feed
 from equipoise.data.sets.generated import two_sensors
 from equipoise.data.views import VideoFrames
-from equipoise.training.capture import WARM_UP, Player
+from equipoise.training.cuda_graph import WARM_UP, CapturedStep
 from equipoise.training.settings import Settings
 from equipoise.training.train import Trained, train
 from everything import METHODS
@@ -148,7 +148,7 @@ def test_resumed_where_it_was_left(tmp_path: Path) -> None:
 @on_a_gpu
 @pytest.mark.parametrize(("encoder", "reason"), [("Waiting", "waits for the device"), ("Drawing", "not be recorded")])
 def test_a_model_that_cannot_be_recorded_is_trained_all_the_same(encoder: str, reason: str) -> None:
-    captured, plain = both(METHODS["agm"], encoder=f"easy:test_capture.{encoder},hard:mlp", dropout=0.2)
+    captured, plain = both(METHODS["agm"], encoder=f"easy:training.test_cuda_graph.{encoder},hard:mlp", dropout=0.2)
     assert reason in captured.path["captured"]
     same(captured, plain)
     again, _ = both(METHODS["agm"], dropout=0.2)  # the device and its generators serve the next run
@@ -166,12 +166,12 @@ def test_state_outside_of_tensors_is_never_recorded() -> None:
     """Also without a GPU: it is refused before anything is touched."""
     feed = Feed(two_sensors(samples=60).train, "cpu")
     done: list[int] = []
-    player = Player(lambda batch: done.append(len(batch)), lambda: None, Counting(), feed, 10, "for now")
-    player.why_not = ""
-    player(torch.arange(10))
+    step = CapturedStep(lambda batch, _: done.append(len(batch)), lambda: None, Counting(), feed, 10, "for now")
+    step.why_not = ""
+    step(torch.arange(10), [])
     assert done == [10]
-    assert "Counting keeps state outside of tensors" in player.why_not
-    assert not player.recorded
+    assert "Counting keeps state outside of tensors" in step.why_not
+    assert not step.captured
 
 
 def test_what_a_recording_depends_on() -> None:
