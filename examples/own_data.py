@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from equipoise import report
-from equipoise.data.own.examine import examine
+from equipoise.data.check import check_data
 from equipoise.data.source import data_set
 from equipoise.study.registry import entries
 from equipoise.study.store import Store
@@ -33,7 +33,7 @@ with tempfile.TemporaryDirectory() as folder:
     # What follows is what these two lines do on a command line:
     #   equipoise check   --data my.npz
     #   equipoise compare --data my.npz --methods msl,ew,mimo --seeds 2 --quick --out runs/mine epochs=10
-    found = examine(str(path))
+    found = check_data(str(path))
     print(f"{found.samples}, wrong: {found.errors or 'nothing'}")
     methods = entries(["msl", "ew", "mimo"], ["epochs=10"])
     jobs, splits = plan(methods, data_set(str(path)), seeds=[0, 1], folds=[None], measure="quick")

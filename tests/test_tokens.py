@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from equipoise import MSL
 from equipoise.data import Splits
-from equipoise.data.own.arrays import understand
-from equipoise.data.source import data_set, mark_tokens
+from equipoise.data.own.arrays import read_samples
+from equipoise.data.source import data_set
 from equipoise.models.choose import reads_tokens
 from equipoise.models.encoders import CNN1d
 from equipoise.models.sequence import Tokens
@@ -22,6 +22,7 @@ from equipoise.study.registry import entries
 from equipoise.study.study import plan
 from equipoise.training.settings import Settings
 from equipoise.training.step import build_model
+from equipoise.training.tokens import as_read
 from equipoise.util.errors import BadInput
 
 WORDS, STEPS, SAMPLES = 20, 6, 150
@@ -96,12 +97,12 @@ def own(tmp_path: Path) -> Path:
     ],
 )
 def test_which_numbers_are_whole(array: Any, whole: bool) -> None:
-    assert (understand({"a": array}, [0, 1, 0, 1]).whole == {"a"}) == whole
+    assert (read_samples({"a": array}, [0, 1, 0, 1]).whole == {"a"}) == whole
 
 
 def test_tokens_are_kept_and_everything_else_is_standardised() -> None:
     text, mat = ARRAYS.integers(0, 30000, (60, 5)), ARRAYS.normal(3, 2, (60, 2))
-    told = {"label": np.arange(60) % 2, "split": np.arange(60) % 3}
+    told: dict[str, Any] = {"label": np.arange(60) % 2, "split": np.arange(60) % 3}
     plain = Splits.from_arrays({"text": text, "mat": mat}, **told)
     found = Splits.from_arrays({"text": text, "mat": mat}, **told, tokens=["text"])
     for number, part in enumerate(("train", "validation", "test")):
@@ -147,14 +148,14 @@ def test_an_encoder_says_what_it_reads() -> None:
     ],
 )
 def test_the_encoder_decides(own: Path, encoder: str, expected: tuple[str, ...]) -> None:
-    data = mark_tokens(data_set(str(own)), [(encoder, 64)])
+    data = as_read(data_set(str(own)), [Settings(encoder=encoder)])
     inputs = pickle.loads(pickle.dumps(data)).load(None).train.inputs
     assert tuple(name for name in inputs if not inputs[name].is_floating_point()) == expected
 
 
 def test_other_data_says_itself_what_it_holds() -> None:
     data = data_set("generated")
-    assert mark_tokens(data, [("words", 64)]) is data
+    assert as_read(data, [Settings(encoder="words")]) is data
 
 
 def test_runs_of_a_study_read_the_same(own: Path) -> None:

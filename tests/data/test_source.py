@@ -106,7 +106,7 @@ def test_a_prepared_folder_is_a_data_set(folder: Path) -> None:
 
 
 def test_an_unknown_protocol_is_answered_with_the_nearest(folder: Path) -> None:
-    with pytest.raises(BadInput, match="unknown split 'family' of made-up; did you mean 'families'"):
+    with pytest.raises(BadInput, match="unknown made-up split 'family'; did you mean 'families'"):
         data_set(str(folder), "family")
     with pytest.raises(BadInput, match="expected one of official, published, families"):
         data_set(str(folder), "qqqq")
@@ -120,15 +120,15 @@ def test_what_has_one_cut_has_no_protocols(own: Path) -> None:
 
 def test_benchmarks_are_looked_for_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(PUBLISHED, "made-up", MadeUp)
-    monkeypatch.delenv(source.PLACE, raising=False)
+    monkeypatch.delenv(source.FOLDER_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput, match=r"'made-up' is not prepared: looked in data/made-up, made-up\.") as found:
         data_set("made-up")
     assert "equipoise prepare made-up --source DIR --out data/made-up" in str(found.value)
     assert "set EQUIPOISE_DATA to the folder that holds made-up/" in str(found.value)
-    monkeypatch.setenv(source.PLACE, str(folder.parent))
+    monkeypatch.setenv(source.FOLDER_VARIABLE, str(folder.parent))
     assert data_set("made-up").load(None).name == "made-up"
-    monkeypatch.delenv(source.PLACE)
+    monkeypatch.delenv(source.FOLDER_VARIABLE)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "made-up").symlink_to(folder)
     assert data_set("made-up").load(None).name == "made-up"

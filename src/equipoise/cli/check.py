@@ -12,7 +12,7 @@ from equipoise.cli import options
 from equipoise.util.errors import printable
 
 if TYPE_CHECKING:
-    from equipoise.data.own.examine import Examined
+    from equipoise.data.check import DataReport
 
 EXAMPLE = "Example: equipoise check --data my.npz"
 MOST_CLASSES = 40
@@ -30,14 +30,14 @@ def check(
     import torch
 
     torch.set_num_threads(1)
-    from equipoise.data.own.examine import examine
+    from equipoise.data.check import check_data
     from equipoise.models.choose import kinds_of
     from equipoise.study.registry import entries
     from equipoise.util.errors import collect, raise_all
 
     ((chosen,),) = collect(lambda: entries(["msl"], words or ()))
     encoder, features = chosen.settings.encoder, chosen.settings.features
-    found = examine(data, split, _tokens(data, encoder, features))
+    found = check_data(data, split, _tokens(data, encoder, features))
     kinds, wrong = kinds_of(encoder, found.modalities)
     # An array that cannot be read is no modality: whoever named it did nothing wrong.
     collect(lambda: raise_all([] if found.errors else wrong))
@@ -57,14 +57,15 @@ def check(
 
 
 def _tokens(data: str, encoder: str, features: int) -> tuple[str, ...]:
-    from equipoise.data.source import is_file, samples_of, tokens_of
+    from equipoise.data.source import is_file, samples_of
+    from equipoise.training.tokens import tokens_of
     from equipoise.util.errors import BadInput
 
     if not is_file(data):
         return ()
     try:
         return tokens_of(samples_of(data), encoder, features)
-    except BadInput:  # a file that cannot be read: `examine` says why
+    except BadInput:  # a file that cannot be read: `check_data` says why
         return ()
 
 
@@ -80,7 +81,7 @@ def encoder_name(shape: tuple[int, ...]) -> str:
     return type(encoder).__name__ + inner
 
 
-def _print(found: Examined, encoders: dict[str, str]) -> None:
+def _print(found: DataReport, encoders: dict[str, str]) -> None:
     if found.samples:
         print(f"{printable(found.data)}: {sum(found.samples.values()):,} samples, {len(found.modalities)} modalities")
     if found.about:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -12,10 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.data.own.arrays import read_samples
+from equipoise.data.own.columns import PARTS
+from equipoise.data.own.samples import Samples
 from equipoise.data.views import View
 from equipoise.util.errors import raise_all
 
-PARTS = ("train", "validation", "test")
+MOST_SHOWN = 20  # problems in one message
 
 
 @final
@@ -112,14 +115,77 @@ class Splits:
     scales: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict, kw_only=True)
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any], label: Any, **how: Any) -> Splits:
-        """Cut arrays of your own: one per modality, and a label; by `split`, by `group`, or at random.
+    def from_arrays(
+        cls,
+        arrays: Mapping[str, Any],
+        label: Any,
+        *,
+        split: Any = None,
+        group: Any = None,
+        classes: Sequence[str] | None = None,
+        name: str = "own data",
+        lengths: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        fold: int | None = None,
+        standardise: bool = True,
+        tokens: Collection[str] = (),
+    ) -> Splits:
+        """Cut arrays of your own into training, validation and test parts.
 
-        See `equipoise.data.own.arrays.from_arrays` for every argument.
+        Args:
+            arrays: Per modality an array or tensor with samples first, [N, D], [N, C, T], [N, C, H, W] or
+                [N, C, T, H, W]; or N arrays [C, T_i], which are padded and masked. Beside "imu", "imu_length" may hold
+                its lengths.
+            label: The class of each sample: whole numbers, names or truth values.
+            split: The part of each sample: train, validation (val, valid) and test, or 0, 1, 2. Without validation
+                samples, a quarter of the training samples becomes that.
+            group: Person, speaker or recording of each sample, numbers or names. Without `split`, parts are drawn that
+                share no group, about 60, 20 and 20 % of the samples, the classes as even as can be; without both, parts
+                are drawn within each class.
+            classes: Names of the classes, in the order of the labels.
+            name: The name of the data in tables.
+            lengths: How many steps of each sample are real, per modality.
+            seed: Of the drawing.
+            fold: Test on this fold of five (as many as there are groups, if fewer), validate on the next one.
+            standardise: Shift and scale every channel by the statistics of the training part.
+            tokens: Modalities that hold token numbers, [N, T]: they stay the whole numbers they are.
+
+        Raises:
+            BadInput: With everything that is wrong.
+
+        Example:
+            >>> imu, sound = np.zeros((20, 3, 50)), np.ones((20, 8))
+            >>> person = np.arange(20) // 4
+            >>> Splits.from_arrays({"imu": imu, "sound": sound}, ["walk", "run"] * 10, group=person).shapes
+            {'imu': (3, 50), 'sound': (8,)}
         """
-        from equipoise.data.own.arrays import from_arrays
+        samples = read_samples(
+            arrays, label, split=split, group=group, classes=classes, name=name, lengths=lengths or {}
+        )
+        return cls.from_samples(samples, fold, seed, standardise=standardise, tokens=tokens)
 
-        return from_arrays(arrays, label, **how)
+    @classmethod
+    def from_samples(
+        cls,
+        samples: Samples,
+        fold: int | None = None,
+        seed: int = 0,
+        *,
+        standardise: bool = True,
+        tokens: Collection[str] = (),
+    ) -> Splits:
+        """Divide samples into parts, or raise one message with everything that is wrong; see `from_arrays`."""
+        assignment = samples.assign(fold, seed)
+        problems = [*samples.problems, *assignment.problems, *samples.token_problems(tokens)]
+        left = len(problems) - MOST_SHOWN
+        more = [f"… and {left} more; all of them: equipoise check --data …"] if left > 1 else problems[MOST_SHOWN:]
+        raise_all([*problems[:MOST_SHOWN], *more], f"data {samples.name!r} cannot be trained on:")
+        parts = parts_of(samples, assignment.marks, tokens)
+        assert samples.label is not None
+        about = "; ".join([assignment.about, *samples.notes])
+        train, validation, test = (parts[name] for name in PARTS)
+        splits = cls(samples.name, train, validation, test, samples.label.classes, about)
+        return splits.standardised() if standardise else splits
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -213,6 +279,24 @@ class Splits:
 
         parts = {name: apply(part) for name, part in self.parts.items()}
         return replace(self, **parts, scales=statistics)
+
+
+def parts_of(samples: Samples, marks: np.ndarray | None, tokens: Collection[str] = ()) -> dict[str, Part]:
+    """Return the parts of samples, with the modalities that have a row for every label; none without marks."""
+    if marks is None or samples.label is None:
+        return {}
+    label, group = torch.from_numpy(samples.label.numbers), None
+    if samples.group is not None:  # groups that have numbers keep them
+        numbers, names = samples.group.numbers, np.array(samples.group.names)
+        group = torch.from_numpy(names[numbers] if names.dtype.kind in "iu" else numbers).long()
+    inputs = {
+        name: array.long() if name in tokens else array
+        for name, array in samples.inputs.items()
+        if len(array) == len(label)
+    }
+    views = {name: view for name, view in samples.views.items() if name in inputs}
+    whole = Part(inputs, label, group, views=views)
+    return {part: whole.take(torch.from_numpy(marks == number)) for number, part in enumerate(PARTS)}
 
 
 def is_length(name: str, arrays: Mapping[str, object]) -> bool:

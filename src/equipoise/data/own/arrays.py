@@ -1,69 +1,45 @@
-"""From one array per sensor, and a label, to parts that can be trained on; everything that is wrong in one message."""
+"""Arrays as users have them, into samples whose tensors encoders read; everything that is wrong in one message.
+
+| given | read as | encoder |
+|---|---|---|
+| [N], [N, D] | vectors | MLP |
+| [N, C, T], or N arrays [C, T_i] | series, time last | CNN1d |
+| [N, C, H, W] | images | CNN2d |
+| [N, C, T, H, W], or N arrays [C, T_i, H, W] | frames | Frames |
+
+Numbers become 32-bit floats; which were whole is remembered, since these may be token numbers. Bytes (uint8) with three
+axes or more are pictures: they stay bytes until a batch is read, and then are divided by 255; [N, H, W] is grey, and an
+axis of 1, 3 or 4 colours that comes last, or after the frames, is moved to where the table has C.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from equipoise.data.own.columns import read_groups, read_labels, read_marks
-from equipoise.data.own.layout import as_numpy, lay_out
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.data.own.columns import as_numpy, first_few, read_groups, read_labels, read_marks
 from equipoise.data.own.samples import Samples
-from equipoise.data.splits import Splits
-from equipoise.util.errors import printable
+from equipoise.data.views import Rescaled
+from equipoise.util.errors import BadInput, printable
+from equipoise.util.names import name_problems
+from equipoise.util.processes import memory_problem
 
-MEANT = ("labels", "y", "target", "targets", "class")
-"""What labels are often called elsewhere."""
-TAKEN = ("fused", "heads", "mean", "worst", "label", "split", "group", "classes")
-"""What no modality may be called: outputs, summaries and columns have these names."""
-
-
-def from_arrays(
-    arrays: Mapping[str, Any],
-    label: Any,
-    *,
-    split: Any = None,
-    group: Any = None,
-    classes: Sequence[str] | None = None,
-    name: str = "own data",
-    lengths: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    fold: int | None = None,
-    standardise: bool = True,
-    tokens: Collection[str] = (),
-) -> Splits:
-    """Cut arrays into training, validation and test parts.
-
-    Args:
-        arrays: Per modality an array or tensor with samples first, [N, D], [N, C, T], [N, C, H, W] or [N, C, T, H, W];
-            or N arrays [C, T_i], which are padded and masked. Beside "imu", "imu_length" may hold its lengths.
-        label: The class of each sample: whole numbers, names or truth values.
-        split: The part of each sample: train, validation (val, valid) and test, or 0, 1, 2. Without validation samples,
-            a quarter of the training samples becomes that.
-        group: Person, speaker or recording of each sample, numbers or names. Without `split`, parts are drawn that
-            share no group, about 60, 20 and 20 % of the samples, the classes as even as can be; without both, parts are
-            drawn within each class.
-        classes: Names of the classes, in the order of the labels.
-        name: What tables call the data.
-        lengths: How many steps of each sample are real, per modality.
-        seed: Of the drawing.
-        fold: Test on this fold of five (as many as there are groups, if fewer), validate on the next one.
-        standardise: Shift and scale every channel by the statistics of the training part.
-        tokens: Modalities that hold token numbers, [N, T]: they stay the whole numbers they are.
-
-    Raises:
-        BadInput: With everything that is wrong.
-
-    Example:
-        >>> import numpy as np
-        >>> imu, sound = np.zeros((20, 3, 50)), np.ones((20, 8))
-        >>> from_arrays({"imu": imu, "sound": sound}, ["walk", "run"] * 10, group=np.arange(20) // 4).shapes
-        {'imu': (3, 50), 'sound': (8,)}
-    """
-    samples = understand(arrays, label, split=split, group=group, classes=classes, name=name, lengths=lengths or {})
-    return samples.splits(fold, seed, standardise=standardise, tokens=tokens)
+LABEL_NAMES = ("labels", "y", "target", "targets", "class")
+"""Names that labels often have elsewhere."""
+COLOURS = (1, 3, 4)
+TIME = 2  # the axis of a batch of series or frames
+EXACT = 2**24  # whole numbers below it are 32-bit floats without loss
+FLOATS = 9  # bytes that a number takes while it is laid out: as a float, as one in a part, and whether it is finite
+EXPECTED = "[N, D], [N, C, T], [N, C, H, W] or [N, C, T, H, W]"
 
 
-def understand(
+def read_samples(
     arrays: Mapping[str, Any],
     label: Any,
     *,
@@ -76,93 +52,230 @@ def understand(
     notes: Iterable[str] = (),
     samples: Sequence[str] | None = None,
 ) -> Samples:
-    """Read everything that can be read, and write down all that is wrong.
+    """Read everything that can be read, and collect all that is wrong.
 
     Args:
-        arrays: As for `from_arrays`, like the next six.
+        arrays: As for `Splits.from_arrays`, like the next six.
         label: None where it is missing.
         split: None where it is not given.
         group: None where it is not given.
         classes: None where they have no names.
-        name: What the data is called.
+        name: The name of the data.
         lengths: Per modality, where time is ragged.
         problems: What was wrong before.
         notes: What was done before.
-        samples: What messages call each sample; its number, from 0, where this is None.
+        samples: Names of the samples in messages; their numbers, from 0, where this is None.
     """
     problems, notes = list(problems), list(notes)
-    modalities, told = _sorted_out(arrays, lengths or {}, problems)
+
+    def attempt(read: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return None if given[0] is None else read(*given, samples)
+        except BadInput as problem:
+            problems.append(str(problem))
+
+    modalities, given_lengths = _modalities(arrays, lengths or {}, problems)
     if not arrays and not problems:
         problems.append("expected at least one modality, found none; give {'imu': array, …}")
-    laid = {key: lay_out(key, given, told.get(key), problems, samples) for key, given in modalities.items()}
-    read = {key: one for key, one in laid.items() if one is not None}
-    notes += [one.note for one in read.values() if one.note]
-    inputs = {key: one.values for key, one in read.items()}
+    read: dict[str, Modality] = {
+        key: modality
+        for key, given in modalities.items()
+        if (modality := attempt(_read_modality, key, given, given_lengths.get(key))) is not None
+    }
+    inputs = {key: modality.values for key, modality in read.items()}
     inputs |= {f"{key}_length": one.lengths for key, one in read.items() if one.lengths is not None}
-    found = None
-    if label is not None:
-        found = read_labels(label, classes, problems, samples)
-    elif not any(problem.startswith("label:") for problem in problems):  # why it cannot be read may have been said
-        meant = next((f"; rename {key!r}, if that is it" for key in modalities if key.lower() in MEANT), "")
-        problems.append(
-            f"label: expected the class of each sample, found none; give an array or a column called label{meant}"
-        )
-    marks = None if split is None else read_marks(split, problems, samples)
-    groups = None if group is None else read_groups(group, problems, samples)
-    _compare_sizes({**modalities, "label": label, "split": split, "group": group}, problems)
-    views = {key: one.view for key, one in read.items() if one.view is not None}
-    decides, read_it = (split, marks) if split is not None else (group, groups)
-    if decides is not None and read_it is None:
-        found = None  # parts would be drawn in another way than was meant
-    whole = frozenset(key for key, one in read.items() if one.whole)
-    return Samples(name, inputs, views, found, marks, groups, tuple(notes), tuple(problems), samples, whole)
+    labels = attempt(read_labels, label, classes, problems)
+    if label is None and not any(problem.startswith("label:") for problem in problems):  # the reason may be there
+        rename = next((f"; rename {key!r}, if that is it" for key in modalities if key.lower() in LABEL_NAMES), "")
+        expected = "label: expected the class of each sample, found none; give an array or a column called label"
+        problems.append(expected + rename)
+    marks, groups = attempt(read_marks, split), attempt(read_groups, group)
+    columns = {**modalities, "label": label, "split": split, "group": group}
+    sizes = {key: size for key, given in columns.items() if (size := _size(given)) is not None}
+    if len({*sizes.values()}) > 1:
+        found = ", ".join(f"{key} {size}" for key, size in sizes.items())
+        problems.append(f"expected one entry per sample in every array, found {found}")
+    decisive, column = (split, marks) if split is not None else (group, groups)
+    if decisive is not None and column is None:
+        labels = None  # parts would be drawn in another way than was meant
+    notes += [modality.note for modality in read.values() if modality.note]
+    views = {key: Rescaled(1 / 255) for key, modality in read.items() if modality.values.dtype == torch.uint8}
+    whole = frozenset(key for key, modality in read.items() if modality.whole)
+    return Samples(name, inputs, views, labels, marks, groups, tuple(notes), tuple(problems), samples, whole)
 
 
-def _name_problem(name: object) -> str:
-    """Say what is wrong with the name of a modality; "" where nothing is."""
-    if not isinstance(name, str) or not name.strip() or name != name.strip():
-        return f"expected names without blanks around them, found {name!r}"
-    if printable(name, "") != name:
-        return f"expected names of letters that can be shown, found {name!r}"
-    if "." in name:
-        plain = name.replace(".", "_")
-        return f"no modality may be called {name!r}: dots separate modules in PyTorch; rename it {plain!r}"
-    if name in TAKEN:
-        return f"no modality may be called {name!r}: the word has another meaning in results or in data files"
-    return ""
-
-
-def _sorted_out(
+def _modalities(
     arrays: Mapping[str, Any], lengths: Mapping[str, Any], problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Modalities apart from lengths; only names that a modality may have."""
-    modalities, told = {}, dict(lengths)
+    """Separate modalities from lengths, and refuse names that no modality may have."""
+    modalities, all_lengths = {}, dict(lengths)
     for name, given in arrays.items():
         if isinstance(name, str) and name.endswith("_length"):
             of = name.removesuffix("_length")
-            if of not in arrays:
-                problems.append(f"{name}: expected a modality {of!r} whose lengths these are, found none; rename it")
+            if of in arrays:
+                all_lengths[of] = given
             else:
-                told[of] = given
-        elif problem := _name_problem(name):
-            problems.append(problem)
+                problems.append(f"{name}: expected a modality {of!r} whose lengths these are, found none; rename it")
+        elif not isinstance(name, str) or not name.strip() or name != name.strip():
+            problems.append(f"expected names without blanks around them, found {name!r}")
+        elif printable(name, "") != name:
+            problems.append(f"expected names of letters that can be shown, found {name!r}")
+        elif name == "classes":
+            problems.append("No modality may be called 'classes': it holds the names of the classes in a data file.")
+        elif wrong := name_problems([name]):
+            problems += wrong
         else:
             modalities[name] = given
-    problems += [
-        f"lengths: expected those of {list(modalities)}, found {name!r}" for name in lengths if name not in arrays
-    ]
-    return modalities, told
-
-
-def _compare_sizes(columns: Mapping[str, Any], problems: list[str]) -> None:
-    sizes = {name: _size(given) for name, given in columns.items() if given is not None}
-    if len({size for size in sizes.values() if size is not None}) > 1:
-        found = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
-        problems.append(f"expected one entry per sample in every array, found {found}")
+    unknown = [name for name in lengths if name not in arrays]
+    problems += [f"lengths: expected those of {list(modalities)}, found {name!r}" for name in unknown]
+    return modalities, all_lengths
 
 
 def _size(given: Any) -> int | None:
-    if isinstance(given, (list, tuple)):
-        return len(given)
+    if given is None or isinstance(given, (list, tuple)):
+        return None if given is None else len(given)
     array = as_numpy(given)
     return len(array) if array.ndim else None
+
+
+class Modality(NamedTuple):
+    """One modality, ready to be divided into parts.
+
+    Args:
+        values: Samples first, [N, …]; bytes are divided by 255 before an encoder reads them.
+        lengths: How many steps of each sample are real, [N]; None where all are.
+        note: What was done to the array that its owner may want to know; "" where nothing was.
+        whole: Whether the numbers were whole ones, none of them too large to be a float without loss.
+    """
+
+    values: Tensor
+    lengths: Tensor | None
+    note: str
+    whole: bool
+
+
+def _read_modality(name: str, given: Any, lengths: Any, samples: Sequence[str] | None) -> Modality:
+    array, steps, note = _one_array(name, given, samples, series=lengths is not None)
+    if why := memory_problem(FLOATS * array.size):
+        raise BadInput(f"{name}: {why}")
+    if lengths is not None and steps is not None:
+        expected = "expected no lengths beside samples that differ in length"
+        raise BadInput(f"{name}: {expected}, found both; leave them out")
+    if lengths is not None:
+        steps = _read_lengths(name, lengths, array)
+    if steps is not None:  # zeros behind every end, whatever was there: some pad with NaN
+        padding = np.arange(array.shape[TIME]) >= steps[:, None]
+        array = np.where(padding[(slice(None), None, slice(None), *[None] * (array.ndim - 3))], 0, array)
+    picture = array.dtype == np.uint8 and array.ndim >= 4
+    whole = array.dtype.kind in "iu" and steps is None and not picture and bool((np.abs(array) < EXACT).all())
+    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is infinite, and reported as that
+        array = np.ascontiguousarray(array, dtype=np.uint8 if picture else np.float32)
+    if bad := np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1)).tolist():
+        count = f"{len(bad)} of {len(array)} samples ({first_few(bad, samples)})"
+        advice = "where it is missing, leave the sample out, or fill in its mean"
+        raise BadInput(f"{name}: expected finite numbers, found NaN or infinity in {count}; {advice}")
+    values = torch.from_numpy(array if array.flags.writeable else array.copy())
+    ragged = steps is not None and bool((steps < array.shape[TIME]).any())
+    return Modality(values, torch.from_numpy(steps) if ragged else None, note, whole)
+
+
+def _one_array(
+    name: str, given: Any, samples: Sequence[str] | None, *, series: bool
+) -> tuple[np.ndarray, np.ndarray | None, str]:
+    """Return the samples in one array, the lengths of those that differ in time, and a note."""
+    try:
+        if isinstance(given, (list, tuple)) or (isinstance(given, np.ndarray) and given.dtype == object):
+            rows = [as_numpy(row) for row in given]
+            if len({row.shape for row in rows}) > 1:
+                return _padded(name, rows, samples)
+            array = np.stack(rows) if rows else np.empty(0)
+        else:
+            array = as_numpy(given)
+    except BadInput:
+        raise
+    except (ValueError, TypeError) as why:
+        raise BadInput(
+            f"{name}: expected an array of numbers {EXPECTED}, found what numpy cannot read: {why}"
+        ) from None
+    if array.dtype.kind not in "biuf":
+        raise BadInput(f"{name}: expected numbers, found {_kind(array.dtype)}")
+    if array.ndim == 0 or array.ndim > 5 or 0 in array.shape[1:]:
+        raise BadInput(f"{name}: expected {EXPECTED}, found an array of shape {array.shape}")
+    if len(array) == 0:
+        raise BadInput(f"{name}: expected at least one sample, found none")
+    if array.ndim == 1:
+        return array[:, None], None, ""
+    if array.dtype == np.uint8 and array.ndim > 2 and not (series and array.ndim == 3):
+        return _colours_first(name, array)
+    return array, None, ""
+
+
+def _colours_first(name: str, array: np.ndarray) -> tuple[np.ndarray, None, str]:
+    """Move the colours of pictures to the axis where encoders expect them."""
+    before = list(array.shape)
+    if array.ndim == 3:
+        return array[:, None], None, f"{name}: bytes {before} are grey pictures"
+    if array.shape[-1] in COLOURS:
+        moved = np.moveaxis(array, -1, 1)
+    elif array.ndim == 5 and array.shape[2] in COLOURS and array.shape[1] not in COLOURS:
+        moved = np.moveaxis(array, 2, 1)
+    else:
+        return array, None, ""
+    return moved, None, f"{name}: colours moved to the front, {before} → {list(moved.shape)}"
+
+
+def _padded(
+    name: str, rows: list[np.ndarray], samples: Sequence[str] | None
+) -> tuple[np.ndarray, np.ndarray | None, str]:
+    """Pad samples of different length with zeros behind their ends."""
+    rows = [row[None] if row.ndim == 1 else row for row in rows]
+    if all(row.dtype == np.uint8 and row.ndim == 4 for row in rows):
+        rows = [_colours_first(name, row[None])[0][0] for row in rows]
+    if wrong := sorted({_kind(row.dtype) for row in rows if row.dtype.kind not in "biuf"}):
+        raise BadInput(f"{name}: expected numbers, found {', '.join(wrong)}")
+    first, fixed = rows[0].shape, {(row.shape[:1], row.shape[2:]) for row in rows}
+    if len(fixed) > 1 or len(first) not in (2, 4) or 0 in first[:1] + first[2:]:
+        raise BadInput(_shapes_differ(name, rows, samples))
+    lengths = np.array([row.shape[1] for row in rows])
+    longest = int(lengths.max())
+    if not longest:
+        raise BadInput(f"{name}: expected series with at least one step, found none")
+    if why := memory_problem(FLOATS * len(rows) * math.prod(first) // max(1, first[1]) * longest):
+        raise BadInput(f"{name}: padded to {longest:,} steps, as its longest sample has, it {why}")
+    array = np.zeros((len(rows), first[0], longest, *first[2:]), np.result_type(*{row.dtype for row in rows}))
+    for number, row in enumerate(rows):
+        array[number, :, : row.shape[1]] = row
+    return array, lengths, f"{name}: series of {lengths.min()} to {longest} steps, padded and masked"
+
+
+def _shapes_differ(name: str, rows: list[np.ndarray], samples: Sequence[str] | None) -> str:
+    shapes = Counter(row.shape for row in rows)
+    usual = shapes.most_common(1)[0][0]
+    others = [number for number, row in enumerate(rows) if row.shape != usual]
+    turned = all(row.ndim == 2 for row in rows) and len({row.shape[1] for row in rows}) == 1
+    hint = "; time comes last: give each sample as its transpose" if turned else ""
+    return (
+        f"{name}: expected samples of one shape, or series [C, T] that differ in T only; found {usual} in "
+        f"{shapes[usual]} samples and {len(shapes) - 1} other shapes, such as {rows[others[0]].shape}, in "
+        f"{len(others)} ({first_few(others, samples)}){hint}"
+    )
+
+
+def _read_lengths(name: str, given: Any, array: np.ndarray) -> np.ndarray:
+    title, lengths = f"{name}_length", as_numpy(given)
+    if array.ndim not in (3, 5):
+        expected = "expected lengths of series [N, C, T] or frames [N, C, T, H, W] only"
+        raise BadInput(f"{title}: {expected}, found {name} of shape {array.shape}; leave them out")
+    if lengths.shape != array.shape[:1] or lengths.dtype.kind not in "iu":
+        expected = f"expected one whole number per sample, {len(array)} in all"
+        raise BadInput(f"{title}: {expected}, found {_kind(lengths.dtype)} of shape {lengths.shape}")
+    if lengths.min() < 0 or lengths.max() > array.shape[TIME]:
+        found = f"found {lengths.min()} to {lengths.max()}"
+        raise BadInput(f"{title}: expected lengths from 0 to {array.shape[TIME]}, {found}")
+    return lengths.astype(np.int64)
+
+
+def _kind(dtype: np.dtype) -> str:
+    """Return the kind of values an array holds, in words."""
+    words = {"U": "text", "S": "bytes of text", "O": "objects", "V": "records", "M": "dates", "m": "times"}
+    return words.get(dtype.kind, f"{dtype} numbers" if dtype.kind in "biufc" else str(dtype))

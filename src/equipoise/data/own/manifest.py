@@ -10,36 +10,36 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from equipoise.data.own.arrays import understand
-from equipoise.data.own.columns import MARKS
-from equipoise.data.own.cutting import TRAIN
-from equipoise.data.own.layout import some_of
-from equipoise.data.own.samples import Samples
-from equipoise.data.own.table import Rows, answers, numbers, read_table
-from equipoise.data.own.unify import SUFFIXES, unify
+from equipoise.data.own.arrays import read_samples
+from equipoise.data.own.columns import MARKS, first_few
+from equipoise.data.own.samples import TRAIN, Samples
+from equipoise.data.own.stack import SUFFIXES, stack_files
+from equipoise.util.errors import BadInput, Unreadable
+from equipoise.util.files import reading
+from equipoise.util.processes import free_memory, memory_problem
 
 COLUMNS = ("label", "split", "group")
 NUMBERED = re.compile(r"(?P<name>.+)_(?P<number>\d{1,4})", re.ASCII)
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
+WHOLE = re.compile(r"0|-?[1-9]\d{0,17}", re.ASCII)  # "007" is a name: it would not be written like that
+CELLS = 10  # bytes that one byte of a csv takes as Python values, about
+VALUE, NUMBER_SIZE = 100, 16  # bytes that a Python value, or a number in an array, takes, about
+INSIDE = 5  # bytes that one byte of text or of a list takes as Python values, about
+FORM = "a first line with the names of the columns, among them label, and a line per sample"
 
 
-@final
-@dataclass(frozen=True)
-class Column:
-    """A modality of a manifest.
-
-    Args:
-        name: Of the modality.
-        kind: "numbers", "lists", or the kind of files.
-        values: Per row.
-    """
+class ManifestColumn(NamedTuple):
+    """A modality of a manifest: its kind is "numbers", "lists", or that of its files; a value per row."""
 
     name: str
     kind: str
@@ -49,159 +49,228 @@ class Column:
 @final
 @dataclass(frozen=True)
 class Manifest:
-    """A table that was understood, before the files it names are read.
+    """A table that was read, before the files it names are.
 
     Args:
-        path: Where it is.
-        rows: The table.
-        modalities: What its columns are.
+        path: Of the file.
+        columns: Per name one value per row: an array of numbers, or a list of text or of lists; blanks are "" or None.
+        names: Names of the rows in messages.
         problems: What is wrong with it.
+        notes: What was left out.
+        modalities: The columns that are modalities.
     """
 
     path: Path
-    rows: Rows
-    modalities: list[Column]
+    columns: dict[str, Any]
+    names: list[str]
     problems: list[str]
+    notes: list[str]
+    modalities: list[ManifestColumn] = field(default_factory=list)
 
     @property
     def folds(self) -> int:
-        """How many folds can be made, which no file needs to be read for."""
-        return self._understood({}, [], []).folds
+        """The number of folds that can be made; no file is read for that."""
+        return self._samples({}, [], []).folds
 
     def samples(self) -> Samples:
-        """The samples, with everything that is wrong with them."""
+        """Read the samples, with everything that is wrong with them."""
         arrays: dict[str, Any] = {}
-        problems, notes = list(self.problems), list(self.rows.notes)
-        marks = [MARKS.get(str(value).lower()) for value in self.rows.columns.get("split", ())]
-        usual = [number for number, mark in enumerate(marks) if mark == TRAIN] or list(range(len(self.rows.names)))
-        for column in self.modalities:
-            if column.kind in ("numbers", "lists"):
-                arrays[column.name] = column.values
+        problems, notes = list(self.problems), list(self.notes)
+        marks = [MARKS.get(str(value).lower()) for value in self.columns.get("split", ())]
+        usual = [number for number, mark in enumerate(marks) if mark == TRAIN] or list(range(len(self.names)))
+        for name, kind, values in self.modalities:
+            if kind in ("numbers", "lists"):
+                arrays[name] = values
                 continue
-            paths = [self.path.parent / value for value in column.values]
-            found = unify(column.kind, paths, usual, f"reading {column.name}")
-            problems += [
-                f"{column.name}, {self.rows.names[number]}: {why}" for number, why in sorted(found.failures.items())
-            ]
-            if found.values is not None:
-                arrays[column.name] = found.values
-            if found.note:
-                notes.append(f"{column.name}: {found.note}")
-        return self._understood(arrays, problems, notes)
+            files = stack_files(kind, [self.path.parent / value for value in values], usual, f"reading {name}")
+            problems += [f"{name}, {self.names[number]}: {why}" for number, why in sorted(files.failures.items())]
+            notes += [f"{name}: {files.note}"] if files.note else []
+            if files.values is not None:
+                arrays[name] = files.values
+        return self._samples(arrays, problems, notes)
 
-    def _understood(self, arrays: dict[str, Any], problems: list[str], notes: list[str]) -> Samples:
-        columns = {name: self.rows.columns.get(name) for name in COLUMNS}
-        told = {name: None if values is None else answers(name, values) for name, values in columns.items()}
-        return understand(arrays, **told, name=self.path.name, problems=problems, notes=notes, samples=self.rows.names)
+    def _samples(self, arrays: dict[str, Any], problems: list[str], notes: list[str]) -> Samples:
+        columns = {name: _answers(name, self.columns[name]) for name in COLUMNS if name in self.columns}
+        label = columns.pop("label", None)
+        more: dict[str, Any] = {"problems": problems, "notes": notes, "samples": self.names}
+        return read_samples(arrays, label, **columns, name=self.path.name, **more)
+
+
+def samples_of_manifest(path: str | Path) -> Samples:
+    """Read the samples of a ``.csv`` or ``.parquet``, with everything that is wrong with them."""
+    return read_manifest(path).samples()
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Read a manifest's table, and tell what its columns are.
+    """Read a ``.csv`` or ``.parquet``. Columns without a name, and those that begin with "_", are left out.
 
     Raises:
         BadInput: If the file as a whole cannot be read.
     """
     path = Path(path)
-    rows = read_table(path)
-    problems = list(rows.problems)
-    columns = [
-        column
-        for name, values in rows.columns.items()
-        if name not in COLUMNS and (column := _column(name, values, rows, problems)) is not None
-    ]
-    modalities = _vectors_joined(columns, problems)
-    if not modalities and not problems:
+    try:
+        with reading(path):
+            manifest = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    except Unreadable as why:
+        raise BadInput(f"{why}. Expected a manifest: {FORM}") from why
+    columns, names, problems = manifest.columns, manifest.names, manifest.problems
+    if "id" in columns:
+        names[:] = map(str, columns.pop("id"))
+        if repeated := _repeated(names):
+            shown = first_few(range(len(repeated)), repeated)
+            problems.append(f"id: expected another in every row, found again {shown}")
+    if not names:
+        problems.append(f"expected a row per sample, found none below the names {list(columns)}")
+    kept = []
+    for header, values in columns.items():
+        if header not in COLUMNS:
+            try:
+                kept.append(_column(header, values, names))
+            except BadInput as problem:
+                problems.append(f"column {header}: {problem}")
+    manifest.modalities.extend(_vectors_joined(kept, problems))
+    if not manifest.modalities and not problems:
         problems.append("expected a column per modality beside label, split, group and id, found none")
-    names = Counter(column.name for column in modalities)
-    problems += [
-        f"column {name}: expected one modality of this name, found {count}"
-        for name, count in names.items()
-        if count > 1
-    ]
-    return Manifest(path, rows, modalities, problems)
+    counts = Counter(column.name for column in manifest.modalities)
+    twice = {name: count for name, count in counts.items() if count > 1}
+    problems += [f"column {name}: expected one modality of this name, found {twice[name]}" for name in twice]
+    return manifest
 
 
-def samples_of_manifest(path: str | Path) -> Samples:
-    """The samples of a ``.csv`` or ``.parquet``, with everything that is wrong with them."""
-    return read_manifest(path).samples()
+def _numbers(values: Any) -> np.ndarray | None:
+    """Return a column as numbers, with NaN where it is blank; None where it holds anything else."""
+    if isinstance(values, np.ndarray):
+        return values if values.dtype.kind in "biuf" else None
+    if not all(isinstance(value, str) and (not value or NUMBER.fullmatch(value)) for value in values):
+        return None
+    return np.array([float(value) if value else np.nan for value in values]) if any(values) else None
 
 
-def _column(header: str, values: Any, rows: Rows, problems: list[str]) -> Column | None:
+def _answers(name: str, values: Any) -> Any:
+    """Return label, split or group as whole numbers where all are such, or text; a label may be other numbers too."""
+    if isinstance(values, np.ndarray):
+        return values
+    if values and all(isinstance(value, str) and WHOLE.fullmatch(value) for value in values):
+        return np.array([int(value) for value in values], np.int64)
+    broken = name == "label" and any(isinstance(value, str) and "." in value for value in values)
+    numbers = _numbers(values) if broken else None
+    return np.array(values, dtype=object) if numbers is None else numbers
+
+
+def _column(header: str, values: Any, names: list[str]) -> ManifestColumn:
     name, colon, kind = header.partition(":")
     if colon and kind not in SUFFIXES:
-        problems.append(f"column {header}: expected one of {', '.join(SUFFIXES)} after the colon, found {kind!r}")
-        return None
-    if not colon and (found := numbers(values)) is not None:
-        return Column(name, "numbers", found)
-    if blank := [
-        number for number, value in enumerate(values) if value is None or (isinstance(value, str) and not value)
-    ]:
-        problems.append(
-            f"column {header}: expected a value in every row, found none in {len(blank)} ({some_of(blank, rows.names)})"
-        )
-        return None
+        raise BadInput(f"expected one of {', '.join(SUFFIXES)} after the colon, found {kind!r}")
+    if not colon and (numbers := _numbers(values)) is not None:
+        return ManifestColumn(name, "numbers", numbers)
+    if blank := [row for row, value in enumerate(values) if value is None or (isinstance(value, str) and not value)]:
+        raise BadInput(f"expected a value in every row, found none in {len(blank)} ({first_few(blank, names)})")
     if not colon and all(isinstance(value, list) for value in values):
-        return Column(name, "lists", values)
-    kinds = [_kind(value) for value in values]
-    counted = Counter(kind for kind in kinds if kind is not None)
-    if not colon and len(counted) == 1 and None not in kinds:
-        return Column(name, next(iter(counted)), values)
+        return ManifestColumn(name, "lists", values)
     if colon and all(isinstance(value, str) for value in values):
-        return Column(name, kind, values)
-    problems.append(_mixed(header, values, kinds, rows))
-    return None
-
-
-def _kind(value: Any) -> str | None:
-    """What a path leads to, by its ending; None where that says nothing."""
-    suffix = Path(value).suffix.lower() if isinstance(value, str) else ""
-    return next((kind for kind, known in SUFFIXES.items() if suffix in known), None)
-
-
-def _mixed(header: str, values: Any, kinds: list[str | None], rows: Rows) -> str:
-    known = sorted({suffix for suffixes in SUFFIXES.values() for suffix in suffixes})
-    strange = [number for number, kind in enumerate(kinds) if kind is None]
-    if strange:
-        return (
-            f"column {header}: expected numbers, or paths to files that end in one of {', '.join(known)}; found "
-            f"{values[strange[0]]!r} ({some_of(strange, rows.names)}). A column that is no modality is left out if its "
-            'name begins with "_"'
+        return ManifestColumn(name, kind, values)
+    suffixes = [Path(value).suffix.lower() if isinstance(value, str) else "" for value in values]
+    kinds = [next((kind for kind, known in SUFFIXES.items() if suffix in known), None) for suffix in suffixes]
+    if strange := [number for number, kind in enumerate(kinds) if kind is None]:
+        known = ", ".join(sorted(suffix for suffixes in SUFFIXES.values() for suffix in suffixes))
+        raise BadInput(
+            f"expected numbers, or paths to files that end in one of {known}; found {values[strange[0]]!r} "
+            f'({first_few(strange, names)}). A column that is no modality is left out if its name begins with "_"'
         )
     (usual, _), *others = Counter(kinds).most_common()
-    rare = [number for number, kind in enumerate(kinds) if kind != usual]
-    found = ", ".join(f"{kind} in {count} rows" for kind, count in others)
-    return (
-        f"column {header}: expected files of one kind, found {usual} and also {found} ({some_of(rare, rows.names)}); "
-        f"put them right, or name the column {header}:{usual} if all are to be read as that"
-    )
+    if not others:
+        return ManifestColumn(name, str(usual), values)
+    rare = first_few([number for number, kind in enumerate(kinds) if kind != usual], names)
+    also = ", ".join(f"{kind} in {count} rows" for kind, count in others)
+    advice = f"put them right, or name the column {header}:{usual} if all are to be read as that"
+    raise BadInput(f"expected files of one kind, found {usual} and also {also} ({rare}); {advice}")
 
 
-def _vectors_joined(columns: list[Column], problems: list[str]) -> list[Column]:
-    """The same columns with those that are parts of one vector in its place."""
-    vectors: dict[str, list[tuple[int | None, Column]]] = {}
-    joined: list[Column] = []
-    for column in columns:
-        dotted, numbered = column.name.partition("."), NUMBERED.fullmatch(column.name)
-        if column.kind != "numbers" or not (dotted[1] or numbered):
-            joined.append(column)
+def _vectors_joined(columns: list[ManifestColumn], problems: list[str]) -> list[ManifestColumn]:
+    """Return the same columns, with those that are parts of one vector joined in its place."""
+    vectors: dict[str, list[tuple[int, ManifestColumn]]] = {}
+    joined: dict[Any, ManifestColumn] = {}
+    for place, column in enumerate(columns):
+        name, dot, _ = column.name.partition(".")
+        numbered = None if dot else NUMBERED.fullmatch(column.name)
+        if column.kind != "numbers" or not (dot or numbered):
+            joined[place] = column
             continue
-        name = numbered["name"] if numbered and not dotted[1] else dotted[0]
-        number = int(numbered["number"]) if numbered and not dotted[1] else None
-        if name not in vectors:
-            joined.append(Column(name, "numbers", None))
+        name, number = (numbered["name"], int(numbered["number"])) if numbered else (name, -1)
         vectors.setdefault(name, []).append((number, column))
+        joined[name] = column  # in the place of the first
     for name, parts in vectors.items():
-        found = sorted(number for number, _ in parts if number is not None)
-        if found and found not in (list(range(len(parts))), list(range(1, len(parts) + 1))):
-            problems.append(
-                f"columns {name}_…: expected {name}_0, {name}_1, … without a gap, found the numbers {found}"
-            )
-    return [
-        column if column.values is not None else Column(column.name, "numbers", _stacked(vectors[column.name]))
-        for column in joined
-    ]
+        numbers = sorted(number for number, _ in parts if number >= 0)
+        if numbers and numbers not in (list(range(len(parts))), list(range(1, len(parts) + 1))):
+            expected = f"expected {name}_0, {name}_1, … without a gap"
+            problems.append(f"columns {name}_…: {expected}, found the numbers {numbers}")
+        ordered = [column for _, column in sorted(parts, key=lambda part: part[0])]  # by number, else as they stand
+        values = np.stack([np.asarray(column.values, np.float64) for column in ordered], axis=1)
+        joined[name] = ManifestColumn(name, "numbers", values)
+    return list(joined.values())
 
 
-def _stacked(parts: list[tuple[int | None, Column]]) -> np.ndarray:
-    ordered = sorted(parts, key=lambda part: -1 if part[0] is None else part[0])  # by number, else as they stand
-    return np.stack([np.asarray(column.values, np.float64) for _, column in ordered], axis=1)
+def _read_csv(path: Path) -> Manifest:
+    if why := memory_problem(CELLS * path.stat().st_size):
+        raise Unreadable(f"{path}: {why}; store it as .parquet, or with fewer columns")
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        first = file.readline()
+        file.seek(0)
+        reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
+        header = [name.strip() for name in next(reader, [])]
+        lines, rows, problems, notes = [], [], [], []
+        for row in reader:
+            if any(cell.strip() for cell in row) and len(row) != len(header):
+                problems.append(f"line {reader.line_num}: expected {len(header)} values, found {len(row)}")
+            elif any(cell.strip() for cell in row):
+                lines.append(f"line {reader.line_num}")
+                rows.append([cell.strip() for cell in row])
+    columns: dict[str, Any] = {}
+    for place, name in enumerate(header):
+        if not name or name.startswith("_"):
+            notes.append(f"column {name or place + 1} left out")
+        elif name in columns:
+            problems.append(f"column {name}: expected one of this name, found several")
+        else:
+            columns[name] = [row[place] for row in rows]
+    return Manifest(path, columns, lines, problems, notes)
+
+
+def _read_parquet(path: Path) -> Manifest:
+    """Read a table, unless it needs more than the memory: a value that is written once may stand in every row."""
+    import pyarrow
+    import pyarrow.parquet
+
+    def is_number(kind: Any) -> bool:
+        return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in ("integer", "floating", "boolean"))
+
+    def refuse_beyond(needed: int) -> None:
+        if needed > free:
+            raise Unreadable(f"{path}: {memory_problem(needed, free)}; store it with fewer rows or columns")
+
+    with pyarrow.parquet.ParquetFile(path, memory_map=False) as file:
+        described, free, batches = file.metadata, free_memory(), []
+        groups = [described.row_group(number) for number in range(described.num_row_groups)]
+        chunks = [group.column(at).total_uncompressed_size for group in groups for at in range(group.num_columns)]
+        rows = min(2**16, max(1, free // 4 // max([1, *chunks])))  # no value is longer than its chunk
+        plain = [is_number(field.type) for field in file.schema_arrow]
+        needed = described.num_rows * sum(NUMBER_SIZE if number else VALUE for number in plain)
+        refuse_beyond(needed)
+        for batch in file.iter_batches(rows, use_threads=False):
+            values = [column for column, number in zip(batch.columns, plain, strict=True) if not number]
+            needed += sum(INSIDE * column.nbytes for column in values)
+            refuse_beyond(needed)
+            batches.append(batch)
+        table = pyarrow.Table.from_batches(batches, file.schema_arrow)
+    names = [name.strip() for name in table.column_names]
+    problems = [f"column {name}: expected one of this name, found several" for name in _repeated(names)]
+    distinct, columns = dict.fromkeys(names), {}
+    for name in (name for name in distinct if name and not name.startswith("_")):
+        column = table.column(names.index(name))  # as numbers: NaN where blank; objects where truth values are missing
+        columns[name] = column.to_numpy() if is_number(column.type) else column.to_pylist()
+    notes = [f"column {name} left out" for name in distinct if name not in columns]
+    return Manifest(path, columns, [f"row {number}" for number in range(table.num_rows)], problems, notes)
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]

@@ -1,6 +1,6 @@
-"""The functions that a pickle of plain data may call: each looks at what it is given, and makes something fresh of it.
+"""Functions that a pickle of plain data may call: each checks what it is given, and makes something fresh of it.
 
-They stand for functions of numpy that would believe whatever they are told: where memory lies, and what is in it.
+They replace functions of numpy that would believe whatever they are told: where memory lies, and what is in it.
 """
 
 from __future__ import annotations
@@ -77,9 +77,8 @@ def _encode(text: Any, encoding: Any) -> bytes:
 
 
 def _ordered(pairs: Any = ()) -> OrderedDict[Any, Any]:
-    if not isinstance(pairs, (list, tuple)) or not all(
-        type(each) in (list, tuple) and len(each) == 2 for each in pairs
-    ):
+    plain = isinstance(pairs, (list, tuple)) and all(type(pair) in (list, tuple) for pair in pairs)
+    if not plain or any(len(pair) != 2 for pair in pairs):
         refuse("an OrderedDict: expected a list of pairs")
     return OrderedDict((checked_key(key), value) for key, value in pairs)
 
@@ -115,13 +114,8 @@ def _unit(metadata: Any) -> str:
     name = name.decode("ascii") if type(name) is bytes else name
     if name == "generic":
         return ""
-    if (
-        type(name) is not str
-        or name not in _UNITS
-        or type(count) is not int
-        or not 0 < count < 2**31
-        or others not in ([1], [1, 1])
-    ):
+    plain = type(name) is str and type(count) is int and others in ([1], [1, 1])
+    if not plain or name not in _UNITS or not 0 < count < 2**31:
         refuse("a unit of time: expected one of numpy's")
     return f"[{count}{name}]"
 
@@ -130,16 +124,16 @@ def _array(state: Any) -> np.ndarray:
     if type(state) is not tuple or len(state) != 5:
         refuse("the state of an array: expected its version, shape, type, order and content")
     _, shape, dtype, fortran, content = state
-    found = _filled(content, dtype, shape, "F" if fortran else "C")
-    return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
+    array = _filled(content, dtype, shape, "F" if fortran else "C")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _from_buffer(content: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> np.ndarray:
     """Make an array as protocol 5 writes it. Axes in another order come with the order "K"."""
     if order not in ("C", "F", "K") or not isinstance(content, (bytes, bytearray)):
         refuse("an array from a buffer: expected bytes, and the order C, F or K")
-    found = _filled(content, dtype, shape, "F" if order == "F" else "C")
-    return found if axes is None else np.array(found.transpose(axes), order="K")
+    array = _filled(content, dtype, shape, "F" if order == "F" else "C")
+    return array if axes is None else np.array(array.transpose(axes), order="K")
 
 
 def _scalar(dtype: Any, content: Any) -> Any:
@@ -155,7 +149,10 @@ def _filled(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     if dtype.kind == "O":
         if type(content) is not list or len(content) != count:
             refuse(f"an array of objects of shape {shape}: expected a list of {count} of them")
-        return _of_objects(content, shape, order)
+        array = np.empty(shape, object, order=order)
+        for place, value in zip(np.ndindex(shape), content, strict=True):
+            array[place] = value
+        return array
     content = content.encode("latin1") if type(content) is str else content  # as Python 2 wrote bytes
     if not isinstance(content, (bytes, bytearray)) or len(content) != count * dtype.itemsize:
         refuse(f"an array of shape {shape} and type {dtype}: expected its shape, type and content to agree")
@@ -165,13 +162,6 @@ def _filled(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
         return np.empty(shape, dtype, order=order) if not count else np.zeros(shape, dtype)
     array = np.array(np.frombuffer(content, dtype).reshape(shape, order=order), order="K")
     check_values(array)
-    return array
-
-
-def _of_objects(content: list[Any], shape: tuple[int, ...], order: Any) -> np.ndarray:
-    array = np.empty(shape, object, order=order)
-    for place, value in zip(np.ndindex(shape), content, strict=True):
-        array[place] = value
     return array
 
 
@@ -197,17 +187,16 @@ def target_of(module: Any, name: Any) -> Target:
     if type(module) is not str or type(name) is not str:
         refuse("to load what has no name")
     # numpy moved its core; a file written before or after must read the same.
-    found = _TARGETS.get(f"{re.sub(r'^numpy[.]_core[.]', 'numpy.core.', module)}.{name}")
-    if found is None or "." in name:
-        refuse(
-            f"to load {module}.{name}: expected a pickle of numpy arrays, numbers, strings and plain "
-            "containers. A pickle can run any program; if you trust this one, convert it to .npz yourself"
-        )
-    return found
+    target = _TARGETS.get(f"{re.sub(r'^numpy[.]_core[.]', 'numpy.core.', module)}.{name}")
+    if target is None or "." in name:
+        expected = "expected a pickle of numpy arrays, numbers, strings and plain containers"
+        advice = "A pickle can run any program; if you trust this one, convert it to .npz yourself"
+        refuse(f"to load {module}.{name}: {expected}. {advice}")
+    return target
 
 
 def checked_key(value: Any) -> Any:
     """A key of a dictionary, or a member of a set: Python hashes what is nested by recursion, without a limit."""
-    if not all(isinstance(each, _KEYS) for each in (value if type(value) is tuple else (value,))):
+    if not all(isinstance(part, _KEYS) for part in (value if type(value) is tuple else (value,))):
         refuse(f"a key of the type {type(value).__name__}: expected text, a number, or a tuple of these")
     return value

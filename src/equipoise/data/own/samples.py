@@ -1,37 +1,42 @@
-"""Samples as they were understood, and how they are cut into parts."""
+"""Samples of a user's own data, and the rules by which they are divided into training, validation and test parts.
+
+Parts are drawn by group, so that no group is in two of them, or within each class; the classes as even as can be.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from equipoise.data.own import cutting
-from equipoise.data.own.columns import Groups, Labels
-from equipoise.data.splits import PARTS, Part, Splits
+from equipoise.data.own.columns import PARTS, Groups, Labels
 from equipoise.data.views import View
-from equipoise.util.errors import raise_all
 
+TRAIN, VALIDATION, TEST = 0, 1, 2
+SHARES = (0.6, 0.2, 0.2)
+DEALT = (TRAIN, TEST, VALIDATION, TRAIN, TRAIN)  # so a class of three is in every part, and of one in the training part
+HELD_OUT = (0, 1, 0, 0)  # every fourth
+MOST_FOLDS, FEWEST_FOLDS = 5, 3
+TRIES, STEPS = 50, 20_000  # a try takes a step per group
 MOST_SHOWN = 20
 UNGROUPED = "no groups are given, so samples of one person or recording may be in two parts"
 
 
 @final
 @dataclass(frozen=True)
-class Cut:
+class Assignment:
     """The part of each sample.
 
     Args:
-        marks: 0, 1 or 2, [N]; None where there is none to tell.
+        marks: 0, 1 or 2, [N]; None where they cannot be drawn.
         about: One line on how the parts were drawn.
         problems: What is wrong with them.
     """
 
-    marks: np.ndarray | None
+    marks: np.ndarray | None = None
     about: str = ""
     problems: tuple[str, ...] = ()
 
@@ -39,60 +44,41 @@ class Cut:
 @final
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Arrays as they were understood, before they are cut.
+    """Arrays as they were read, before they are divided into parts.
 
     Args:
-        name: What the data is called.
+        name: The name of the data.
         inputs: The modalities that could be read, and lengths of those with ragged time.
-        views: What makes the input of an encoder out of a modality as it is stored.
+        views: Makes the input of an encoder out of a modality as it is stored.
         label: The classes; None where they could not be read.
         marks: The part of each sample as it was given; None where it was not.
-        group: Who each sample comes from; None where nobody said.
+        group: The group of each sample; None where none is given.
         notes: What was done to the arrays.
         problems: What is wrong with them.
-        called: What messages call each sample; its number, from 0, where this is None.
+        names: Names of the samples in messages; their numbers, from 0, where this is None.
         whole: The modalities whose numbers are whole ones.
     """
 
     name: str
     inputs: dict[str, Tensor]
-    views: dict[str, View]
+    views: Mapping[str, View]
     label: Labels | None
     marks: np.ndarray | None
     group: Groups | None
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-    called: Sequence[str] | None = None
+    names: Sequence[str] | None = None
     whole: frozenset[str] = frozenset()
 
     @property
     def folds(self) -> int:
-        """How many folds can be made. Parts that were given without groups are not torn apart for that."""
+        """The number of folds that can be made. Parts that were given without groups are not torn apart for that."""
         if self.label is None or (self.marks is not None and self.group is None):
             return 0
-        return cutting.folds_of(len(self.label.numbers), None if self.group is None else len(self.group.names))
+        return fold_count(len(self.label.numbers), None if self.group is None else len(self.group.names))
 
-    def splits(
-        self, fold: int | None = None, seed: int = 0, *, standardise: bool = True, tokens: Collection[str] = ()
-    ) -> Splits:
-        """The parts, or one message with everything that is wrong.
-
-        Args:
-            fold: Which fold; None for the one cut.
-            seed: Of the drawing.
-            standardise: Whether channels are shifted and scaled.
-            tokens: Modalities that hold token numbers, which are not.
-        """
-        cut = self.cut(fold, seed)
-        refuse(self.name, [*self.problems, *cut.problems, *self.no_tokens(tokens)])
-        parts = self.parts(cut, tokens)
-        assert self.label is not None
-        about = "; ".join([cut.about, *self.notes])
-        made = Splits(self.name, parts["train"], parts["validation"], parts["test"], self.label.classes, about)
-        return made.standardised() if standardise else made
-
-    def no_tokens(self, tokens: Collection[str]) -> Iterable[str]:
-        """What is wrong with the modalities that are to be read as token numbers."""
+    def token_problems(self, tokens: Collection[str]) -> Iterable[str]:
+        """List what is wrong with the modalities that are to be read as token numbers."""
         for name in sorted({*tokens} - self.whole):
             there = "numbers of another kind" if name in self.inputs else "no such modality"
             yield f"{name}: expected token numbers, whole ones [N, T], found {there}; store integers, padded with 0"
@@ -100,102 +86,181 @@ class Samples:
             if (self.inputs[name] < 0).any():
                 yield f"{name}: expected token numbers from 0 on, found {int(self.inputs[name].min())}; pad with 0"
 
-    def parts(self, cut: Cut, tokens: Collection[str] = ()) -> dict[str, Part]:
-        """What can be told of the parts, with the modalities that have a row for every label."""
-        if cut.marks is None or self.label is None:
-            return {}
-        label = torch.from_numpy(self.label.numbers)
-        kept = {name: array.long() if name in tokens else array for name, array in self.inputs.items()}
-        fitting = {name: array for name, array in kept.items() if len(array) == len(label)}
-        whole = Part(fitting, label, self._group_numbers(), views={n: v for n, v in self.views.items() if n in fitting})
-        return {part: whole.take(torch.from_numpy(cut.marks == number)) for number, part in enumerate(PARTS)}
+    def assign(self, fold: int | None = None, seed: int = 0) -> Assignment:
+        """Assign each sample to a part.
 
-    def cut(self, fold: int | None = None, seed: int = 0) -> Cut:
-        """Say which part each sample belongs to."""
-        if len({len(column) for column in self._columns()}) > 1:
-            return Cut(None)
+        Args:
+            fold: Which fold is tested on; None for the parts that were given, or drawn once.
+            seed: Of the drawing.
+        """
+        columns = (self.label and self.label.numbers, self.marks, self.group and self.group.numbers)
+        if len({len(column) for column in columns if column is not None}) > 1:
+            return Assignment()
         if self.label is None:
-            return Cut(None, problems=() if self.marks is None else tuple(self._torn(self.marks)))
+            return Assignment(problems=tuple(self._torn()))
         label, group = self.label.numbers, None if self.group is None else self.group.numbers
+        problems: list[str] = []
         if fold is not None:
-            cut = self._fold(label, group, fold, seed)
+            if self.folds == 0:
+                why = "parts were given without groups" if self.group is None else "there are fewer than three groups"
+                problem = f"fold: expected data that can be cut into folds, but {why}; give group"
+                return Assignment(problems=(problem,))
+            if not 0 <= fold < self.folds:
+                return Assignment(problems=(f"fold: expected 0 to {self.folds - 1}, found {fold}",))
+            marks = draw_fold(label, group, fold, self.folds, seed)
+            how = f"within each class; {UNGROUPED}" if group is None else f"by group: {self._groups_per_part(marks)}"
+            unused = "" if self.marks is None else "; the parts that were given are not used"
+            about = f"fold {fold} of {self.folds} (seed {seed}), drawn {how}{unused}"
         elif self.marks is not None:
-            cut = self._given(label, group, self.marks, seed)
-        elif self.group is None:
-            cut = Cut(cutting.draw(label, None, seed), f"drawn at random within each class (seed {seed}); {UNGROUPED}")
-        elif (count := len(self.group.names)) < len(PARTS):
-            return Cut(None, problems=(f"group: expected three groups or more to draw parts from, found {count}",))
+            marks, about, problems = self.marks, "parts as given", list(self._torn())
+            train = marks == TRAIN
+            if not (marks == VALIDATION).any() and train.any():
+                held = hold_out(label[train], None if group is None else group[train], seed)
+                marks = marks.copy()
+                marks[np.flatnonzero(train)[held]] = VALIDATION
+                quarter = (
+                    f"a quarter of the training samples drawn {'within each class' if group is None else 'by group'}"
+                )
+                about += f", and no validation samples among them: {quarter} (seed {seed})"
+        elif self.group is not None and (count := len(self.group.names)) < len(PARTS):
+            return Assignment(problems=(f"group: expected three groups or more to draw parts from, found {count}",))
         else:
-            marks = cutting.draw(label, group, seed)
-            cut = Cut(marks, f"drawn by group (seed {seed}), no group in two parts: {self._groups_per_part(marks)}")
-        return replace(cut, problems=(*cut.problems, *self._missing(cut)))
-
-    def _given(self, label: np.ndarray, group: np.ndarray | None, marks: np.ndarray, seed: int) -> Cut:
-        problems, about = tuple(self._torn(marks)), "parts as given"
-        train = marks == cutting.TRAIN
-        if not (marks == cutting.VALIDATION).any() and train.any():
-            held = cutting.hold_out(label[train], None if group is None else group[train], seed)
-            marks = marks.copy()
-            marks[np.flatnonzero(train)[held]] = cutting.VALIDATION
-            how = "within each class" if group is None else "by group"
-            about += (
-                f", and no validation samples among them: a quarter of the training samples drawn {how} (seed {seed})"
-            )
-        return Cut(marks, about, problems)
-
-    def _fold(self, label: np.ndarray, group: np.ndarray | None, fold: int, seed: int) -> Cut:
-        if self.folds == 0:
-            why = "parts were given without groups" if self.group is None else "there are fewer than three groups"
-            return Cut(None, problems=(f"fold: expected data that can be cut into folds, but {why}; give group",))
-        if not 0 <= fold < self.folds:
-            return Cut(None, problems=(f"fold: expected 0 to {self.folds - 1}, found {fold}",))
-        marks = cutting.draw_fold(label, group, fold, self.folds, seed)
-        how = f"within each class; {UNGROUPED}" if group is None else f"by group: {self._groups_per_part(marks)}"
-        unused = "" if self.marks is None else "; the parts that were given are not used"
-        return Cut(marks, f"fold {fold} of {self.folds} (seed {seed}), drawn {how}{unused}")
-
-    def _torn(self, marks: np.ndarray) -> Iterable[str]:
-        if self.group is not None and (shared := self.group.in_two_parts(marks)):
-            yield (
-                f"split: expected no group in two parts, found {len(shared)}: {_listed(shared)}; cut them by group, or "
-                "leave out split, and parts are drawn that share none"
-            )
-
-    def _missing(self, cut: Cut) -> Iterable[str]:
-        """Parts without samples, and classes that cannot be learnt."""
-        if cut.marks is None or self.label is None:
-            return
-        for number, part in enumerate(PARTS):
-            if not (cut.marks == number).any():
-                yield f"{part}: expected at least one sample, found none"
-        learnt = set(self.label.numbers[cut.marks == cutting.TRAIN].tolist())
+            marks = draw(label, group, seed)
+            about = f"drawn at random within each class (seed {seed}); {UNGROUPED}"
+            if group is not None:
+                about = f"drawn by group (seed {seed}), no group in two parts: {self._groups_per_part(marks)}"
+        empty = [part for number, part in enumerate(PARTS) if not (marks == number).any()]
+        problems += [f"{part}: expected at least one sample, found none" for part in empty]
+        learnt = set(label[marks == TRAIN].tolist())
         absent = [name for number, name in enumerate(self.label.classes) if number not in learnt]
         if absent and learnt:
-            yield f"train: expected samples of every class, found none of {_listed(absent)}"
+            problems.append(f"train: expected samples of every class, found none of {_listed(absent)}")
+        return Assignment(marks, about, tuple(problems))
 
-    def _columns(self) -> list[np.ndarray]:
-        told = (self.label and self.label.numbers, self.marks, self.group and self.group.numbers)
-        return [column for column in told if column is not None]
+    def _torn(self) -> Iterable[str]:
+        if self.marks is not None and self.group is not None and (shared := self.group.in_two_parts(self.marks)):
+            advice = "cut them by group, or leave out split, and parts are drawn that share none"
+            yield f"split: expected no group in two parts, found {len(shared)}: {_listed(shared)}; {advice}"
 
     def _groups_per_part(self, marks: np.ndarray) -> str:
         assert self.group is not None
         counts = [len(np.unique(self.group.numbers[marks == number])) for number in range(len(PARTS))]
         return "{} train, {} validate, {} test".format(*counts)
 
-    def _group_numbers(self) -> Tensor | None:
-        """Groups as tensors know them: people that have numbers keep them."""
-        if self.group is None:
-            return None
-        names = np.array(self.group.names)
-        return torch.from_numpy(names[self.group.numbers] if names.dtype.kind in "iu" else self.group.numbers).long()
-
-
-def refuse(name: str, problems: Sequence[str]) -> None:
-    """Raise one message with the problems, if there are any; of very many, the first."""
-    left = len(problems) - MOST_SHOWN
-    more = [f"… and {left} more; all of them: equipoise check --data …"] if left > 1 else problems[MOST_SHOWN:]
-    raise_all([*problems[:MOST_SHOWN], *more], f"data {name!r} cannot be trained on:")
-
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_SHOWN]) + (f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else "")
+
+
+# -- drawing --
+
+
+def draw(label: np.ndarray, group: np.ndarray | None, seed: int) -> np.ndarray:
+    """Draw the part of each sample: about 60 % of them train, 20 % validate, 20 % test.
+
+    Args:
+        label: Classes, [N].
+        group: Numbers of groups from 0, [N], three of them or more; None to draw within each class instead.
+        seed: The same seed draws the same parts.
+    """
+    if group is None:
+        return _stratified(label, DEALT, seed)
+    return assign_groups(class_counts(label, group), SHARES, seed)[group]
+
+
+def draw_fold(label: np.ndarray, group: np.ndarray | None, fold: int, folds: int, seed: int) -> np.ndarray:
+    """Draw the part of each sample in one of several folds: it tests, the next one validates, the others train."""
+    if group is None:
+        place = np.empty(len(label), np.int64)
+        place[_by_class(label, seed)] = np.arange(len(label)) % folds
+    else:
+        place = assign_groups(class_counts(label, group), [1 / folds] * folds, seed)[group]
+    return np.select([place == fold, place == (fold + 1) % folds], [TEST, VALIDATION], TRAIN)
+
+
+def hold_out(label: np.ndarray, group: np.ndarray | None, seed: int) -> np.ndarray:
+    """Draw about a quarter of the training samples for validation, whole groups where there are some, as a mask."""
+    if group is None:
+        return _stratified(label, HELD_OUT, seed).astype(bool)
+    present, numbers = np.unique(group, return_inverse=True)
+    if len(present) < 2:
+        return np.zeros(len(label), bool)
+    return assign_groups(class_counts(label, numbers), (0.75, 0.25), seed)[numbers].astype(bool)
+
+
+def fold_count(samples: int, groups: int | None) -> int:
+    """Return the number of folds: five, or one per group where there are fewer; none of fewer than three."""
+    folds = min(MOST_FOLDS, samples if groups is None else groups)
+    return folds if folds >= FEWEST_FOLDS else 0
+
+
+def assign_groups(counts: np.ndarray, shares: Sequence[float], seed: int) -> np.ndarray:
+    """Assign each group to a part, none of the parts empty.
+
+    Groups are assigned one after the other to the part where they do most good, the largest first, and then again in
+    random orders; the outcome with the least `unevenness` counts.
+
+    Args:
+        counts: Samples of each class in each group, [groups, classes].
+        shares: How much of all samples each part should have.
+        seed: The same seed gives the same parts.
+    """
+    random = np.random.Generator(np.random.PCG64(seed))
+    groups = len(counts)
+    orders = [np.lexsort((random.random(groups), -counts.sum(axis=1)))]
+    orders += [random.random(groups).argsort() for _ in range(min(TRIES, STEPS // groups))]
+    outcomes = [_greedy(counts, np.array(shares), order) for order in orders]
+    return min(outcomes, key=lambda places: unevenness(counts, shares, places))
+
+
+def class_counts(label: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Count the samples of each class in each group, [groups, classes]; classes that no sample has are left out."""
+    classes, numbers = np.unique(label, return_inverse=True)
+    counts = np.zeros((int(group.max()) + 1, len(classes)))
+    np.add.at(counts, (group, numbers), 1)
+    return counts
+
+
+def unevenness(counts: np.ndarray, shares: Sequence[float], places: np.ndarray) -> float:
+    """Return the distance of parts from their shares: over all samples, and in the mean over the classes; both as χ².
+
+    A class that the largest part lacks, so that it could not be learnt, costs more than all of that.
+    """
+    wanted = np.array(shares)[:, None]
+    held = np.stack([counts[places == part].sum(axis=0) for part in range(len(shares))])
+    of_all = held.sum(axis=1, keepdims=True) / counts.sum()
+    of_classes = held / counts.sum(axis=0)
+    lost = (held[np.argmax(shares)] == 0).sum()
+    per_class = ((of_classes - wanted) ** 2 / wanted).sum(0).mean()
+    return float(((of_all - wanted) ** 2 / wanted).sum() + per_class + 10 * lost)
+
+
+def _greedy(counts: np.ndarray, shares: np.ndarray, order: np.ndarray) -> np.ndarray:
+    # The size of a group counts as one more class, as heavy as all the others together.
+    sizes = counts.sum(axis=1, keepdims=True) / counts.sum()
+    weights = np.concatenate([counts / counts.sum(axis=0) / counts.shape[1] ** 0.5, sizes], 1)
+    wanted = shares[:, None] * weights.sum(axis=0)
+    held = np.zeros_like(wanted)
+    taken, places = np.zeros(len(shares), np.int64), np.empty(len(counts), np.int64)
+    for assigned, group in enumerate(order):
+        worse = ((2 * (held - wanted) + weights[group]) * weights[group]).sum(axis=1) / shares
+        if len(order) - assigned <= (taken == 0).sum():  # just enough groups are left for the parts that have none
+            worse[taken > 0] = np.inf
+        place = places[group] = int(worse.argmin())
+        held[place] += weights[group]
+        taken[place] += 1
+    return places
+
+
+def _stratified(label: np.ndarray, pattern: Sequence[int], seed: int) -> np.ndarray:
+    """Assign the samples of each class, in random order, to parts by a pattern that repeats."""
+    marks = np.empty(len(label), np.int64)
+    _, sizes = np.unique(label, return_counts=True)
+    marks[_by_class(label, seed)] = np.concatenate([np.resize(pattern, size) for size in sizes])
+    return marks
+
+
+def _by_class(label: np.ndarray, seed: int) -> np.ndarray:
+    """Return all samples, class by class, in random order within each."""
+    random = np.random.Generator(np.random.PCG64(seed))
+    return np.lexsort((random.random(len(label)), label))

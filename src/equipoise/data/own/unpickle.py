@@ -1,7 +1,7 @@
 """Reading pickles without running them: numpy arrays and plain containers, and nothing else.
 
-A pickle is a program. It is carried out by a machine that knows only what plain data needs (`pickle_machine`), and what
-it asks to call are functions of ours (`rebuild`), never numpy's own.
+A pickle is a program. It is carried out by a machine that knows only the instructions that plain data needs, and the
+functions that it may call are those of `rebuild`, never numpy's own.
 """
 
 from __future__ import annotations
@@ -9,20 +9,29 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
+import re
+import struct
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, final
 
 import numpy as np
 
-from equipoise.data.own.pickle_machine import COST, carry_out
-from equipoise.data.own.rebuild import refuse
+from equipoise.data.own.rebuild import Target, Unbuilt, checked_key, refuse, target_of
 from equipoise.util.processes import free_memory
 
 DEEPEST = 100  # containers in each other
+DEEPEST_ARRAYS = 16  # arrays of objects in each other: numpy frees them by recursion, without a limit
 SHARED = 2**30  # bytes by which content may grow when what it holds several times is written out
+COST = 100  # bytes of memory that one instruction takes, about
+EMPTY_SET_COST = 250
+PIECE = 2**24  # bytes that are asked for at once where nobody knows how many there are
+LARGE = 2**20  # bytes: content that is let go as soon as it is in an array
+LONGEST_NUMBER = 128  # bits
 
+_ESCAPED = {b"\\": b"\\", b"'": b"'", b'"': b'"', b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+_MISSING = object()
 _LEAVES = (str, bytes, bytearray, int, float, bool, type(None), np.dtype)
 
 
@@ -48,90 +57,315 @@ def read_pickle(file: BinaryIO, size: int | None = None) -> Any:
 
     Args:
         file: Stands where the pickle begins.
-        size: How many bytes there are at most; None where nobody knows.
+        size: The number of bytes at most; None where it is not known.
 
     Raises:
         pickle.UnpicklingError: As `load_pickle`.
     """
     try:
-        room = free_memory()
-        found, taken = carry_out(file, size, room)
-        _check_plain(found, min(room, 10 * taken + SHARED))
-        return found
+        machine = _Machine(file, size, free_memory())
+        value = machine.run()
+        _measure((value,), {}, set(), min(machine.room, 10 * (machine.room - machine.left) + SHARED))
+        return value
     except pickle.UnpicklingError:
         raise
-    except Exception as found:  # an instruction that got what it cannot use; there are dozens of ways
-        raise pickle.UnpicklingError(f"refused a damaged pickle: {type(found).__name__}: {found!s:.200}") from found
+    except Exception as why:  # an instruction that got what it cannot use; there are dozens of ways
+        raise pickle.UnpicklingError(f"refused a damaged pickle: {type(why).__name__}: {why!s:.200}") from why
 
 
-def load_object_array(path: str | Path) -> Any:
-    """Read an ``.npy`` file that holds a pickled object, under the same limits."""
-    with Path(path).open("rb") as file:
-        version = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        _, _, dtype = read_header(file)
-        if not dtype.hasobject:
-            msg = f"{path}: expected an array of objects, found {dtype}; read it with numpy.load"
-            raise ValueError(msg)
-        return read_pickle(file, Path(path).stat().st_size)
-
-
-def _check_plain(root: Any, most: int) -> None:
-    """Refuse what is no plain data, is part of itself, is nested very deep, or is huge once written out.
+def _measure(value: Any, known: dict[int, tuple[int, int]], around: set[int], most: int) -> tuple[int, int]:
+    """Return the size of a value once written out, and the depth of its containers; refuse what is no plain data.
 
     A list that holds another twice, which holds another twice, and so on, takes no memory until somebody makes an array
     of it.
+
+    Args:
+        value: To be measured.
+        known: Containers that were measured, by identity.
+        around: The containers that hold the value.
+        most: The largest size.
     """
-    known: dict[int, tuple[int, int]] = {}  # of containers, by identity: size when written out, and depth
-    open_: set[int] = set()
-    path: list[tuple[int, Any, list[int]]] = [(0, iter((root,)), [0, 0])]
-    while path:
-        identity, rest, so_far = path[-1]
-        for value in rest:
-            inside = _inside(value)
-            if inside is None:
-                so_far[0] += _size(value)
-                continue
-            if id(value) in open_:
-                refuse("a container that is part of itself")
-            if id(value) in known:
-                _add(so_far, known[id(value)])
-                continue
-            open_.add(id(value))
-            path.append((id(value), inside, [COST, 0]))
-            break
-        else:
-            path.pop()
-            size, depth = so_far[0], so_far[1] + 1
-            if size > most:
-                refuse(f"what would be {size / 2**30:,.1f} GiB, written out: expected at most {most / 2**30:,.1f} GiB")
-            if depth > DEEPEST:
-                refuse(f"containers in each other, {depth:,} deep: expected at most {DEEPEST}")
-            if path:
-                open_.discard(identity)
-                known[identity] = (size, depth)
-                _add(path[-1][2], (size, depth))
-
-
-def _add(so_far: list[int], found: tuple[int, int]) -> None:
-    so_far[0] += found[0]
-    so_far[1] = max(so_far[1], found[1])
-
-
-def _inside(value: Any) -> Iterator[Any] | None:
-    """The content of a container; None where it is none."""
+    content: Iterable[Any]
     if type(value) in (list, tuple, set, frozenset):
-        return iter(value)
-    if type(value) in (dict, OrderedDict):
-        return itertools.chain(value, value.values())
-    if type(value) is np.ndarray and value.dtype.kind == "O":
-        return iter(value.ravel())
-    return None
-
-
-def _size(value: Any) -> int:
-    if type(value) is np.ndarray or isinstance(value, np.generic):
-        return COST + value.nbytes
-    if not isinstance(value, _LEAVES):
+        content = value
+    elif type(value) in (dict, OrderedDict):
+        content = itertools.chain(value, value.values())
+    elif type(value) is np.ndarray and value.dtype.kind == "O":
+        content = value.ravel()
+    elif type(value) is np.ndarray or isinstance(value, np.generic):
+        return COST + value.nbytes, 0
+    elif isinstance(value, _LEAVES):
+        return COST + (len(value) if isinstance(value, (str, bytes, bytearray)) else 0), 0
+    else:
         refuse("a name that stands for nothing: expected plain data")
-    return COST + (len(value) if isinstance(value, (str, bytes, bytearray)) else 0)
+    if id(value) in around:
+        refuse("a container that is part of itself")
+    if id(value) not in known:
+        around.add(id(value))
+        size, depth = COST, 1
+        if len(around) > DEEPEST:
+            refuse(f"containers in each other, {len(around):,} deep: expected at most {DEEPEST}")
+        for part in content:
+            inner_size, inner_depth = _measure(part, known, around, most)
+            size, depth = size + inner_size, max(depth, inner_depth + 1)
+        if size > most:
+            refuse(f"what would be {size / 2**30:,.1f} GiB, written out: expected at most {most / 2**30:,.1f} GiB")
+        if depth > DEEPEST:
+            refuse(f"containers in each other, {depth:,} deep: expected at most {DEEPEST}")
+        around.discard(id(value))
+        known[id(value)] = size, depth
+    return known[id(value)]
+
+
+# -- the machine --
+
+
+@final
+class _Machine:
+    """Carries out the instructions of a pickle."""
+
+    def __init__(self, file: BinaryIO, size: int | None, room: int) -> None:
+        self.file, self.size, self.room, self.left = file, size, room, room
+        self.stack: list[Any] = []
+        self.marks: list[int] = []  # how long the stack was
+        self.memo: dict[int, Any] = {}
+        self.levels: dict[int, int] = {}  # of arrays of objects, by identity: how many are in each other
+        self.arrays: list[np.ndarray] = []  # keeps identities from being given twice
+        self.returnable = 0  # bytes of large content, which are given back once
+
+    def run(self) -> Any:
+        while (code := self.file.read(1)) != b".":
+            if code not in _INSTRUCTIONS:
+                refuse(f"the instruction {code!r}: expected those of plain data" if code else "a pickle cut short")
+            self.take(COST)
+            _INSTRUCTIONS[code](self)
+        (value,) = self.values(1)
+        if self.stack or self.marks:
+            refuse("a pickle with something left over: expected one value")
+        return value
+
+    def take(self, size: int) -> None:
+        """Count memory before it is taken."""
+        self.left -= size
+        if self.left < 0:
+            needed = f"at least {(self.room - self.left) / 2**30:,.1f} GiB of memory"
+            refuse(f"a pickle that needs {needed}: expected at most what is free, {self.room / 2**30:,.1f} GiB")
+
+    def read(self, size: int) -> bytes:
+        self.take(size)
+        self.returnable += size if size >= LARGE else 0
+        if self.size is not None and size > self.size:
+            refuse(f"a pickle cut short: it claims {size:,} bytes, and has {self.size:,} in all")
+        parts, missing = [], size
+        while missing:
+            # Some files take all the memory that is asked for before they look what there is.
+            part = self.file.read(missing if self.size is not None else min(missing, PIECE))
+            if not part:
+                refuse(f"a pickle cut short: expected {size:,} bytes, found {size - missing:,}")
+            parts.append(part)
+            missing -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def line(self) -> bytes:
+        line = self.file.readline(self.left)
+        self.take(len(line))
+        if not line.endswith(b"\n"):
+            refuse("a pickle cut short, within a line")
+        return line[:-1]
+
+    def whole(self, layout: str) -> int:
+        """Read a number of a given layout."""
+        return struct.unpack(layout, self.read(struct.calcsize(layout)))[0]
+
+    def text(self, content: bytes) -> str:
+        self.take(3 * len(content))  # one letter may make the others as wide as itself
+        return content.decode("utf-8", "surrogatepass")
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def values(self, count: int) -> list[Any]:
+        """Take values off the stack, down to the last mark at most."""
+        start = len(self.stack) - count
+        if start < (self.marks[-1] if self.marks else 0):
+            refuse("a damaged pickle: expected more on its stack")
+        taken = self.stack[start:]
+        del self.stack[start:]
+        if any(type(value) is Unbuilt for value in taken):
+            refuse("to use an array or a type before it is complete")
+        return taken
+
+    def since_mark(self) -> list[Any]:
+        if not self.marks:
+            refuse("a damaged pickle: expected a mark on its stack")
+        taken = self.values(len(self.stack) - self.marks[-1])
+        self.marks.pop()
+        return taken
+
+    def top(self, *kinds: type) -> Any:
+        """Return the container that content is added to; only a plain one takes any."""
+        if len(self.stack) <= (self.marks[-1] if self.marks else 0) or type(self.stack[-1]) not in kinds:
+            refuse(f"to add to anything but a {kinds[0].__name__}")
+        return self.stack[-1]
+
+    def protocol(self) -> None:
+        if (version := self.read(1)[0]) > 5:
+            refuse(f"protocol {version}: expected 0 to 5")
+
+    def integer(self, value: int) -> None:
+        if value.bit_length() > LONGEST_NUMBER:
+            refuse(f"a number of {value.bit_length():,} bits: expected at most {LONGEST_NUMBER}")
+        self.push(value)
+
+    def written_integer(self) -> None:
+        digits = self.line()
+        self.push(digits == b"01") if digits in (b"00", b"01") else self.integer(int(digits))
+
+    def bare_text(self) -> None:
+        """Read a string of Python 2, between quotes and with escapes."""
+        quoted = self.line().strip()
+        if len(quoted) < 2 or quoted[:1] not in (b"'", b'"') or quoted[:1] != quoted[-1:]:
+            refuse("a string without quotes")
+
+        def plain(match: re.Match[bytes]) -> bytes:
+            hexed = match[1][1:]
+            return bytes.fromhex(hexed.decode()) if hexed else _ESCAPED[match[1]]
+
+        self.push(re.sub(rb"\\(x[0-9a-fA-F]{2}|.|$)", plain, quoted[1:-1]).decode("latin1"))
+
+    def add_items(self, values: list[Any]) -> None:
+        target = self.top(dict, OrderedDict)
+        if len(values) % 2:
+            refuse("a key without a value")
+        target.update((checked_key(key), value) for key, value in zip(values[::2], values[1::2], strict=True))
+
+    def extend(self, values: list[Any]) -> None:
+        self.top(list).extend(values)
+
+    def include(self, values: list[Any]) -> None:
+        self.top(set).update(map(checked_key, values))
+
+    def dictionary(self) -> None:
+        values = self.since_mark()
+        self.push({})
+        self.add_items(values)
+
+    def empty_set(self) -> None:
+        self.take(EMPTY_SET_COST)
+        self.push(set())
+
+    def frozen_set(self) -> None:
+        self.take(EMPTY_SET_COST)
+        self.push(frozenset(map(checked_key, self.since_mark())))
+
+    def put(self, place: int) -> None:
+        if not self.stack or place < 0:
+            refuse("a damaged pickle: expected something to keep")
+        self.memo[place] = value = self.stack[-1]
+        if type(value) is Unbuilt:
+            value.places.append(place)
+
+    def get(self, place: int) -> None:
+        if self.memo.get(place, _MISSING) is _MISSING:
+            refuse(f"a damaged pickle: expected something kept at place {place}")
+        self.push(self.memo[place])
+
+    def call(self) -> None:
+        target, arguments = self.values(2)
+        if type(target) is not Target or target.call is None or type(arguments) is not tuple:
+            called = target.name if type(target) is Target else f"a {type(target).__name__}"
+            refuse(f"to call {called}: expected one of the functions that rebuild arrays")
+        self.made(target.call(*arguments), arguments)
+
+    def build(self) -> None:
+        (state,) = self.values(1)
+        unbuilt = self.stack.pop() if len(self.stack) > (self.marks[-1] if self.marks else 0) else None
+        if type(unbuilt) is not Unbuilt:
+            refuse(f"to change a {type(unbuilt).__name__}: expected an array or a type that has no state yet")
+        self.made(unbuilt.build(state), state)
+        for place in unbuilt.places:
+            if self.memo[place] is unbuilt:
+                self.memo[place] = self.stack[-1]
+
+    def made(self, value: Any, out_of: tuple[Any, ...]) -> None:
+        """Push a new value, count its memory, and drop what it was made of, which the memo would keep."""
+        if type(value) is np.ndarray:
+            self.take(value.nbytes)
+            if value.dtype.kind == "O":
+                self.nest(value)
+            for content in out_of:
+                if type(content) in (bytes, bytearray, str) and len(content) >= LARGE:
+                    for place in itertools.islice(reversed(self.memo), 8):
+                        if self.memo[place] is content or self.memo[place] is out_of:
+                            self.memo[place] = _MISSING
+                    back = min(len(content), self.returnable)
+                    self.left, self.returnable = self.left + back, self.returnable - back
+        self.push(value)
+
+    def nest(self, array: np.ndarray) -> None:
+        level = 1 + max((self.levels.get(id(value), 0) for value in array.flat if type(value) is np.ndarray), default=0)
+        if level > DEEPEST_ARRAYS:
+            refuse(f"arrays of objects in each other: expected at most {DEEPEST_ARRAYS}")
+        self.levels[id(array)] = level
+        self.arrays.append(array)
+
+
+_INSTRUCTIONS: dict[bytes, Callable[[_Machine], object]] = {
+    pickle.PROTO: _Machine.protocol,
+    pickle.FRAME: lambda m: m.read(8),  # how much follows; it follows anyway
+    pickle.MARK: lambda m: m.marks.append(len(m.stack)),
+    # values
+    pickle.NONE: lambda m: m.push(None),
+    pickle.NEWTRUE: lambda m: m.push(True),
+    pickle.NEWFALSE: lambda m: m.push(False),
+    pickle.INT: _Machine.written_integer,
+    pickle.LONG: lambda m: m.integer(int(m.line().removesuffix(b"L"))),
+    pickle.BININT: lambda m: m.push(m.whole("<i")),
+    pickle.BININT1: lambda m: m.push(m.whole("<B")),
+    pickle.BININT2: lambda m: m.push(m.whole("<H")),
+    pickle.LONG1: lambda m: m.integer(int.from_bytes(m.read(m.whole("<B")), "little", signed=True)),
+    pickle.LONG4: lambda m: m.integer(int.from_bytes(m.read(m.whole("<I")), "little", signed=True)),
+    pickle.FLOAT: lambda m: m.push(float(m.line())),
+    pickle.BINFLOAT: lambda m: m.push(m.whole(">d")),
+    pickle.STRING: _Machine.bare_text,
+    pickle.BINSTRING: lambda m: m.push(m.read(m.whole("<I")).decode("latin1")),
+    pickle.SHORT_BINSTRING: lambda m: m.push(m.read(m.whole("<B")).decode("latin1")),
+    pickle.UNICODE: lambda m: m.push(m.line().decode("raw-unicode-escape")),
+    pickle.BINUNICODE: lambda m: m.push(m.text(m.read(m.whole("<I")))),
+    pickle.SHORT_BINUNICODE: lambda m: m.push(m.text(m.read(m.whole("<B")))),
+    pickle.BINUNICODE8: lambda m: m.push(m.text(m.read(m.whole("<Q")))),
+    pickle.BINBYTES: lambda m: m.push(m.read(m.whole("<I"))),
+    pickle.SHORT_BINBYTES: lambda m: m.push(m.read(m.whole("<B"))),
+    pickle.BINBYTES8: lambda m: m.push(m.read(m.whole("<Q"))),
+    pickle.BYTEARRAY8: lambda m: m.push(bytearray(m.read(m.whole("<Q")))),
+    # containers
+    pickle.EMPTY_TUPLE: lambda m: m.push(()),
+    pickle.TUPLE1: lambda m: m.push(tuple(m.values(1))),
+    pickle.TUPLE2: lambda m: m.push(tuple(m.values(2))),
+    pickle.TUPLE3: lambda m: m.push(tuple(m.values(3))),
+    pickle.TUPLE: lambda m: m.push(tuple(m.since_mark())),
+    pickle.EMPTY_LIST: lambda m: m.push([]),
+    pickle.LIST: lambda m: m.push(m.since_mark()),
+    pickle.APPEND: lambda m: m.extend(m.values(1)),
+    pickle.APPENDS: lambda m: m.extend(m.since_mark()),
+    pickle.EMPTY_DICT: lambda m: m.push({}),
+    pickle.DICT: _Machine.dictionary,
+    pickle.SETITEM: lambda m: m.add_items(m.values(2)),
+    pickle.SETITEMS: lambda m: m.add_items(m.since_mark()),
+    pickle.EMPTY_SET: _Machine.empty_set,
+    pickle.ADDITEMS: lambda m: m.include(m.since_mark()),
+    pickle.FROZENSET: _Machine.frozen_set,
+    # the memo
+    pickle.PUT: lambda m: m.put(int(m.line())),
+    pickle.BINPUT: lambda m: m.put(m.whole("<B")),
+    pickle.LONG_BINPUT: lambda m: m.put(m.whole("<I")),
+    pickle.MEMOIZE: lambda m: m.put(len(m.memo)),
+    pickle.GET: lambda m: m.get(int(m.line())),
+    pickle.BINGET: lambda m: m.get(m.whole("<B")),
+    pickle.LONG_BINGET: lambda m: m.get(m.whole("<I")),
+    # arrays
+    pickle.GLOBAL: lambda m: m.push(target_of(m.line().decode(), m.line().decode())),
+    pickle.STACK_GLOBAL: lambda m: m.push(target_of(*m.values(2))),
+    pickle.REDUCE: _Machine.call,
+    pickle.BUILD: _Machine.build,
+}

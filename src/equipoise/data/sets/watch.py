@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.own.unpickle import load_object_array
+from equipoise.data.own.npz import load_object_array
 from equipoise.data.splits import Splits, split_by_group
 
 SHA256 = "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537"

@@ -1,0 +1,217 @@
+"""Checking a data set before anything is trained on it: all that is wrong, all that is odd, and what there is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from equipoise.data.own.columns import NAMED
+from equipoise.data.own.samples import UNGROUPED, Samples
+from equipoise.data.source import data_set, is_file, samples_of
+from equipoise.data.splits import PARTS, Part, Splits, is_length, parts_of
+from equipoise.util.errors import BadInput
+
+FEW = 50  # samples: one more or less moves the accuracy by two points
+UNEVEN = 10  # times as many samples of one class as of another
+LONG = 4096  # numbers: what is so long is rarely a vector
+GLANCE = 4096  # bytes from the middle of a sample that tell most samples apart
+
+
+@final
+@dataclass(frozen=True)
+class ModalitySummary:
+    """The shape and numbers of a modality.
+
+    Args:
+        shape: Of one input, as its encoder reads it.
+        lengths: The shortest and the longest training sample, where time is ragged; None where it is not.
+        numbers: What is done to them before an encoder reads them.
+    """
+
+    shape: tuple[int, ...]
+    lengths: tuple[int, int] | None = None
+    numbers: str = ""
+
+
+@final
+@dataclass
+class DataReport:
+    """The result of checking a data set.
+
+    Args:
+        data: The name of the data set.
+        about: How its parts were drawn.
+        errors: What has to be put right: the data would be refused, or its numbers could not be trusted.
+        warnings: What is odd.
+        samples: Samples of each part.
+        groups: Groups of each part; empty where there are none.
+        classes: Per class the samples of each part.
+        modalities: Shape and numbers of each.
+    """
+
+    data: str
+    about: str = ""
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    samples: dict[str, int] = field(default_factory=dict)
+    groups: dict[str, int] = field(default_factory=dict)
+    classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    modalities: dict[str, ModalitySummary] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def check_data(text: str, split: str | None = None, tokens: Collection[str] = ()) -> DataReport:
+    """Check the data that a text means; what is wrong with it is reported, not raised.
+
+    Args:
+        text: As for ``--data``.
+        split: The protocol by which prepared data is cut.
+        tokens: Modalities of a file whose encoders read token numbers.
+
+    Raises:
+        BadInput: If there is no such data.
+    """
+    report = DataReport(text)
+    try:
+        source = data_set(text, split)
+        report.data = source.name
+        if is_file(text):
+            _check_samples(samples_of(text), report, tokens)
+        else:
+            _check_splits(source.load(None), report)
+    except BadInput as problem:
+        if not Path(text).exists():
+            raise
+        report.errors += [line.strip() for line in str(problem).splitlines() if not line.endswith(":")]
+    return report
+
+
+def _check_samples(samples: Samples, report: DataReport, tokens: Collection[str]) -> None:
+    assignment = samples.assign()
+    report.about = "; ".join(filter(None, [assignment.about, *samples.notes]))
+    report.errors += [*samples.problems, *assignment.problems, *samples.token_problems(tokens)]
+    if assignment.marks is None or samples.label is None:
+        return
+    if samples.group is None:
+        report.warnings.append(f"{UNGROUPED}; give group where there are persons or recordings")
+    names = samples.names or [str(number) for number in range(len(assignment.marks))]
+    rows = {part: np.flatnonzero(assignment.marks == number) for number, part in enumerate(PARTS)}
+    parts, numbers = parts_of(samples, assignment.marks), dict.fromkeys(samples.inputs, "standardised")
+    numbers |= dict.fromkeys(samples.views, "bytes, divided by 255")
+    for name in samples.whole:
+        least, most = (int(value) for value in samples.inputs[name].aminmax())
+        numbers[name] = f"whole, {least} to {most}: {'kept, as token numbers' if name in tokens else 'standardised'}"
+    _count(parts, samples.label.classes, numbers, report)
+    _compare(parts, {part: [names[row] for row in rows[part]] for part in rows}, report)
+
+
+def _check_splits(splits: Splits, report: DataReport) -> None:
+    report.about = splits.about
+    try:
+        splits.check()
+    except BadInput as problem:
+        report.errors += [line.strip() for line in str(problem).splitlines()[1:]]  # below the line that names the data
+    _count(splits.parts, splits.classes, dict.fromkeys(splits.scales, "standardised"), report)
+    _compare(splits.parts, {name: list(map(str, range(len(part)))) for name, part in splits.parts.items()}, report)
+
+
+def _count(parts: Mapping[str, Part], classes: Sequence[str], numbers: Mapping[str, str], report: DataReport) -> None:
+    report.samples = {name: len(part) for name, part in parts.items()}
+    counts = {name: torch.bincount(part.label, minlength=len(classes)).tolist() for name, part in parts.items()}
+    report.classes = {label: {name: counts[name][at] for name in parts} for at, label in enumerate(classes)}
+    report.groups = {name: len(part.group.unique()) for name, part in parts.items() if part.group is not None}
+    train = parts["train"]
+    for name, array in train.inputs.items():
+        if is_length(name, train.inputs):
+            continue
+        view, shape, lengths = train.views.get(name), tuple(array.shape[1:]), None
+        steps = train.inputs.get(f"{name}_length")
+        if steps is not None and len(train) and not (view is not None and view.takes_lengths):
+            steps = steps if train.rows is None else steps[train.rows]
+            lengths = (int(steps.min()), int(steps.max()))
+        shape = shape if view is None else view.shape(shape)
+        report.modalities[name] = ModalitySummary(shape, lengths, numbers.get(name, "as prepared"))
+
+
+def _compare(parts: Mapping[str, Part], names: Mapping[str, Sequence[str]], report: DataReport) -> None:
+    report.errors += _duplicates(parts, names)
+    report.warnings += _oddities(parts, report)
+
+
+def _duplicates(parts: Mapping[str, Part], names: Mapping[str, Sequence[str]]) -> Iterable[str]:
+    """Report samples that are in two parts, found by a hash of all their numbers."""
+    # A glance at the middle of each sample leaves few that have to be read whole.
+    glances = {name: _hashes(part, range(len(part)), GLANCE) for name, part in parts.items()}
+    suspects = {glance for one, other in combinations(parts, 2) for glance in {*glances[one]} & {*glances[other]}}
+    whole: dict[str, list[tuple[bytes, int]]] = {}
+    for name, part in parts.items():
+        rows = [row for row, glance in enumerate(glances[name]) if glance in suspects]
+        whole[name] = list(zip(_hashes(part, rows, None), rows, strict=True))
+    for one, other in combinations(parts, 2):
+        known = dict(whole[one])
+        pairs = [(names[one][known[digest]], names[other][row]) for digest, row in whole[other] if digest in known]
+        if pairs and not _same_rows(parts[one], parts[other]):
+            shown = ", ".join(f"{mine} = {theirs}" for mine, theirs in pairs[:NAMED])
+            shown += ", …" if len(pairs) > NAMED else ""
+            copies = f"{len(pairs)} of {other} that are in {one} too, number for number ({shown})"
+            advice = "remove copies, or give all copies of a sample one group"
+            yield f"{one} and {other}: expected different samples, found {copies}; {advice}"
+
+
+def _same_rows(one: Part, other: Part) -> bool:
+    """Whether a published protocol has one part play two roles, which is another matter than copies."""
+    return one.rows is not None and other.rows is not None and torch.equal(one.rows, other.rows)
+
+
+def _hashes(part: Part, rows: Iterable[int], most: int | None) -> list[bytes]:
+    digests = []
+    for row in rows:
+        digest = hashlib.blake2b(digest_size=16)
+        for _, array in sorted(part.inputs.items()):
+            sample = array[row if part.rows is None else int(part.rows[row])].contiguous().numpy()
+            content = sample.reshape(-1).view(np.uint8)
+            start = 0 if most is None else max(0, (len(content) - most) // 2)
+            digest.update(content[start : None if most is None else start + most].data)
+        digests.append(digest.digest())
+    return digests
+
+
+def _oddities(parts: Mapping[str, Part], report: DataReport) -> Iterable[str]:
+    if _same_rows(parts["validation"], parts["test"]):
+        yield "validation and test are the same samples, as published: what is chosen on them is also reported on them"
+    for name in PARTS[1:]:
+        if 0 < (count := report.samples[name]) < FEW:
+            points = f"one more that is right moves the accuracy by {100 / count:.1f} points"
+            yield f"{name}: {count} samples are few; {points}. Give more, or run every fold: --folds"
+        if absent := [label for label, counts in report.classes.items() if not counts[name]]:
+            yield f"{name}: no samples of {', '.join(absent[:NAMED])}{', …' if len(absent) > NAMED else ''}"
+    learnt = {label: counts["train"] for label, counts in report.classes.items() if counts["train"]}
+    if learnt and max(learnt.values()) > UNEVEN * min(learnt.values()):
+        most, least = max(learnt, key=lambda label: learnt[label]), min(learnt, key=lambda label: learnt[label])
+        counts = f"{learnt[most]} training samples of {most}, {learnt[least]} of {least}"
+        share = 100 * learnt[most] / sum(learnt.values())
+        yield f"classes are uneven: {counts}; always saying {most} is right in {share:.0f} %"
+    if len(report.modalities) == 1 and not report.errors:
+        yield f"{next(iter(report.modalities))} is the only modality: there is nothing to balance; give another"
+    for name, modality in report.modalities.items():
+        shape, array = modality.shape, parts["train"].inputs[name]
+        if len(shape) == 1 and shape[0] > LONG:
+            yield f"{name}: vectors of {shape[0]} numbers; if these are series, give them as [N, 1, {shape[0]}]"
+        if len(shape) == 2 and shape[0] > 4 * shape[1]:
+            turned = f"time comes last, so if it is the other way round, give {name}.transpose(0, 2, 1)"
+            yield f"{name}: {shape[0]} channels of {shape[1]} steps; {turned}"
+        if shape == (1,) and modality.numbers.startswith("whole"):
+            advice = "if it says who a sample comes from, call it group, and if it only counts samples, leave it out"
+            yield f"{name}: one whole number per sample, read as a sensor; {advice}"
+        if parts["train"].rows is None and len(array) > 1 and bool((array == array[:1]).all()):
+            yield f"{name}: all training samples are the same; it says nothing"

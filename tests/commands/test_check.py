@@ -1,0 +1,335 @@
+"""`equipoise check`: everything wrong at once, what is odd apart from it, and what there is."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from equipoise.cli.check import EXAMPLE, check, encoder_name
+from equipoise.data import check as examining
+from equipoise.data.check import DataReport, check_data
+from equipoise.data.prepare.prepare import prepare
+from equipoise.data.splits import Part, Splits
+from equipoise.models import encoder_for
+from equipoise.util.errors import BadInput
+from made_up import MadeUp, make_source
+
+SIZE = 300
+
+
+class Ended(NamedTuple):
+    """How the command ended."""
+
+    code: int
+    out: str
+
+
+def some(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def saved(path: Path, **changes: Any) -> Path:
+    """A good file, with changes; None leaves an array out."""
+    arrays: dict[str, Any] = {
+        "imu": some(SIZE, 3, 20),
+        "sound": some(SIZE, 8, seed=1),
+        "label": np.array(["sit", "walk", "run"])[np.arange(SIZE) % 3],
+        "group": np.arange(SIZE) // 10,
+        **changes,
+    }
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    return path
+
+
+def run(
+    capsys: pytest.CaptureFixture[str], *, data: Path | str, split: str | None = None, as_json: bool = False
+) -> Ended:
+    code = 0
+    try:
+        check(str(data), split, as_json)
+    except typer.Exit as ended:
+        code = ended.exit_code
+    out, err = capsys.readouterr()
+    assert err == ""
+    return Ended(code, out)
+
+
+def test_a_good_file_is_fine_and_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = run(capsys, data=saved(tmp_path / "my.npz"))
+    assert ended.code == 0
+    lines = [line.split() for line in ended.out.splitlines()]
+    assert ["imu", "3", "×", "20", "standardised", "CNN1d"] in lines
+    assert ["sound", "8", "standardised", "MLP"] in lines
+    assert ["samples", "180", "60", "60"] in lines
+    assert ["groups", "18", "6", "6"] in lines
+    assert ended.out.endswith("Nothing is wrong.\n")
+    assert "Odd" not in ended.out
+
+
+def test_words_on_a_command_line_are_understood(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command(epilog=EXAMPLE)(check)
+    ended = CliRunner().invoke(app, ["--data", str(saved(tmp_path / "my.npz")), "--json"])
+    assert (ended.exit_code, json.loads(ended.output)["fine"]) == (0, True)
+    (tmp_path / "my.csv").write_text("label\na\n")
+    assert CliRunner().invoke(app, ["--data", str(tmp_path / "my.csv")]).exit_code == 2
+    assert "Example: equipoise check --data my.npz" in CliRunner().invoke(app, ["--help"]).output
+
+
+def test_json_holds_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = run(capsys, data=saved(tmp_path / "my.npz"), as_json=True)
+    found = json.loads(ended.out)
+    assert (ended.code, found["fine"], found["errors"], found["warnings"]) == (0, True, [], [])
+    assert found["samples"] == {"train": 180, "validation": 60, "test": 60}
+    assert found["groups"] == {"train": 18, "validation": 6, "test": 6}
+    assert list(found["classes"]) == ["run", "sit", "walk"]
+    assert sum(found["classes"]["run"].values()) == 100
+    assert found["modalities"] == {
+        "imu": {"shape": [3, 20], "lengths": None, "numbers": "standardised", "encoder": "CNN1d"},
+        "sound": {"shape": [8], "lengths": None, "numbers": "standardised", "encoder": "MLP"},
+    }
+
+
+def test_everything_wrong_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sound = some(SIZE, 8, seed=1)
+    sound[[4, 9]] = np.nan
+    split = np.where(np.arange(SIZE) < 200, "train", "test")
+    split[5] = "validation"
+    label = np.arange(SIZE) % 3
+    label[:200] %= 2
+    path = saved(
+        tmp_path / "my.npz", sound=sound, split=split, label=label, fused=some(SIZE, 2), extra=some(SIZE - 1, 2)
+    )
+    ended = run(capsys, data=path, as_json=True)
+    found = json.loads(ended.out)
+    assert (ended.code, found["fine"]) == (2, False)
+    text = "\n".join(found["errors"])
+    for part in (
+        "No modality may be called 'fused'",
+        "sound: expected finite numbers, found NaN or infinity in 2 of 300 samples (4, 9)",
+        "expected one entry per sample in every array, found imu 300, sound 300, extra 299, label 300",
+        "split: expected no group in two parts, found 1: 0 (train, validation)",
+        "train: expected samples of every class, found none of 2",
+    ):
+        assert part in text
+    assert len(found["errors"]) == 5
+    assert found["classes"]["2"] == {"train": 0, "validation": 0, "test": 34}  # told although there are mistakes
+    assert "Wrong, 5:" in run(capsys, data=path).out
+
+
+def test_all_files_that_cannot_be_read_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"{'ab'[at % 2]},{at}.wav,{at}" for at in range(50)]
+    (tmp_path / "my.csv").write_text("\n".join(["label,sound,group", *lines]))
+    ended = run(capsys, data=tmp_path / "my.csv")
+    assert ended.code == 2
+    assert ended.out.count("there is no such file") == 50
+    with pytest.raises(BadInput, match="… and 30 more; all of them: equipoise check"):
+        Splits.from_samples(examining.samples_of(tmp_path / "my.csv"))
+
+
+@pytest.mark.parametrize("changes", [{"split": ["later"] * SIZE}, {"group": [0.5] * SIZE}])
+def test_parts_that_cannot_be_told_are_not_made_up(changes: dict[str, Any], tmp_path: Path) -> None:
+    found = check_data(str(saved(tmp_path / "my.npz", **changes)))
+    assert len(found.errors) == 1
+    assert (found.samples, found.classes, found.about) == ({}, {}, "")
+
+
+def test_a_file_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my.npz").write_text("hello")
+    ended = run(capsys, data=tmp_path / "my.npz")
+    assert ended.code == 2
+    assert ended.out.count("\n") == 3
+    assert "no zip archive; it begins with b'hello'" in ended.out
+
+
+def test_what_is_not_there_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BadInput, match="did you mean 'watch'"):
+        run(capsys, data="wach")
+    with pytest.raises(BadInput, match="has one way to be cut only"):
+        run(capsys, data="watch", split="official")
+
+
+@pytest.mark.parametrize("name", ["watch", "generated"])
+def test_named_sets_are_fine(name: str) -> None:
+    assert check_data(name).errors == []
+
+
+# -- copies --
+
+
+def copies(tmp_path: Path, one: int, other: int, **changes: Any) -> DataReport:
+    """Sample `other` is a copy of sample `one`."""
+    arrays = {"imu": some(SIZE, 3, 20), "sound": some(SIZE, 8, seed=1)}
+    for array in arrays.values():
+        array[other] = array[one]
+    split = np.repeat([0, 1, 2], [200, 50, 50])
+    return check_data(str(saved(tmp_path / "my.npz", **{**arrays, "split": split, "group": None, **changes})))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (7, 210, "train and validation: expected different samples, found 1 of validation that are in train too"),
+        (7, 290, "train and test: expected different samples, found 1 of test that are in train too"),
+        (220, 290, "validation and test: expected different samples, found 1 of test that are in validation too"),
+    ],
+)
+def test_a_copy_in_another_part_is_found(one: int, other: int, said: str, tmp_path: Path) -> None:
+    (error,) = copies(tmp_path, one, other).errors
+    assert error.startswith(f"{said}, number for number ({one} = {other}); remove")
+
+
+def test_a_copy_in_the_same_part_or_of_one_sensor_is_none(tmp_path: Path) -> None:
+    assert copies(tmp_path, 7, 8).errors == []
+    assert copies(tmp_path, 7, 290, sound=some(SIZE, 8, seed=1)).errors == []
+
+
+def test_samples_that_are_alike_in_the_middle_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examining, "GLANCE", 8)
+    alike = np.zeros((SIZE, 1, 30))
+    alike[:, 0, -1] = np.arange(SIZE)
+    found = copies(tmp_path, 7, 290, imu=alike, sound=None)
+    assert found.errors == []
+    alike[290] = alike[7]
+    assert len(copies(tmp_path, 7, 290, imu=alike, sound=None).errors) == 1
+
+
+def test_of_many_copies_some_are_named(tmp_path: Path) -> None:
+    again = np.concatenate([some(150, 4), some(150, 4)])
+    found = check_data(str(saved(tmp_path / "my.npz", imu=again, sound=None, split=np.repeat([0, 2], 150), group=None)))
+    assert sum("found" in error for error in found.errors) == 2
+    assert any("(0 = 150, " in error or "1 = 151" in error for error in found.errors)
+    assert all(", …)" in error for error in found.errors)
+
+
+# -- what is odd --
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"group": None}, "no groups are given, so samples of one person or recording may be in two parts"),
+        (
+            {"group": np.repeat([0, 1, 2], [260, 20, 20])},
+            "validation: 20 samples are few; one more that is right moves",
+        ),
+        ({"label": (np.arange(SIZE) % 30 == 0).astype(int)}, "classes are uneven: 174 training samples of 0, 6 of 1"),
+        ({"imu": some(SIZE, 100, 3)}, "imu: 100 channels of 3 steps; time comes last"),
+        ({"imu": some(SIZE, 5000)}, "imu: vectors of 5000 numbers; if these are series, give them as [N, 1, 5000]"),
+        ({"subject": np.arange(SIZE) // 10}, "subject: one whole number per sample, read as a sensor; if it says who"),
+        ({"imu": None}, "sound is the only modality: there is nothing to balance"),
+        ({"sound": np.ones((SIZE, 3))}, "sound: all training samples are the same; it says nothing"),
+        (
+            {
+                "split": np.repeat([0, 1, 2], [180, 60, 60]),
+                "label": np.where(np.arange(SIZE) < 180, np.arange(SIZE) % 3, 0),
+            },
+            "validation: no samples of 1, 2",
+        ),
+    ],
+)
+def test_what_is_odd_is_told_and_no_error(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    found = check_data(str(saved(tmp_path / "my.npz", **changes)))
+    assert found.errors == []
+    assert said in "\n".join(found.warnings)
+
+
+def test_about_says_where_the_validation_part_comes_from(tmp_path: Path) -> None:
+    found = check_data(str(saved(tmp_path / "my.npz", split=np.repeat([0, 2], [240, 60]))))
+    assert "no validation samples among them: a quarter of the training samples drawn by group" in found.about
+
+
+# -- prepared folders --
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("prepared")
+    return prepare(MadeUp(), make_source(place / "source", 60), place / "out", workers=1).folder
+
+
+def test_a_prepared_folder_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = run(capsys, data=folder, as_json=True)
+    found = json.loads(ended.out)
+    assert (ended.code, found["data"], found["errors"]) == (0, "made-up", [])
+    assert found["modalities"]["film"] == {
+        "shape": [2, 5],
+        "lengths": [2, 5],
+        "numbers": "as prepared",
+        "encoder": "CNN1d",
+    }
+    assert sum(found["samples"].values()) == 60
+    assert found["groups"] == {}
+    assert run(capsys, data=folder, split="families", as_json=True).code == 0
+
+
+def test_a_protocol_that_selects_on_test_says_so(folder: Path) -> None:
+    found = check_data(str(folder), "published")
+    assert found.errors == []
+    assert "validation and test are the same samples, as published" in found.warnings[0]
+
+
+def test_a_damaged_folder_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "tone.safetensors").unlink()
+    (tmp_path / "index.csv").write_text("hello")
+    ended = run(capsys, data=tmp_path)
+    assert ended.code == 2
+    assert "tone.safetensors: expected a file" in ended.out
+    assert "index.csv: its content was changed" in ended.out
+
+
+# -- encoders --
+
+
+@pytest.mark.parametrize("shape", [(8,), (3, 20), (1, 9, 9), (3, 2, 9, 9)])
+def test_the_encoder_named_is_the_one_that_is_made(shape: tuple[int, ...]) -> None:
+    assert encoder_name(shape).startswith(type(encoder_for(shape)).__name__)
+    assert next(encoder_for(shape).parameters()).device.type == "cpu"
+
+
+def test_naming_an_encoder_takes_no_memory() -> None:
+    assert encoder_name((10**12,)) == "MLP"
+
+
+def test_hashes_of_parts_that_share_a_map_are_those_of_their_rows() -> None:
+    values = torch.randn(10, 3)
+    rows = torch.tensor([4, 2])
+    shared = Part({"a": values}, torch.zeros(2), rows=rows)
+    own = Part({"a": values[rows]}, torch.zeros(2))
+    assert examining._hashes(shared, range(2), None) == examining._hashes(own, range(2), None)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".csv", ".parquet", ""])
+def test_what_is_no_file_ends_with_a_message(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe, zeros, circle = (tmp_path / f"{name}{suffix}" for name in ("pipe", "zeros", "circle"))
+    os.mkfifo(pipe)
+    zeros.symlink_to("/dev/zero")
+    circle.symlink_to(circle)
+    for path in (pipe, zeros):
+        ended = run(capsys, data=path)
+        assert (ended.code, "not a file" in ended.out or "a file of another kind" in ended.out) == (2, True)
+    with pytest.raises(BadInput, match="found a link that leads nowhere, or in a circle"):
+        run(capsys, data=circle)
+
+
+def test_names_command_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text('label,id,x:sound\n"a\x1b[2J",i\x1b[2J,n.wav\nb,j,"m\x1b]0;t\x07.wav"\n', "utf-8")
+    ended = run(capsys, data=tmp_path / "a.csv")
+    assert ended.code == 2
+    assert not {*map(chr, range(32))} - {"\n"} & {*ended.out}
+    assert "expected names of letters that can be shown, found 'a\\x1b[2J'" in ended.out
+
+
+def test_marked_up_names_are_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    label = np.array(["[bold]", "[/x]", "=1+1"])[np.arange(SIZE) % 3]
+    ended = run(capsys, data=saved(tmp_path / "[red].npz", **{"[/a]": some(SIZE, 2)}, label=label))
+    assert ended.code == 0
+    assert all(name in ended.out for name in ("[bold]", "[/x]", "=1+1", "[/a]", "[red].npz"))
