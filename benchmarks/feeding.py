@@ -28,10 +28,8 @@ from equipoise.data.prepare.prepared import Prepared
 from equipoise.data.splits import Splits
 from equipoise.data.views import VideoFrames
 from equipoise.training.presets import all_presets
-from equipoise.training.run import Run
 from equipoise.training.settings import Settings
-from equipoise.training.tracking import Trackers
-from equipoise.training.train import train
+from equipoise.training.train import Run, train
 
 TRAIN, OTHERS = 6698, 128
 
@@ -77,16 +75,16 @@ def steps_alone(splits: Splits, make: type[Balancer], settings: Settings, epochs
     """Seconds of the steps of an epoch, recorded as training records them, on one batch that lies ready."""
     made = splits.train.take(torch.arange(settings.batch)).to("cuda").ready()
     ready = Splits("ready", made, made, made, splits.classes)
-    run = Run(ready, make(), settings.changed({"capture": True}), 0, None, Trackers(), 1e9)
+    run = Run(ready, make(), settings.changed({"capture": True}))
     run.model.train()
-    run.pieces = share_of_rank(torch.arange(settings.batch), 0, 1, 1)
+    pieces = share_of_rank(torch.arange(settings.batch), 0, 1, 1)
     rows = torch.arange(settings.batch, device="cuda")
     found = []
     for _ in range(epochs):
         torch.cuda.synchronize()
         started = time.perf_counter()
         for _ in range(-(-len(splits.train) // settings.batch)):
-            run.play(rows)
+            run.captured(rows, pieces)
         torch.cuda.synchronize()
         found.append(time.perf_counter() - started)
     return found[1:]

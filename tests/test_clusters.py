@@ -32,7 +32,7 @@ from equipoise.study.job import Job, run_job
 from equipoise.study.registry import entries
 from equipoise.study.store import Store
 from equipoise.study.study import plan, run_study
-from equipoise.training.machinery import device_of
+from equipoise.training.launch import device_of
 from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput, FailedRuns
 

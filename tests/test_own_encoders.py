@@ -18,8 +18,8 @@ from equipoise.data import Splits
 from equipoise.data.sets.generated import two_sensors
 from equipoise.study.executors.sharing import CONTEXT, bytes_needed
 from equipoise.study.registry import entries
-from equipoise.training.machinery import to_channels_last
 from equipoise.training.settings import Settings
+from equipoise.training.step import to_channels_last
 from equipoise.training.train import train
 from own_encoders import Drawing, Volumes
 

@@ -19,7 +19,7 @@ MODULES = [
     *(
         each.name
         for each in pkgutil.walk_packages(equipoise.__path__, equipoise.__name__ + ".")
-        if not each.name.startswith("equipoise.integrations.")  # in test_integrations_imports: each loads a library
+        if not each.name.startswith("equipoise.integrations.")  # in integrations/test_imports.py: each loads a library
     ),
 ]
 

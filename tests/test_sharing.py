@@ -61,7 +61,7 @@ def test_a_larger_batch_needs_more_and_about_in_proportion() -> None:
 
 
 def test_an_encoder_that_looks_at_its_input_is_guessed() -> None:
-    (entry,) = entries(["mimo"], ["encoder=test_capture.Waiting"])
+    (entry,) = entries(["mimo"], ["encoder=training.test_cuda_graph.Waiting"])
     assert bytes_needed(entry, two_sensors(samples=60)) > CONTEXT
 
 

@@ -28,7 +28,7 @@ from equipoise.study.registry import all_methods, entries
 from equipoise.study.store import Store
 from equipoise.study.study import _import_for_all, plan, run_study
 from equipoise.study.tuning import headline, trials, tune
-from equipoise.training.run import Run
+from equipoise.training.step import TrainingStep
 from equipoise.util.errors import FailedRuns
 from process_group import assert_gone, members
 
@@ -277,13 +277,13 @@ def test_bad_data_is_refused_before_anything_runs() -> None:
 
 def test_the_time_of_a_step_is_that_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: 107 samples of the training part make 4 batches of 32, of which each takes at least 30 ms."""
-    step = Run.step
+    step = TrainingStep.__call__
 
-    def slow(self: Run, batch: Any) -> None:
+    def slow(self: TrainingStep, *batch: Any) -> None:
         time.sleep(0.03)
-        step(self, batch)
+        step(self, *batch)
 
-    monkeypatch.setattr(Run, "step", slow)
+    monkeypatch.setattr(TrainingStep, "__call__", slow)
     jobs, splits = jobs_of("msl", "mimo", words=["epochs=3", "features=8", "batch=32"])
     steps = -(-len(splits[None].train) // 32)
     rows = run_study(jobs, splits, Store(tmp_path), workers=2)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from equipoise import MSL
 from equipoise.data import Splits
 from equipoise.data.own.arrays import read_samples
-from equipoise.data.source import data_set
+from equipoise.data.source import data_set, mark_tokens
 from equipoise.models.choose import reads_tokens
 from equipoise.models.encoders import CNN1d
 from equipoise.models.sequence import Tokens
@@ -22,7 +22,6 @@ from equipoise.study.registry import entries
 from equipoise.study.study import plan
 from equipoise.training.settings import Settings
 from equipoise.training.step import build_model
-from equipoise.training.tokens import as_read
 from equipoise.util.errors import BadInput
 
 WORDS, STEPS, SAMPLES = 20, 6, 150
@@ -148,14 +147,14 @@ def test_an_encoder_says_what_it_reads() -> None:
     ],
 )
 def test_the_encoder_decides(own: Path, encoder: str, expected: tuple[str, ...]) -> None:
-    data = as_read(data_set(str(own)), [Settings(encoder=encoder)])
+    data = mark_tokens(data_set(str(own)), [(encoder, 64)])
     inputs = pickle.loads(pickle.dumps(data)).load(None).train.inputs
     assert tuple(name for name in inputs if not inputs[name].is_floating_point()) == expected
 
 
 def test_other_data_says_itself_what_it_holds() -> None:
     data = data_set("generated")
-    assert as_read(data, [Settings(encoder="words")]) is data
+    assert mark_tokens(data, [("words", 64)]) is data
 
 
 def test_runs_of_a_study_read_the_same(own: Path) -> None:

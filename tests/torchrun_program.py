@@ -21,11 +21,10 @@ from equipoise import AGM, DGL, MGDA, MLB, MSES, MSLR, OGM, OGMGE, MMPareto
 from equipoise.data.sets.watch import watch
 from equipoise.data.splits import Part, Splits
 from equipoise.study.registry import all_methods
-from equipoise.training import run
-from equipoise.training.cadence import Cadence
-from equipoise.training.distributed import meet
-from equipoise.training.run import Run
+from equipoise.training.checkpoint import Checkpoints
+from equipoise.training.launch import init
 from equipoise.training.settings import Settings
+from equipoise.training.step import TrainingStep
 from equipoise.training.train import train
 from equipoise.util.errors import BadInput
 
@@ -104,15 +103,15 @@ def patched(owner: Any, name: str, change: Callable[..., Any]) -> Generator[None
 @contextmanager
 def ending(call: int, end: Callable[[], None]) -> Generator[Iterator[int]]:
     """Write the state after every fourth batch, and end at this step."""
-    step, steps = Run.step, iter(range(10**6))
+    step, steps = TrainingStep.__call__, iter(range(10**6))
 
-    def ends(run: Run, batch: Any) -> None:
+    def ends(self: TrainingStep, *batch: Any) -> None:
         if next(steps) == call:
             end()
-        step(run, batch)
+        step(self, *batch)
 
-    due = patched(Cadence, "due_within", lambda _, batch, __: batch % 4 == 0)
-    with contextlib.suppress(StoppedError), due, patched(Run, "step", ends):
+    due = patched(Checkpoints, "due_within", lambda self: self._state.batch % 4 == 0)
+    with contextlib.suppress(StoppedError), due, patched(TrainingStep, "__call__", ends):
         yield steps
 
 
@@ -152,6 +151,7 @@ def everything(folder: Path, resumes: Path | None) -> dict[str, Any]:
 
 def with_statistics(splits: Splits) -> dict[str, Any]:
     """A run with batch norm, and its running statistics whenever the model was called."""
+    step, loop = sys.modules[TrainingStep.__module__], sys.modules[train.__module__]
     seen: list[Tensor] = []
 
     def spied(work: Callable[..., Any], model: nn.Module, *rest: Any) -> Any:
@@ -159,8 +159,8 @@ def with_statistics(splits: Splits) -> dict[str, Any]:
         seen.append(torch.cat([buffer.double().flatten() for buffer in buffers]))
         return work(model, *rest)
 
-    training = patched(run, "losses_of", partial(spied, run.losses_of))
-    with training, patched(run, "evaluate", partial(spied, run.evaluate)):
+    training = patched(step, "losses_of", partial(spied, step.losses_of))
+    with training, patched(loop, "evaluate", partial(spied, loop.evaluate)):
         found = trained(splits, "mimo", {"encoder": "auto", "epochs": 1})
     return {**found, "statistics": torch.stack(seen)}
 
@@ -188,7 +188,7 @@ def killed(folder: Path, resumes: Path) -> dict[str, Any]:
 
 def main(task: str, folder: Path, *names: str) -> None:
     torch.set_num_threads(1)
-    meet("cpu")
+    init("cpu")
     if task == "everything":
         found = everything(folder, folder / names[0] if names else None)
     else:

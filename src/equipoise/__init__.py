@@ -2,9 +2,8 @@
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
-from equipoise.balance.optimum import Trajectory, least_squares
-from equipoise.balance.routes import Weights
-from equipoise.balance.table import Table
+from equipoise.balance.method import Table, Weights
+from equipoise.balance.theory import Trajectory, least_squares
 from equipoise.balance.window import Window
 from equipoise.methods import (
     AGM,
@@ -23,8 +22,10 @@ from equipoise.methods import (
     mimo_objective,
 )
 from equipoise.models import LateFusion, encoder_for, fit_committee
-from equipoise.training.rates import layerwise
-from equipoise.util.version import VERSION as __version__
+from equipoise.training.optimisers import layerwise
+from equipoise.util import version as _version
+
+__version__ = _version.VERSION
 
 __all__ = [
     "AGM",

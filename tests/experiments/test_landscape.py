@@ -19,7 +19,7 @@ from equipoise.paper.landscape import Facts, Recipe, Surface, chosen_protocol, g
 from equipoise.paper.landscape_figure import SURE, caption, draw, lead, tints
 from equipoise.paper.landscape_training import solve, stratified, subset
 from equipoise.study.registry import entries
-from equipoise.training.safe_step import words_for
+from equipoise.training.optimisers import words_for
 from equipoise.training.train import train
 from equipoise.util.errors import BadInput
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from equipoise.data import Part
-from equipoise.measure import beats_best_single, decisions, disparity, probe_accuracy, unimodal_accuracy
+from equipoise.measure import decisions, probe_accuracy, unimodal_accuracy
 from equipoise.measure.probe import PENALTY, Probe, fit_probe
 from equipoise.measure.protocols import EXACT, sampled_shapley, subset_accuracy
 from equipoise.models import LateFusion
@@ -201,14 +201,6 @@ def test_probe_does_not_mind_scale_nor_features_that_stand_still() -> None:
     probes = fit_probe(plain, part.label, 3), fit_probe(scaled, part.label, 3)
     torch.testing.assert_close(probes[0].logits(plain), probes[1].logits(scaled), rtol=1e-4, atol=1e-4)
     assert probes[1].logits(scaled + torch.tensor([0, 0, 0, 9.0])).isfinite().all()
-
-
-def test_disparity_and_the_best_single() -> None:
-    accuracies = {"a": 0.5, "b": 0.75, "c": 0.25}
-    assert disparity(accuracies) == 0.5
-    assert disparity({"a": 0.5}) == 0.0
-    assert beats_best_single(0.8, accuracies)
-    assert not beats_best_single(0.75, accuracies)  # no better than the best is not better
 
 
 def test_the_order_of_modalities_does_not_matter() -> None:

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from equipoise.data import Part, Splits
-from equipoise.measure import decisions, faults, measure_run, scores, training_statistics, unimodal_accuracy
+from equipoise.measure import (
+    accuracy_under_faults,
+    decisions,
+    measure_run,
+    scores,
+    training_statistics,
+    unimodal_accuracy,
+)
 from equipoise.models import fit_committee
 from measure.constructed import names, random_model, random_splits, reader, series_model, series_part, told
 
@@ -48,7 +55,9 @@ def test_numbers_are_those_of_the_parts() -> None:
         assert found[name]["committee_loss"] == both["committee"]["loss"]
     protocols = unimodal_accuracy(model, splits.test, train=splits.train)
     assert {name: found["test"][name] for name in protocols} == protocols
-    assert found["test"]["faults"] == faults(model, splits.test, training_statistics(splits.train), seed=4)
+    assert found["test"]["faults"] == accuracy_under_faults(
+        model, splits.test, training_statistics(splits.train), seed=4
+    )
 
 
 def test_disparity_is_that_of_the_view() -> None:

@@ -16,8 +16,8 @@ import av
 import numpy as np
 import pytest
 
-from equipoise.media import claims, image
-from equipoise.media.claims import check_claims
+from equipoise.media import container, image
+from equipoise.media.container import check_header
 from equipoise.media.sound import read_sound
 from equipoise.media.video import read_frames
 from equipoise.util.errors import Unreadable
@@ -79,7 +79,7 @@ class TestCutShort:
         content = bytearray(path.read_bytes())
         content[4:8] = content[40:44] = struct.pack("<I", stated)
         path.write_bytes(content)
-        check_claims(path)
+        check_header(path)
         if stated:
             assert len(read_sound(path)[0]) == 44_100
 
@@ -200,11 +200,11 @@ class TestHeadersThatClaimTooMuch:
             table = struct.pack(">I4s", 8 + len(table), b"trak") + table
         path.write_bytes(struct.pack(">I4sI", 12, b"any?", 0) + table)
         with pytest.raises(Unreadable, match=r"clip\.mp4: its header counts more"):
-            check_claims(path)
+            check_header(path)
         path.write_bytes(struct.pack(">I4s", 8, b"free") * 1000 + table)
-        monkeypatch.setattr(claims, "MOST_BOXES", 1000)
+        monkeypatch.setattr(container, "MOST_BOXES", 1000)
         with pytest.raises(Unreadable, match=r"clip\.mp4: made of more than 1000 boxes"):
-            check_claims(path)
+            check_header(path)
 
     @pytest.mark.parametrize(("side", "fits"), [(64, True), (8200, False)])
     def test_a_frame_that_is_larger_than_the_header_says(self, tmp_path: Path, side: int, fits: bool) -> None:

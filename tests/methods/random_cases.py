@@ -16,7 +16,7 @@ from equipoise.models import ShapleyResponses
 from methods import mixture_rules, rules
 from methods.random_models import FORMS, Shape, View, encoders_of
 
-NAMES = ("audio", "video", "text", "depth", "x.1", "touch 2", "keys", "α", "radar-left", "zero")
+NAMES = ("audio", "video", "text", "depth", "x_1", "touch 2", "keys", "α", "radar-left", "zero")
 
 RULES: dict[str, type[rules.Rule]] = {
     "MSL": rules.MSL,

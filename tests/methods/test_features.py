@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise import MGDA, Balancer, MMPareto
-from equipoise.balance.features import Tap
+from equipoise.balance.attach import OutputHook
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
 from equipoise.testing.small import told_by
 
@@ -386,13 +386,13 @@ def test_nothing_stays_behind() -> None:
     loss = balancer(losses)
     again = balancer(losses_of(model, data))  # a loss that is never differentiated
     assert balancer._attachment is not None
-    held = balancer._attachment.taps()
-    assert all(tap is not None and tap.given for tap in held.values())
+    held = balancer._attachment.output_hooks()
+    assert all(tap is not None and tap.outputs for tap in held.values())
     again.backward()
-    assert all(tap is not None and not tap.given for tap in held.values())
+    assert all(tap is not None and not tap.outputs for tap in held.values())
     with torch.no_grad():
         model(data[0])
-    assert all(tap is not None and not tap.given for tap in held.values())
+    assert all(tap is not None and not tap.outputs for tap in held.values())
     loss.backward()  # the graph of the first was its own
     assert set(model.state_dict()) == set(other.state_dict())
     attached(balancer, other)
@@ -409,7 +409,10 @@ def test_a_watched_model_can_be_copied_and_pickled_between_forward_and_backward(
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         losses_of(twin, data)
         taps = [hook for module in twin.modules() for hook in module._forward_hooks.values()]
-        assert [tap.given for tap in taps if isinstance(tap, Tap)] == [[], []]  # nobody would ever let go of it
+        assert [tap.outputs for tap in taps if isinstance(tap, OutputHook)] == [
+            [],
+            [],
+        ]  # nobody would ever let go of it
         fresh = attached(MMPareto(at="features"), twin)
         fresh(losses_of(twin, data)).backward()
     balancer(losses).backward()

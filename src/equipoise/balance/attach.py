@@ -1,22 +1,24 @@
-"""What a balancer knows of a user's model: where its encoders are, and which optimiser moves them."""
+"""A user's model as a balancer sees it: where its encoders are, what they gave, and which optimisers move them."""
 
 from __future__ import annotations
 
 import difflib
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, final
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
-from equipoise.balance.features import Tap
-from equipoise.balance.update_scale import Part, tensors_held
+from equipoise.balance.method import MethodHooks
+from equipoise.balance.update_scale import Part, UpdateScale, moves_with_the_gradient, tensors_held, was_taken
 
 Encoder: TypeAlias = "nn.Module | str | Sequence[nn.Module | Tensor | str]"
 
-# What wraps a user's model, and where each keeps it.
+# The classes that wrap a user's model, and the attribute under which each keeps it.
 _WRAPPERS = {
     "DataParallel": "module",
     "DistributedDataParallel": "module",
@@ -28,42 +30,65 @@ _WRAPPERS = {
 
 
 def layers(model: nn.Module | None) -> list[nn.Module]:
-    """A model and what is inside it, wrapper by wrapper (DDP, torch.compile, Fabric), down to the user's own."""
-    found: list[nn.Module] = []
+    """List a model and what is inside it, wrapper by wrapper (DDP, torch.compile, Fabric), down to the user's own."""
+    listed: list[nn.Module] = []
     while model is not None:
-        found.append(model)
+        listed.append(model)
         inner = getattr(model, _WRAPPERS.get(type(model).__name__, ""), None)
         model = inner if isinstance(inner, nn.Module) else None
-    return found
-
-
-def unwrap_optimizers(optimizer: Any | None) -> list[Optimizer]:
-    """List the torch optimisers in one or several, each bare or wrapped."""
-    if optimizer is None:
-        return []
-    listed = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
-    if not listed:
-        msg = "attach: optimizer=[] holds no optimiser; type attach(…, optimizer=optimizer), or a list of them"
-        raise ValueError(msg)
-    return [unwrap_optimizer(each) for each in listed]
+    return listed
 
 
 def unwrap_optimizer(optimizer: Any) -> Optimizer:
-    """The torch optimiser inside a wrapper of Accelerate, Fabric or Lightning."""
+    """Return the torch optimiser inside a wrapper of Accelerate, Fabric or Lightning."""
     inner = getattr(optimizer, "optimizer", None)  # every one of them keeps it under this name
     if inner is not None:
         return unwrap_optimizer(inner)
     if not isinstance(optimizer, Optimizer):
-        msg = f"attach: optimizer should be a torch.optim.Optimizer or a list of them, found {type(optimizer).__name__}"
-        raise TypeError(msg)
+        kind = type(optimizer).__name__
+        raise TypeError(f"attach: optimizer should be a torch.optim.Optimizer or a list of them, found {kind}")
     return optimizer
 
 
-def keep_compiled_buffers() -> None:
-    """Let two passes run through one compiled backward, which then may not hand its buffers away in the first."""
-    from torch._functorch import config  # a module that torch.compile has loaded by then
+@runtime_checkable
+class GivesResponses(Protocol):
+    """A model that can give the Shapley response of each modality in closed form, as `LateFusion` does."""
 
-    config.donated_buffer = False  # ty: ignore[invalid-assignment]
+    @abstractmethod
+    def response_problems(self) -> list[str]:
+        """Say why it cannot; empty where it can."""
+
+    @abstractmethod
+    def respond(self, balancer: object | None) -> None:
+        """Give responses in training for as long as this balancer lives; None stops that."""
+
+
+@final
+class OutputHook:
+    """A forward hook that remembers the last outputs of a module, where gradients will be asked for.
+
+    A copy of a watched module gets a hook that remembers nothing: nobody would ever ask it.
+    """
+
+    def __init__(self) -> None:
+        self.outputs: list[Tensor] = []
+        self._active = True
+
+    def __call__(self, module: Any, inputs: Any, output: Any) -> None:  # noqa: ARG002
+        """Remember an output."""
+        if self._active and torch.is_grad_enabled():
+            self.outputs = [tensor for tensor in _tensors_in(output) if tensor.requires_grad]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"outputs": [], "_active": False}
+
+
+def _tensors_in(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, (list, tuple, Mapping)):
+        for part in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors_in(part)
 
 
 @final
@@ -87,41 +112,38 @@ class Attachment:
     ) -> None:
         self.layers = layers(model)
         self.model = self.layers[-1] if self.layers else None
-        self.optimizers = unwrap_optimizers(optimizer)
-        self._told = encoders
-        self._taps: dict[str, tuple[nn.Module, Tap]] = {}
+        listed = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+        if optimizer is not None and not listed:
+            raise ValueError(
+                "attach: optimizer=[] holds no optimiser; type attach(…, optimizer=optimizer), or a list of them"
+            )
+        self.optimizers = [unwrap_optimizer(each) for each in listed]
+        self.updates: list[UpdateScale] = []
+        self._given, self._heads = encoders, heads
+        self._watched: dict[str, tuple[nn.Module, OutputHook]] = {}
+        self._hooks: list[Any] = []
         empty = [name for name, parts in self.encoders.items() if not _tensors(parts, _parameters_of)]
         if empty:
-            listed = ", ".join(map(repr, empty))
-            msg = (
-                f"attach: every encoder needs parameters to balance, found none in {listed}; "
+            raise ValueError(
+                f"attach: every encoder needs parameters to balance, found none in {', '.join(map(repr, empty))}; "
                 "name the module that holds the weights, e.g. encoders={'audio': model.audio_net}"
             )
-            raise ValueError(msg)
-        parts = self.parts(heads=heads)
+        parts = self.parts()
         computed = sorted({name for name, own in parts.items() if not all(part.tensor.is_leaf for part in own)})
         if computed:
-            msg = (
+            raise ValueError(
                 f"attach: the fused head's part of {', '.join(map(repr, computed))} is computed from other parameters "
                 "(a parametrization), and cannot be scaled; type heads='plain'"
             )
-            raise ValueError(msg)
-        if self.optimizers:
-            self._check_optimizers(parts)
-
-    def _check_optimizers(self, parts: Mapping[str, Sequence[Part]]) -> None:
         held = {id(tensor) for optimizer in self.optimizers for tensor in tensors_held(optimizer)}
         loose = {name: [id(part.tensor) in held for part in own].count(False) for name, own in parts.items()}
-        if any(loose.values()):
-            listed = ", ".join(
-                f"{count} of {len(parts[name])} of encoder {name!r}" for name, count in loose.items() if count
+        if self.optimizers and any(loose.values()):
+            counts = (f"{count} of {len(parts[name])} of encoder {name!r}" for name, count in loose.items() if count)
+            raise ValueError(
+                "attach: expected optimisers that hold every trainable tensor of the encoders; "
+                f"{', '.join(counts)} are held by none that was given. Type attach(…, optimizer=[first, second, …]) "
+                "with all of them, or requires_grad_(False) for tensors that stay as they are"
             )
-            msg = (
-                f"attach: expected optimisers that hold every trainable tensor of the encoders; {listed} are held by "
-                "none that was given. Type attach(…, optimizer=[first, second, …]) with all of them, or "
-                "requires_grad_(False) for tensors that stay as they are"
-            )
-            raise ValueError(msg)
 
     @property
     def encoders(self) -> dict[str, list[nn.Module | Tensor]]:
@@ -129,129 +151,134 @@ class Attachment:
         return {name: _parts(self.model, part) for name, part in self._named().items()}
 
     def parameters(self) -> dict[str, list[Tensor]]:
-        """Trainable tensors per modality, as they are now."""
+        """Return the trainable tensors per modality, as they are now."""
         return {
             name: [tensor for tensor in _tensors(parts, _parameters_of) if tensor.requires_grad]
             for name, parts in self.encoders.items()
         }
 
-    def everything(self, modality: str, *, heads: bool) -> list[Tensor]:
-        """Every parameter and buffer of one encoder: what has to stand still when it is frozen.
-
-        Args:
-            modality: Whose encoder.
-            heads: Whether to add its part of the fused head.
-        """
-        parts = self.head_parts().get(modality, []) if heads else []
+    def everything(self, modality: str) -> list[Tensor]:
+        """List every parameter and buffer of one encoder, and its part of the fused head where that goes with it."""
         own = _tensors(self.encoders[modality], lambda module: [*module.parameters(), *module.buffers()])
-        return [*own, *(part.of(part.tensor.detach()) for part in parts)]
+        return [*own, *(part.of(part.tensor.detach()) for part in self.head_parts().get(modality, []))]
 
-    def parts(self, *, heads: bool) -> dict[str, list[Part]]:
-        """Trainable tensors per modality as they are now, with its part of the fused head where ``heads`` says so."""
+    def parts(self) -> dict[str, list[Part]]:
+        """Return the trainable tensors per modality as they are now, with its part of the fused head."""
         own = {name: [Part(tensor) for tensor in tensors] for name, tensors in self.parameters().items()}
         named = {id(part.tensor) for parts in own.values() for part in parts}
-        for name, parts in self.head_parts().items() if heads else ():
+        for name, parts in self.head_parts().items():
             loose = [part for part in parts if id(part.tensor) not in named and part.tensor.requires_grad]
             own.setdefault(name, []).extend(loose)
         return own
 
     def head_parts(self) -> dict[str, list[Part]]:
-        """Each modality's own part of the fused head, where the model tells: `LateFusion` with an additive fusion."""
-        tells = getattr(self.model, "fused_head_parts", None)
+        """Return each modality's own part of the fused head, where it goes with the encoder and the model tells."""
+        tells = getattr(self.model, "fused_head_parts", None) if self._heads else None
         return {name: [Part(*part) for part in parts] for name, parts in tells().items()} if tells is not None else {}
 
-    def tap(self, method: str) -> list[RemovableHandle]:
-        """Have each encoder's outputs remembered from now on; what stops it again.
-
-        Args:
-            method: Who asks.
+    def follow(self, method: MethodHooks) -> None:
+        """Watch the optimisers where gradients alone do not decide what happens to an encoder.
 
         Raises:
-            ValueError: If an encoder is not one module, and so has no output.
+            ValueError: If the method decides at features and an encoder is not one module, and so has no output.
         """
+        self.release()
+        if method.at == "features":
+            self._watch_outputs(type(method).__name__)
+        if not self.optimizers and method.modulates:
+            warnings.warn(method.without_optimizer, UserWarning, stacklevel=3)
+        for place, optimizer in enumerate(self.optimizers):
+            # Steps are counted by the first; what has to be put back is put back after each.
+            count = was_taken if place == 0 else (lambda _: 0)
+            self._hooks.append(
+                optimizer.register_step_post_hook(lambda done, *_, count=count: method.stepped(count(done)))
+            )
+            if method.modulates and not method.restores and not moves_with_the_gradient(optimizer):
+                self.updates.append(UpdateScale(optimizer, lambda: self._touched(method)))
+        self._hooks += self.updates
+
+    def release(self) -> None:
+        """Remove every hook from the model and its optimisers."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self.updates = [], []
+
+    def _touched(self, method: MethodHooks) -> dict[str, list[Part]]:
+        """Return the parameters per modality that its factor acts on, as they are now."""
+        return {name: [part for part in own if method.touches(part.tensor)] for name, own in self.parts().items()}
+
+    def _watch_outputs(self, method: str) -> None:
         modules = {name: parts[0] for name, parts in self.encoders.items() if len(parts) == 1}
-        self._taps = {name: (module, Tap()) for name, module in modules.items() if isinstance(module, nn.Module)}
-        loose = ", ".join(repr(name) for name in self.encoders if name not in self._taps)
+        self._watched = {
+            name: (module, OutputHook()) for name, module in modules.items() if isinstance(module, nn.Module)
+        }
+        loose = ", ".join(repr(name) for name in self.encoders if name not in self._watched)
         if loose:
-            msg = (
+            raise ValueError(
                 f"attach: {method}(at='features') reads what each encoder gives, and expected one module for each; "
                 f"found bare parameters or several parts for {loose}. Type encoders={{'audio': model.audio_net, …}} "
                 f"with the module whose output is the feature, or {method}(at='parameters')"
             )
-            raise ValueError(msg)
-        handles = [module.register_forward_hook(tap) for module, tap in self._taps.values()]
-        for handle in handles:  # also when nobody says so: a hook that nobody reads would hold on to a graph
+        self._hooks += [module.register_forward_hook(hook) for module, hook in self._watched.values()]
+        for handle in self._hooks:  # also when nobody says so: a hook that nobody reads would hold on to a graph
             weakref.finalize(self, handle.remove).atexit = False
-        return handles
 
-    def taps(self) -> dict[str, Tap | None]:
-        """What remembers the outputs by modality; None where an encoder has been replaced since."""
+    def output_hooks(self) -> dict[str, OutputHook | None]:
+        """Return the hooks that remember outputs by modality; None where an encoder has been replaced since."""
         now = self.encoders
-        return {name: tap if now.get(name) == [module] else None for name, (module, tap) in self._taps.items()}
+        return {name: hook if now.get(name) == [module] else None for name, (module, hook) in self._watched.items()}
 
     def compiled(self) -> bool:
-        """Whether any part of what was attached has been through torch.compile."""
+        """Return True if any part of what was attached has been through torch.compile."""
         whole = [*self.layers, *(part for parts in self.encoders.values() for part in parts)]
         modules = (part for top in whole if isinstance(top, nn.Module) for part in top.modules())
         return any("_orig_mod" in part._modules or part._compiled_call_impl is not None for part in modules)
 
     def _named(self) -> Mapping[str, Encoder]:
-        if self._told is not None:
-            if not self._told:
-                msg = "attach: encoders={} names no modality; expected one entry per modality"
-                raise ValueError(msg)
-            return self._told
+        if self._given is not None:
+            if not self._given:
+                raise ValueError("attach: encoders={} names no modality; expected one entry per modality")
+            return self._given
         own = getattr(self.model, "encoders", None)
         if isinstance(own, (Mapping, nn.ModuleDict)) and len(own):
             return dict(own.items())
         children = [name for name, _ in self.model.named_children()] if self.model is not None else []
-        msg = (
+        raise ValueError(
             "attach: expected to be told which parts of the model are encoders; "
             f"the model ({type(self.model).__name__}) has no mapping `encoders`. "
             f"Its parts are {children}: type attach(model, encoders={{'audio': model.…, 'video': model.…}})"
         )
-        raise ValueError(msg)
 
 
 def _parts(model: nn.Module | None, encoder: Encoder) -> list[nn.Module | Tensor]:
     listed = [encoder] if isinstance(encoder, (nn.Module, str, Tensor)) else list(encoder)
-    found: list[nn.Module | Tensor] = []
-    for part in listed:
-        if isinstance(part, str):
-            found.append(_submodule(model, part))
-        elif isinstance(part, (nn.Module, Tensor)):
-            found.append(part)
-        else:
-            msg = f"attach: an encoder is a module, a dotted name or a list of these, found {type(part).__name__}"
-            raise TypeError(msg)
-    return found
+    wrong = next((part for part in listed if not isinstance(part, (nn.Module, str, Tensor))), None)
+    if wrong is not None:
+        kind = type(wrong).__name__
+        raise TypeError(f"attach: an encoder is a module, a dotted name or a list of these, found {kind}")
+    return [_submodule(model, part) if isinstance(part, str) else part for part in listed]
 
 
 def _submodule(model: nn.Module | None, name: str) -> nn.Module:
     if model is None:
-        msg = f"attach: encoder {name!r} is a name, so the model is needed too: attach(model, encoders=…)"
-        raise ValueError(msg)
+        raise ValueError(f"attach: encoder {name!r} is a name, so the model is needed too: attach(model, encoders=…)")
     names = dict(model.named_modules(remove_duplicate=False))
     if name in names:
         return names[name]
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"its parts are {[n for n, _ in model.named_children()]}"
-    msg = f"attach: {type(model).__name__} has no part called {name!r}; {hint}"
-    raise ValueError(msg)
+    raise ValueError(f"attach: {type(model).__name__} has no part called {name!r}; {hint}")
 
 
 def _parameters_of(module: nn.Module) -> Iterable[Tensor]:
-    """What `module.parameters()` gives, without making a name for each: this runs in every step."""
+    """Yield what `module.parameters()` does, without making a name for each: this runs in every step."""
     waiting = [module]
     while waiting:
-        found = waiting.pop()
-        yield from (tensor for tensor in found._parameters.values() if tensor is not None)
-        waiting.extend(child for child in reversed(found._modules.values()) if child is not None)
+        current = waiting.pop()
+        yield from (tensor for tensor in current._parameters.values() if tensor is not None)
+        waiting.extend(child for child in reversed(current._modules.values()) if child is not None)
 
 
 def _tensors(parts: Iterable[nn.Module | Tensor], of: Callable[[nn.Module], Iterable[Tensor]]) -> list[Tensor]:
-    found: dict[int, Tensor] = {}
-    for part in parts:
-        for tensor in [part] if isinstance(part, Tensor) else of(part):
-            found.setdefault(id(tensor), tensor)
-    return list(found.values())
+    every = (tensor for part in parts for tensor in ([part] if isinstance(part, Tensor) else of(part)))
+    return list({id(tensor): tensor for tensor in every}.values())

@@ -8,7 +8,8 @@ once, and whoever calls `backward` (a plain loop, Accelerate, Fabric, Lightning)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, final
 
 import torch
@@ -16,7 +17,10 @@ from torch import Tensor
 from torch._C._autograd import _get_current_graph_task_keep_graph as _keep_graph
 from torch._compile import _disable_dynamo
 
+from equipoise.balance.method import Weights
+
 Gradients = dict[int, Tensor]
+"""Gradients by the identity of their tensor."""
 Decide = Callable[[Tensor, bool], Gradients]
 """Computes the gradients of a step from the factor that arrives from above; the flag asks to keep the graph."""
 
@@ -25,7 +29,7 @@ class Pass(NamedTuple):
     """One run of autograd: losses with their weights, and the tensors whose gradients are wanted.
 
     Args:
-        losses: What to differentiate.
+        losses: What to differentiate; None where a loss was not given.
         weights: One factor per loss, on the device; None means ones.
         tensors: Where the gradients are wanted.
     """
@@ -35,15 +39,16 @@ class Pass(NamedTuple):
     tensors: Sequence[Tensor]
 
     def run(self, scale: Tensor, *, keep_graph: bool) -> Gradients:
-        """The gradients by identity of their tensor; a tensor that no loss reaches has none."""
+        """Return the gradients; a tensor that no loss reaches has none."""
         factors = self.weights if self.weights is not None else [scale.new_ones(())] * len(self.losses)
-        live = [(loss, factor) for loss, factor in zip(self.losses, factors, strict=True) if _sends_gradient(loss)]
+        pairs = zip(self.losses, factors, strict=True)
+        live = [(loss, factor) for loss, factor in pairs if loss is not None and loss.requires_grad]
         if not live or not self.tensors:
             return {}
         gradients = torch.autograd.grad(
-            [loss for loss, _ in live if loss is not None],
+            [loss for loss, _ in live],
             self.tensors,
-            [(factor * scale).to(loss.dtype) for loss, factor in live if loss is not None],
+            [(factor * scale).to(loss.dtype) for loss, factor in live],
             retain_graph=keep_graph,
             create_graph=torch.is_grad_enabled(),
             allow_unused=True,
@@ -51,13 +56,34 @@ class Pass(NamedTuple):
         return {id(t): g for t, g in zip(self.tensors, gradients, strict=True) if g is not None}
 
 
-def _sends_gradient(loss: Tensor | None) -> bool:
-    return loss is not None and loss.requires_grad
-
-
-def run(passes: Sequence[Pass], scale: Tensor, *, keep_graph: bool) -> list[Gradients]:
+def run_passes(passes: Sequence[Pass], scale: Tensor, *, keep_graph: bool) -> list[Gradients]:
     """Run passes in order. All but the last keep the graph, so the costly one belongs at the end."""
-    return [step.run(scale, keep_graph=keep_graph or number + 1 < len(passes)) for number, step in enumerate(passes)]
+    return [each.run(scale, keep_graph=keep_graph or each is not passes[-1]) for each in passes]
+
+
+def add(into: Gradients, *others: Gradients) -> Gradients:
+    """Add gradients tensor by tensor, in place."""
+    for more in others:
+        for key, gradient in more.items():
+            into[key] = into[key] + gradient if key in into else gradient
+    return into
+
+
+@contextmanager
+def hooks_disabled(tensors: Iterable[Tensor]) -> Generator[None]:
+    """Disable the tensor hooks of parameters while gradients are taken that are not yet delivered.
+
+    A hook belongs to the gradient that a parameter receives; that one passes it when it is delivered.
+    """
+    hooked = [tensor._backward_hooks for tensor in tensors if tensor._backward_hooks]
+    saved = [dict(hooks) for hooks in hooked]
+    for hooks in hooked:
+        hooks.clear()  # autograd reads this very dictionary
+    try:
+        yield
+    finally:
+        for hooks, before in zip(hooked, saved, strict=True):
+            hooks.update(before)
 
 
 @final
@@ -73,24 +99,24 @@ class _Deliver(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[incompatible-method-override]
         if torch.is_grad_enabled() and not ctx.linear:
-            raise RuntimeError(SECOND_DERIVATIVES)
+            raise RuntimeError(_SECOND_DERIVATIVES)
         if ctx.decide is None:
-            msg = (
-                "backward was called twice on one balanced loss; call the balancer again on fresh losses, or type "
-                "loss.backward(retain_graph=True) the first time"
-            )
-            raise RuntimeError(msg)
+            raise RuntimeError(_CALLED_TWICE)
         decide, keep_graph = ctx.decide, _keep_graph()
         if not keep_graph:
             ctx.decide = None  # lets go of the graph as soon as it is used
-        found = decide(scale, keep_graph)
-        return (None, None, None, *(found.get(key) for key in ctx.keys))
+        gradients = decide(scale, keep_graph)
+        return (None, None, None, *(gradients.get(key) for key in ctx.keys))
 
 
-SECOND_DERIVATIVES = (
+_SECOND_DERIVATIVES = (
     "this method shapes gradients after they are taken, so that second derivatives through its loss are not known; "
     "found create_graph=True: take the gradient penalty of the losses themselves and pass it as "
     "balancer(losses, extra={'penalty': …}), or choose MIMO, EW or MSL, which are exact"
+)
+_CALLED_TWICE = (
+    "backward was called twice on one balanced loss; call the balancer again on fresh losses, or type "
+    "loss.backward(retain_graph=True) the first time"
 )
 
 
@@ -107,70 +133,43 @@ def deliver(decide: Decide, value: Tensor, leaves: Iterable[Tensor], *, linear: 
     return _Deliver.apply(decide, value, linear, *leaves)
 
 
-def add(into: Gradients, more: Gradients) -> Gradients:
-    """Add gradients tensor by tensor."""
-    for key, gradient in more.items():
-        into[key] = into[key] + gradient if key in into else gradient
-    return into
+@final
+class _WeightedSum(torch.autograd.Function):
+    """A scalar whose gradient by each part is its weight, and whose second derivatives are those of the weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, weights: Tensor, recompute: Callable[[Tensor], Tensor], *parts: Tensor
+    ) -> Tensor:
+        ctx.weights, ctx.recompute = weights, recompute
+        ctx.save_for_backward(*parts)
+        return value.to(parts[0].dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[incompatible-method-override]
+        parts = ctx.saved_tensors
+        weights = ctx.recompute(torch.stack(parts)) if torch.is_grad_enabled() else ctx.weights
+        gradients = (weights.to(scale.dtype) * scale).unbind()
+        return (None, None, None, *(g.to(part.dtype) for g, part in zip(gradients, parts, strict=True)))
 
 
-def scaled(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
-    """Every gradient times one factor that lives on the device."""
-    if len({gradient.dtype for gradient in gradients}) == 1:
-        return list(torch._foreach_mul(list(gradients), factor.to(gradients[0].dtype)))
-    return [gradient * factor.to(gradient.dtype) for gradient in gradients]
+def weighted_sum(losses: Sequence[Tensor | None], extra: Tensor | None, weights: Weights, value: Tensor) -> Tensor:
+    """Return a scalar of the objective's value whose gradient is the weighted sum of the losses' gradients.
 
-
-def combined(parts: Sequence[Sequence[Tensor]], coefficients: Tensor) -> list[Tensor]:
-    """Σ_i coefficients[i] · parts[i], tensor by tensor."""
-    total = scaled(parts[0], coefficients[0])
-    for part, coefficient in zip(parts[1:], coefficients[1:], strict=True):
-        torch._foreach_add_(total, scaled(part, coefficient))
-    return total
-
-
-def gram_matrix(parts: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Inner products ⟨parts[i], parts[j]⟩ over all tensors together, in float64 where the device has it."""
-    if any(tensor.is_sparse for part in parts for tensor in part):
-        msg = "inner products of sparse gradients are not supported; type sparse=False for the embeddings of an encoder"
-        raise RuntimeError(msg)
-    parts = [[_at_least_single(tensor) for tensor in part] for part in parts]
-    rows = [[_inner(a, b) if j <= i else None for j, b in enumerate(parts)] for i, a in enumerate(parts)]
-    cells = [rows[max(i, j)][min(i, j)] for i in range(len(parts)) for j in range(len(parts))]
-    return torch.stack([cell for cell in cells if cell is not None]).view(len(parts), len(parts))
-
-
-def _at_least_single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in {torch.float16, torch.bfloat16} else tensor
-
-
-def _inner(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    if a is b:
-        return torch.stack(list(torch._foreach_norm(a, 2, dtype=wide(a)))).square().sum()
-    return sums(torch._foreach_mul(a, b)).sum()
-
-
-def sums(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of each tensor, in float64 where the device has it, for all of them in few kernels.
-
-    There are such kernels for norms only: the sum is twice that of what is positive, less that of all magnitudes.
+    Args:
+        losses: The fused loss and one per modality; None where not given, or where it is to move nothing.
+        extra: The sum of losses that belong to no modality.
+        weights: The method's decision.
+        value: Of the objective.
     """
-    dtype = wide(tensors)
-    positive = torch._foreach_norm(torch._foreach_clamp_min(list(tensors), 0.0), 1, dtype=dtype)
-    magnitudes = torch._foreach_norm(list(tensors), 1, dtype=dtype)
-    return 2 * torch.stack(list(positive)) - torch.stack(list(magnitudes))
-
-
-def wide(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The widest type that the device of some tensors has."""
-    return torch.float32 if tensors[0].device.type == "mps" else torch.float64
-
-
-def all_finite(gradients: Iterable[Tensor]) -> Tensor:
-    """Whether every gradient is finite, as a tensor: asking costs no wait."""
-    return torch.stack(list(torch._foreach_norm([values_of(each) for each in gradients]))).isfinite().all()
-
-
-def values_of(gradient: Tensor) -> Tensor:
-    """The numbers of a gradient that may be sparse."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
+    chosen = weights.on_heads
+    parts = [loss for loss in losses if loss is not None]
+    if weights.recompute is not None:
+        result = _WeightedSum.apply(value, chosen, weights.recompute, *parts)
+    else:
+        stacked = torch.stack(parts)
+        if len(parts) < len(chosen):
+            chosen = torch.stack([chosen[place] for place, loss in enumerate(losses) if loss is not None])
+        total = torch.dot(chosen.to(stacked.dtype), stacked)
+        result = total + (value - total).detach()
+    return result if extra is None else result + extra

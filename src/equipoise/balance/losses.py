@@ -1,4 +1,4 @@
-"""What one step shows a balancer: losses checked, averaged over samples and ranks, in a fixed order of modalities."""
+"""Losses of a step: checked, averaged over samples and ranks, in a fixed order of modalities."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from equipoise.balance import collectives
-from equipoise.balance.table import FUSED
 from equipoise.util.names import name_problems
+
+FUSED = "fused"
 
 
 class LossValues(NamedTuple):
@@ -32,7 +33,7 @@ class LossValues(NamedTuple):
 def check_losses(
     losses: Mapping[str, Tensor], modalities: Sequence[str], *, needs_fused: bool, needs_unimodal: bool
 ) -> tuple[str, ...]:
-    """The modalities of ``losses``, or one message with everything that is wrong with them.
+    """Return the modalities of ``losses``, or raise one message with everything that is wrong with them.
 
     Args:
         losses: What the user passed.
@@ -46,9 +47,21 @@ def check_losses(
             f"found {type(losses).__name__}"
         )
         raise TypeError(msg)
-    found = tuple(name for name in losses if name != FUSED)
-    problems = _missing(losses, found, modalities, needs_fused=needs_fused, needs_unimodal=needs_unimodal)
-    problems += name_problems(found)
+    names = tuple(name for name in losses if name != FUSED)
+    problems = []
+    if needs_fused and FUSED not in losses:
+        problems.append(f"expected the fused loss under the key 'fused', found keys {list(losses)}")
+    if needs_unimodal and not (modalities or names):
+        problems.append("expected one loss per modality besides 'fused', found none")
+    absent = [name for name in modalities if name not in losses]
+    if absent and (names or needs_unimodal):
+        problems.append(f"expected losses for {list(modalities)}, found none for {absent}")
+    for name in names if modalities else ():
+        if name not in modalities:
+            near = difflib.get_close_matches(name, modalities, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected only {list(modalities)}"
+            problems.append(f"unknown modality {name!r}, {hint}")
+    problems += name_problems(names)
     for name, loss in losses.items():
         if not isinstance(loss, Tensor):
             problems.append(f"loss {name!r} should be a tensor, found {type(loss).__name__}")
@@ -61,33 +74,7 @@ def check_losses(
         problems.append(f"losses should live on one device, found {sorted(map(str, devices))}")
     if problems:
         raise ValueError("losses: " + "; ".join(problems))
-    return tuple(modalities) or found
-
-
-def _missing(
-    losses: Mapping[str, Tensor],
-    found: Sequence[str],
-    modalities: Sequence[str],
-    *,
-    needs_fused: bool,
-    needs_unimodal: bool,
-) -> list[str]:
-    problems = []
-    if needs_fused and FUSED not in losses:
-        problems.append(f"expected the fused loss under the key 'fused', found keys {list(losses)}")
-    if not modalities:
-        if needs_unimodal and not found:
-            problems.append("expected one loss per modality besides 'fused', found none")
-        return problems
-    absent = [name for name in modalities if name not in losses]
-    unknown = [name for name in found if name not in modalities]
-    if absent and (found or needs_unimodal):
-        problems.append(f"expected losses for {list(modalities)}, found none for {absent}")
-    for name in unknown:
-        near = difflib.get_close_matches(name, modalities, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else f", expected only {list(modalities)}"
-        problems.append(f"unknown modality {name!r}{hint}")
-    return problems
+    return tuple(modalities) or names
 
 
 def warn_of_scalars(owner: str, losses: Mapping[str, Tensor]) -> bool:
@@ -103,31 +90,32 @@ def warn_of_scalars(owner: str, losses: Mapping[str, Tensor]) -> bool:
 
 
 def scalar(loss: Tensor) -> Tensor:
-    """The mean of a loss over its samples, in single precision at least, with its graph."""
+    """Return the mean of a loss over its samples, in single precision at least, with its graph."""
     mean = loss if loss.dim() == 0 else loss.mean()
     return mean.float() if mean.dtype in {torch.float16, torch.bfloat16} else mean
 
 
-def extra_scalars(extra: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the losses that belong to no modality as scalars, or one message with all that is wrong with them."""
+def sum_of_extra(extra: Mapping[str, Tensor]) -> Tensor:
+    """Return the sum of the losses that belong to no modality, or raise one message with all that is wrong."""
     if not isinstance(extra, Mapping):
         msg = f"extra: expected a mapping from names to losses, {{'penalty': …}}, found {type(extra).__name__}"
         raise TypeError(msg)
-    problems = [f"{name!r} should be a tensor, found {loss!r}" for name, loss in extra.items() if not _is_loss(loss)]
+    problems = [
+        f"{name!r} should be a tensor, found {loss!r}"
+        for name, loss in extra.items()
+        if not (isinstance(loss, Tensor) and loss.is_floating_point() and loss.numel() > 0)
+    ]
     if problems:
         raise ValueError("extra: " + "; ".join(problems) + "; type torch.tensor(…) for a constant")
-    return [scalar(loss) for loss in extra.values()]
+    return torch.stack([scalar(loss) for loss in extra.values()]).sum()
 
 
-def _is_loss(loss: object) -> bool:
-    return isinstance(loss, Tensor) and loss.is_floating_point() and loss.numel() > 0
-
-
+@torch.no_grad()
 def loss_values(
     losses: Mapping[str, Tensor],
     modalities: Sequence[str],
     score: Callable[[Tensor], Tensor],
-    scores: Mapping[str, Tensor] | None,
+    given: Mapping[str, Tensor] | None,
     group: collectives.Group,
     *,
     logarithmic: bool,
@@ -138,36 +126,35 @@ def loss_values(
         losses: What the user passed.
         modalities: The balancer's order.
         score: Reads a modality's score off the losses of its samples.
-        scores: Scores the user measured; they replace those read off the losses.
+        given: Scores the user measured; they replace those read off the losses.
         group: The ranks to average over.
         logarithmic: Scores are logarithms, so their mean over ranks is taken inside.
     """
-    absent = [name for name in modalities if scores is not None and name not in scores]
+    absent = [name for name in modalities if given is not None and name not in given]
     if absent:
         msg = f"scores: expected one for each of {list(modalities)}, found none for {absent}"
         raise ValueError(msg)
-    with torch.no_grad():
-        wide = torch.float64 if any(loss.dtype == torch.float64 for loss in losses.values()) else torch.float32
-        nothing = next(iter(losses.values())).new_zeros(())
-        fused, *unimodal = (losses.get(name, nothing).detach().to(wide) for name in (FUSED, *modalities))
-        values = collectives.mean(torch.stack([loss.mean() for loss in (fused, *unimodal)]), group)
-        if not unimodal:
-            return LossValues(values[0], values[1:], values[1:])
-        if scores is None:
-            found = torch.stack([score(loss) for loss in unimodal])
-        else:
-            found = torch.stack([torch.as_tensor(scores[name]).to(values).mean() for name in modalities])
-            # A score of zero is very far behind; one below zero has no logarithm, and is reported as it is not finite.
-            found = torch.where(found == 0, torch.finfo(found.dtype).tiny, found).log() if logarithmic else found
-        found = collectives.log_mean_exp(found, group) if logarithmic else collectives.mean(found, group)
-        return LossValues(values[0], values[1:], found)
+    wide = torch.float64 if any(loss.dtype == torch.float64 for loss in losses.values()) else torch.float32
+    nothing = next(iter(losses.values())).new_zeros(())
+    fused, *unimodal = (losses.get(name, nothing).detach().to(wide) for name in (FUSED, *modalities))
+    values = collectives.mean(torch.stack([loss.mean() for loss in (fused, *unimodal)]), group)
+    if not unimodal:
+        return LossValues(values[0], values[1:], values[1:])
+    if given is None:
+        scores = torch.stack([score(loss) for loss in unimodal])
+    else:
+        scores = torch.stack([torch.as_tensor(given[name]).to(values).mean() for name in modalities])
+        # A score of zero is very far behind; one below zero has no logarithm, and is reported as it is not finite.
+        scores = torch.where(scores == 0, torch.finfo(scores.dtype).tiny, scores).log() if logarithmic else scores
+    scores = collectives.log_mean_exp(scores, group) if logarithmic else collectives.mean(scores, group)
+    return LossValues(values[0], values[1:], scores)
 
 
 def check_metrics(
-    owner: str, given: Mapping[str, Mapping[str, float]], needs: Sequence[str], modalities: Sequence[str]
+    owner: str, metrics: Mapping[str, Mapping[str, float]], needs: Sequence[str], modalities: Sequence[str]
 ) -> dict[str, Tensor]:
-    """What an epoch's end was given, one tensor over modalities per metric, or one message for all missing."""
-    absent = [f"{name!r}: {need!r}" for need in needs for name in modalities if need not in given.get(name, {})]
+    """Return the metrics of an epoch, one tensor over modalities each, or raise one message for all missing."""
+    absent = [f"{name!r}: {need!r}" for need in needs for name in modalities if need not in metrics.get(name, {})]
     if absent or (needs and not modalities):
         example = {name: dict.fromkeys(needs, 0.5) for name in modalities or ("audio",)}
         msg = (
@@ -175,40 +162,36 @@ def check_metrics(
             f"Type balancer.end_epoch({example})"
         )
         raise ValueError(msg)
-    return {need: torch.tensor([float(given[name][need]) for name in modalities]) for need in needs}
+    return {need: torch.tensor([float(metrics[name][need]) for name in modalities]) for need in needs}
 
 
 @final
-class FiniteWatch:
-    """Remembers, on the device, which losses and scores were not finite, until somebody looks."""
+class FiniteCheck:
+    """Notes on the device which losses and scores were not finite, until `check` is called."""
 
-    def __init__(self, names: Sequence[str], device: torch.device) -> None:
-        self.names = tuple(names)
+    def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
+        self.names, self.device = names, device
         self._finite = torch.ones(2 * len(self.names) - 1, dtype=torch.bool, device=device)
 
-    def serves(self, modalities: Sequence[str], device: torch.device) -> bool:
-        """Return True if it still fits: modalities become known, and losses move to another device."""
-        return self.names[1:] == tuple(modalities) and self._finite.device == device
-
     def note(self, values: LossValues) -> None:
-        """Look at once where that costs nothing; elsewhere it would stall the device."""
+        """Add the values of a step, and check at once where that costs nothing; elsewhere it would stall the device."""
         self._finite &= torch.cat([values.fused[None], values.unimodal, values.scores]).isfinite()
-        if self._finite.device.type == "cpu":
+        if self.device.type == "cpu":
             self.check()
 
     def check(self) -> None:
-        """Say which losses were NaN or infinite, once."""
+        """Raise an error that names the losses that were NaN or infinite, once."""
         finite = self._finite.tolist()
         if all(finite):
             return
         self._finite.fill_(1)
-        bad = [name for name, fine in zip(self.names, finite, strict=False) if not fine]
+        losses = [name for name, fine in zip(self.names, finite, strict=False) if not fine]
         scores = [name for name, fine in zip(self.names[1:], finite[len(self.names) :], strict=True) if not fine]
-        if not bad:
+        if not losses:
             msg = f"score of {', '.join(map(repr, scores))}: expected finite numbers of zero or more, found others"
             raise ValueError(msg)
         msg = (
-            f"loss {', '.join(map(repr, bad))} is NaN or infinite; expected finite losses. Look for a division by "
+            f"loss {', '.join(map(repr, losses))} is NaN or infinite; expected finite losses. Look for a division by "
             "zero, a logarithm of zero, a label outside the classes, or a learning rate that is too large"
         )
         raise FloatingPointError(msg)

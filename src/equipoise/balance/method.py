@@ -1,31 +1,212 @@
-"""What a method answers. Four questions shape a step; the rest have answers that suit most methods."""
+"""A method: the hooks that it overrides, the weights that it answers with, the table they fill, and its state."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+import inspect
+import math
+from abc import ABC
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
+from equipoise.balance import collectives
 from equipoise.balance.losses import LossValues
-from equipoise.balance.routes import Weights
-from equipoise.balance.state import PerModality
 
-Route: TypeAlias = Literal["loss", "fused", "weighted", "gram"]
+HEADS = "heads"
+RouteName: TypeAlias = Literal["loss", "fused", "weighted", "gram"]
 View: TypeAlias = Literal["head", "detached", "split"]
 
 
-class MethodHooks(PerModality):
-    """The questions that a balancer asks its method, and what it needs to know of it beforehand."""
+class Weights(NamedTuple):
+    """A method's answer to `weigh`: encoder b moves along encoders[b] · Σ_i losses[i] · ∇_b f_i.
 
-    route: Route = "loss"
+    Args:
+        losses: Weight of the fused loss and of each uni-modal one, shape [K + 1].
+        encoders: Factor on each encoder's gradient, shape [K]; None means ones.
+        heads: Weight of each loss on the heads, shape [K + 1]; None means the same as ``losses``.
+        value: The value of the returned scalar; None means Σ_i losses[i] · f_i.
+        recompute: Computes ``losses`` from the fused and the uni-modal losses, [K + 1], with their graph, where it
+            depends on them; second derivatives are exact with it. None means that ``losses`` is constant.
+    """
+
+    losses: Tensor
+    encoders: Tensor | None = None
+    heads: Tensor | None = None
+    value: Tensor | None = None
+    recompute: Callable[[Tensor], Tensor] | None = None
+
+    @staticmethod
+    def joint(values: LossValues, encoders: Tensor | None = None) -> Weights:
+        """Joint training: encoders learn from the fused loss, times a factor each; heads from every loss at one."""
+        losses = torch.cat([torch.ones_like(values.fused)[None], torch.zeros_like(values.unimodal)])
+        return Weights(losses, encoders=encoders, heads=torch.ones_like(losses), value=values.fused)
+
+    @property
+    def on_heads(self) -> Tensor:
+        """The weight of each loss on the heads."""
+        return self.losses if self.heads is None else self.heads
+
+    def held(self) -> Weights:
+        """The same weights, which depend on losses whose graph is not here, and so refuse second derivatives."""
+        return self if self.recompute is None else self._replace(recompute=_refuse)
+
+    def table(self, modalities: int) -> Tensor:
+        """The coefficients c[objective, block] these weights stand for."""
+        factors = self.encoders if self.encoders is not None else self.losses.new_ones(modalities)
+        return torch.cat([self.losses[:, None] * factors, self.on_heads[:, None]], dim=1)
+
+
+def _refuse(losses: Tensor) -> Tensor:  # noqa: ARG001
+    raise RuntimeError(
+        "second derivatives: the weights of this step depend on other micro-batches or ranks, whose graph is not here; "
+        "found create_graph=True: use mimo_objective on the losses of one batch instead"
+    )
+
+
+class Table(NamedTuple):
+    """The coefficients of the last step: block b moved along Σ_i c[i, b] · ∇_b f_i.
+
+    Rows are objectives (the fused loss, then one loss per modality), columns are blocks of parameters (one encoder per
+    modality, then the heads).
+
+    Args:
+        objectives: Names of the rows.
+        blocks: Names of the columns.
+        values: The coefficients c, on the device they were computed on; NaN where a loss does not reach a block.
+    """
+
+    objectives: tuple[str, ...]
+    blocks: tuple[str, ...]
+    values: Tensor
+
+    def at(self, objective: str, block: str) -> Tensor:
+        """Return the coefficient of one objective on one block, still on its device."""
+        return self.values[self.objectives.index(objective), self.blocks.index(block)]
+
+    def numbers(self) -> dict[str, dict[str, float]]:
+        """Return the table as plain numbers, ``{objective: {block: coefficient}}``, without cells that no loss reaches.
+
+        Waits for the device.
+        """
+        return {
+            objective: {block: value for block, value in zip(self.blocks, row, strict=True) if not math.isnan(value)}
+            for objective, row in zip(self.objectives, self.values.tolist(), strict=True)
+        }
+
+    def __str__(self) -> str:
+        first = max(len(name) for name in self.objectives)
+        rows = {"": dict(zip(self.blocks, self.blocks, strict=True))}
+        rows |= {name: {block: f"{c:.4g}" for block, c in row.items()} for name, row in self.numbers().items()}
+        return "\n".join(
+            " ".join([f"{name:<{first}}", *(f"{row.get(block, '–'):>{max(len(block), 9)}}" for block in self.blocks)])
+            for name, row in rows.items()
+        )
+
+
+class ModalityState(nn.Module, ABC):
+    """A module whose buffers hold one row per modality: saved, moved and loaded by name, not by position.
+
+    The modalities are learnt at the first call or from a saved state. A state saved under another order of modalities
+    is put into this one's order when loaded.
+    """
+
+    modalities: tuple[str, ...]
+    _arguments: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Keep the arguments, for `repr`."""
+        made = super().__new__(cls)
+        given = inspect.signature(cls.__init__).bind_partial(made, *args, **kwargs)
+        given.apply_defaults()
+        made.__dict__["_arguments"] = {name: value for name, value in given.arguments.items() if name != "self"}
+        return made
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modalities = ()
+        self._rows: dict[str, Tensor | dict[str, Tensor]] = {}  # what a row starts as: alike for all, or by modality
+
+    def extra_repr(self) -> str:
+        """List the arguments that the balancer was made with."""
+        return ", ".join(f"{name}={value!r}" for name, value in self._arguments.items() if value is not None)
+
+    def add_state(self, name: str, shape: tuple[int, ...] = (), fill: float = 0.0) -> None:
+        """Declare a state: a float buffer of shape [K, *shape], filled with ``fill`` until something is learnt."""
+        self._rows[name] = torch.full(shape, fill)
+        self.register_buffer(name, torch.full((0, *shape), fill))
+
+    def add_given_state(self, name: str, rows: Mapping[str, float | Tensor]) -> None:
+        """Declare a state whose rows a user gave by modality."""
+        self._rows[name] = {m: torch.as_tensor(row, dtype=torch.float64) for m, row in rows.items()}
+        self.register_buffer(name, torch.zeros(0))
+
+    def settle(self, modalities: Sequence[str], device: torch.device) -> None:
+        """Fix the modalities, once, and follow the losses to their device."""
+        if not self.modalities and modalities:
+            for name, rows in self._rows.items():
+                if isinstance(rows, dict) and set(rows) != set(modalities):
+                    raise ValueError(f"{name}: expected one entry for each of {list(modalities)}, found {list(rows)}")
+                tensor = torch.stack([rows[each] if isinstance(rows, dict) else rows for each in modalities])
+                # Numbers that a user gave keep double precision, where the device has it.
+                setattr(self, name, tensor.to(device, torch.float32 if device.type == "mps" else tensor.dtype))
+            self.modalities = tuple(modalities)
+        if any(buffer.device != device for buffer in self.buffers()):
+            self.to(device)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what the buffers do not say: the modality of each row, and the method's own numbers."""
+        return {"modalities": list(self.modalities), "host": self.host_state()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Load what ``get_extra_state`` returned; the modalities were taken over before the buffers were."""
+        self.load_host_state(state["host"])
+
+    def host_state(self) -> dict[str, Any]:
+        """Return the plain numbers that a method keeps outside its buffers."""
+        return {}
+
+    def load_host_state(self, state: dict[str, Any]) -> None:
+        """Load what ``host_state`` returned."""
+
+    def _load_from_state_dict(  # ty: ignore[incompatible-method-override]
+        self, state_dict: dict[str, Any], prefix: str, *rest: Any
+    ) -> None:
+        saved = state_dict.get(prefix + "_extra_state", {}).get("modalities", [])
+        if saved and not self.modalities:
+            self.settle(saved, next(iter(self.buffers()), torch.empty(0)).device)
+        if saved and set(saved) != set(self.modalities):
+            errors: list[str] = rest[-1]
+            errors.append(f"saved for modalities {saved}, but this balancer serves {list(self.modalities)}")
+            return
+        order = [saved.index(name) for name in self.modalities] if saved else []
+        mine = {prefix + name for name in self._rows} if order else set()
+        reordered = {key: value[order] if key in mine else value for key, value in state_dict.items()}
+        super()._load_from_state_dict(reordered, prefix, *rest)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move with a model, but do not follow it into half precision: running means would stand still there."""
+
+        def keep_dtype(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        return super()._apply(keep_dtype, recurse)
+
+
+class MethodHooks(ModalityState):
+    """The hooks that a balancer calls on its method, and what it needs to know of it beforehand."""
+
+    route: RouteName = "loss"
     """How encoders learn: "loss" (one weighted sum for all parameters), "fused" (from the fused loss, times a factor),
     "weighted" (from their own weighted sum, times a factor), "gram" (from a mixture that their gradients decide)."""
     at: Literal["parameters", "features"] = "parameters"
     """Where the "gram" route takes the gradients that decide: at an encoder's parameters, or at its output."""
     unimodal: ClassVar[View | None] = "head"
-    """Which uni-modal outputs the method wants a model to offer."""
+    """The uni-modal outputs that the method wants a model to offer."""
     search: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Values worth trying for each parameter, for tuning that gives every method the same number of trials."""
     needs: ClassVar[tuple[str, ...]] = ()
@@ -33,7 +214,7 @@ class MethodHooks(PerModality):
     needs_fused: ClassVar[bool] = True
     needs_unimodal: ClassVar[bool] = True
     needs_encoders: bool = True
-    """Whether a method off the "loss" route has to know the encoders."""
+    """True if a method off the "loss" route has to know the encoders."""
     logarithmic_scores: ClassVar[bool] = False
     modulates: bool = False
     """True if `weigh` answers with a factor per encoder that acts on gradients or updates."""
@@ -41,20 +222,20 @@ class MethodHooks(PerModality):
     """True if the factor of an encoder also acts on its modality's part of an additive fused head."""
     refines: ClassVar[bool] = False
     restores: ClassVar[bool] = False
-    """Whether the method puts encoders back itself after a step of the optimiser."""
+    """True if the method puts encoders back itself after a step of the optimiser."""
     without_optimizer: ClassVar[str] = (
         "this method multiplies gradients, which Adam and its kin divide out again; with such an optimiser, type "
         "balancer.attach(…, optimizer=optimizer), and it will scale the updates instead"
     )
     advances: ClassVar[bool] = False
-    """Whether the method keeps state that moves with every step that was not skipped."""
+    """True if the method keeps state that moves with every step that was not skipped."""
 
     def weigh(self, values: LossValues) -> Weights:
-        """What the losses weigh, from their values. Every method but those on the "gram" route answers this."""
+        """Weigh the losses by their values. Every method but those on the "gram" route answers this."""
         raise NotImplementedError(type(self).__name__)
 
     def mix(self, gram: Tensor) -> Tensor:
-        """How the gradients of each encoder mix.
+        """Mix the gradients of each encoder.
 
         Args:
             gram: Inner products of the gradients at every encoder, shape [blocks, n, n], scaled so that the largest
@@ -66,7 +247,7 @@ class MethodHooks(PerModality):
         raise NotImplementedError(type(self).__name__)
 
     def refine(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:  # noqa: ARG002
-        """A last change to the gradient of one encoder, tensor by tensor.
+        """Make a last change to the gradient of one encoder, tensor by tensor.
 
         Args:
             modality: Whose encoder it is.
@@ -76,10 +257,10 @@ class MethodHooks(PerModality):
         return mixed
 
     def learn(self, metrics: dict[str, Tensor]) -> None:
-        """What the end of an epoch teaches. ``metrics`` holds what ``needs`` names, one value per modality."""
+        """Learn from the end of an epoch. ``metrics`` holds what ``needs`` names, one value per modality."""
 
     def score(self, losses: Tensor) -> Tensor:
-        """A modality's score from the losses of its samples, for methods that compare modalities."""
+        """Return a modality's score from the losses of its samples, for methods that compare modalities."""
         return losses.mean()
 
     def act(self, losses: Mapping[str, Tensor], weights: Weights, *, scored: bool) -> None:
@@ -99,8 +280,25 @@ class MethodHooks(PerModality):
         """Remarks for a row of results on how the method ran, beyond its parameters."""
         return {}
 
+    def smoothness_problem(self) -> str:
+        """Say why no learning rate is known to be safe for the method's objective; "" where `smoothness` gives one."""
+        return (
+            f"{type(self).__name__} follows no gradient of a smooth objective, so no step is known to be safe; choose "
+            "msl, ew or mimo"
+        )
+
+    def smoothness(self, of_loss: Callable[..., tuple[float, float]], modalities: Sequence[str]) -> float:
+        """Return the smoothness constant of the method's objective.
+
+        Args:
+            of_loss: Gives the smoothness and the Lipschitz constant of a loss by name, in all parameters or, with
+                ``head_alone=True``, in those of the modality's head.
+            modalities: Their names.
+        """
+        raise NotImplementedError(type(self).__name__)
+
     def touches(self, tensor: Tensor) -> bool:  # noqa: ARG002
-        """Whether the factor of an encoder applies to this tensor of it."""
+        """Return True if the factor of an encoder applies to this tensor of it."""
         return True
 
     def advance(self, values: LossValues, finite: Tensor) -> None:
@@ -111,13 +309,114 @@ class MethodHooks(PerModality):
 
     @property
     def phase(self) -> Hashable | None:
-        """What a step depends on besides tensors that change in place.
+        """Everything that a step depends on besides tensors that change in place.
 
         A step that was recorded into a CUDA graph is recorded again when this changes. None: a step is never recorded;
         so it is for every method that keeps a `host_state` and does not answer this.
         """
-        return () if type(self).host_state is PerModality.host_state else None
+        return () if type(self).host_state is ModalityState.host_state else None
 
     def generators(self) -> list[torch.Generator]:
-        """What the method draws from in a step, besides the device's own generator."""
+        """List what the method draws from in a step, besides the device's own generator."""
         return []
+
+
+@final
+@dataclass
+class HeldDecision:
+    """One decision for several micro-batches.
+
+    Args:
+        values: The losses of the whole window.
+        weights: The method's decision; None to let every micro-batch decide for itself.
+        advanced: Whether the method's state has moved on for this window.
+        scored: Whether scores were given for it.
+        record: The losses and the scores of the micro-batches that came by.
+    """
+
+    values: LossValues | None = None
+    weights: Weights | None = None
+    advanced: bool = False
+    scored: bool = False
+    record: list[tuple[dict[str, Tensor], dict[str, Tensor] | None]] = field(default_factory=list)
+
+
+class ScheduledMethod(MethodHooks):
+    """A method that acts from one epoch to another: its hooks as routes call them.
+
+    Args:
+        start: First epoch in which the method modulates encoders; before it they train jointly.
+        stop: First epoch in which it no longer does; None means never.
+    """
+
+    epoch: Tensor
+
+    def __init__(self, *, start: int = 0, stop: int | None = None) -> None:
+        super().__init__()
+        self.start, self.stop = start, stop
+        self.group: collectives.Group = "world"
+        self._held: HeldDecision | None = None
+        self._table = torch.zeros(0, 0)
+        self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def active(self) -> Tensor:
+        """True in the epochs in which the method modulates, as a tensor on the device."""
+        inside = self.epoch >= self.start
+        return inside if self.stop is None else inside & (self.epoch < self.stop)
+
+    @property
+    def _always(self) -> bool:
+        return self.start == 0 and self.stop is None
+
+    @final
+    def gated(self, factors: Tensor) -> Tensor:
+        """Return factors in the epochs in which the method is active, ones in the others."""
+        return factors if self._always else torch.where(self.active, factors, torch.ones_like(factors))
+
+    @final
+    def decide(self, values: LossValues) -> Weights:
+        """Call `weigh`, within the method's epochs."""
+        weights = self.weigh(values)
+        return weights if weights.encoders is None else weights._replace(encoders=self.gated(weights.encoders))
+
+    @final
+    def mixed(self, gram: Tensor) -> Tensor:
+        """Call `mix`, within the method's epochs; in the others encoders learn from the fused loss."""
+        mixture = self.mix(gram)
+        if self._always:
+            return mixture
+        joint = torch.zeros_like(mixture)
+        joint[..., 0] = 1
+        return torch.where(self.active, mixture, joint)
+
+    @final
+    def refined(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Call `refine`, within the method's epochs."""
+        refined = self.refine(modality, mixed, parts)
+        if self._always:
+            return refined
+        return [torch.where(self.active, new, old) for new, old in zip(refined, mixed, strict=True)]
+
+    @final
+    def advance_once(self, values: LossValues, finite: Tensor) -> None:
+        """Call `advance`, when training, and once for all micro-batches of a window."""
+        held = self._held if self._held is not None and self._held.weights is not None else None
+        if not self.training or (held is not None and held.advanced):
+            return
+        if held is not None:
+            values, held.advanced = held.values or values, True
+        self.advance(values, finite)
+
+    @final
+    def hold(self, decision: HeldDecision | None) -> None:
+        """Keep one decision for every call until told otherwise: what `Window` does."""
+        self._held = decision
+
+    @final
+    def fill(self, values: Tensor) -> None:
+        """Keep the table of this step, in place."""
+        if self._table.shape != values.shape or self._table.device != values.device:
+            with torch.inference_mode(False):
+                self._table = torch.zeros_like(values)
+        self._table.copy_(values)

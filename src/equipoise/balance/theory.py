@@ -1,9 +1,15 @@
-"""What the paper states and proves, as functions: the smooth maximum, its gap, and the step that is safe."""
+"""The paper's theory as functions: the smooth maximum and its gap, constants and bounds, and estimates of the optimum.
+
+The optimum f* is the loss that each modality could reach alone. Zero, and numbers per modality, need no code:
+``MIMO(optimum=None)`` and ``MIMO(optimum={"audio": 0.3, "video": 0.1})``; `least_squares` and `Trajectory` are the
+others. (A running minimum is not offered: it makes every gap zero, and MIMO a plain average.)
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import final
 
 import torch
 from torch import Tensor
@@ -139,62 +145,85 @@ def penalty_for(gap: float, slope: float, constant: float, modalities: int) -> f
     return slope * math.sqrt(modalities / (constant * gap))
 
 
-def least_norm(gram: Tensor) -> Tensor:
-    """Weights of the shortest vector in the convex hull of some gradients, from their inner products.
-
-    Two gradients have a closed form. More are solved exactly, without a loop that waits for the device: every support
-    is tried at once (2ⁿ − 1 linear systems of size n), and the shortest feasible vector wins.
+@torch.no_grad()
+def least_squares(inputs: Mapping[str, Tensor], target: Tensor, *, intercept: bool = False) -> dict[str, float]:
+    """The exact optimum of linear encoders with linear heads under the mean squared error.
 
     Args:
-        gram: Inner products, shape [..., n, n], in float64 for more than two gradients.
+        inputs: Per modality an array [N, D].
+        target: What is regressed on, [N] or [N, outputs].
+        intercept: Whether the model has biases.
 
     Returns:
-        Weights on the simplex, shape [..., n].
+        Per modality the smallest mean of (target − prediction)² over samples and outputs.
 
     Example:
-        >>> least_norm(torch.tensor([[4.0, 0.0], [0.0, 1.0]]))
-        tensor([0.2000, 0.8000])
+        >>> least_squares({"ruler": torch.tensor([[1.0], [2.0]])}, torch.tensor([2.0, 4.0]))["ruler"] < 1e-12
+        True
     """
-    count = gram.shape[-1]
-    if count == 1:
-        return torch.ones_like(gram[..., 0])
-    if count == 2:
-        first, second, inner = gram[..., 0, 0], gram[..., 1, 1], gram[..., 0, 1]
-        apart = first + second - 2 * inner
-        share = torch.where(apart == 0, 0.5, (second - inner) / apart).clamp(0, 1)
-        return torch.stack([share, 1 - share], dim=-1)
-    if count > 16:
-        msg = f"least_norm: expected at most 16 gradients that act on one block, found {count}"
-        raise ValueError(msg)
-    return _over_all_supports(gram)
+    optimum = {}
+    wanted = target.double().reshape(len(target), -1)
+    for name, array in inputs.items():
+        if array.dim() != 2 or len(array) != len(target):
+            msg = f"least_squares: {name!r} should be an array [{len(target)}, D], found {tuple(array.shape)}"
+            raise ValueError(msg)
+        known = array.double()
+        if intercept:
+            known = torch.cat([known, torch.ones_like(known[:, :1])], dim=1)
+        # The pseudo-inverse gives the optimum for dependent columns too.
+        residual = wanted - known @ (torch.linalg.pinv(known) @ wanted)
+        optimum[name] = float(residual.square().mean())
+    return optimum
 
 
-def _over_all_supports(gram: Tensor) -> Tensor:
-    count = gram.shape[-1]
-    numbers = torch.arange(1, 2**count, device=gram.device)
-    support = ((numbers[:, None] >> torch.arange(count, device=gram.device)) & 1).to(gram.dtype)
-    identity = torch.eye(count, device=gram.device, dtype=gram.dtype)
-    # In units of each gradient's own length, so that short gradients count as much as long ones: with C the cosines and
-    # d the lengths, weights w that make d·w = y solve C y ∝ 1/d.
-    squared = gram.diagonal(dim1=-2, dim2=-1)
-    zero = squared <= 0
-    length = torch.where(zero, 1.0, squared).sqrt()
-    cosines = gram / length[..., :, None] / length[..., None, :]
-    # A ridge far below the data makes dependent gradients solvable; it moves the answer by as little.
-    inside = support[:, :, None] * support[:, None, :]
-    systems = cosines[..., None, :, :] * inside + 1e-13 * identity + identity * (1 - support)[:, None, :]
-    shortest = torch.where(zero, torch.inf, length).amin(dim=-1, keepdim=True)
-    inverse = torch.where(zero, 1.0, shortest / length)  # at most one
-    wanted = inverse[..., None, :] * support
-    solution, _ = torch.linalg.solve_ex(systems, wanted[..., None])
-    scaled = solution[..., 0] * support
-    # A gradient of length zero is that of a loss that does not reach the block: it takes no part.
-    absent = (zero[..., None, :] & (support > 0)).any(dim=-1)
-    feasible = (scaled >= -1e-9 * scaled.abs().amax(dim=-1, keepdim=True)).all(dim=-1) & ~absent
-    scaled = scaled.clamp(min=0)
-    raw = scaled * inverse[..., None, :]
-    total = raw.sum(dim=-1, keepdim=True)
-    lengths = torch.einsum("...si,...ij,...sj->...s", scaled, cosines, scaled) / total[..., 0].square()
-    best = torch.where(feasible & (total[..., 0] > 0), lengths, torch.inf).argmin(dim=-1)
-    weights = raw / total
-    return torch.gather(weights, -2, best[..., None, None].expand(*best.shape, 1, count)).squeeze(-2)
+@final
+class Trajectory:
+    """What uni-modal models reached at each step, f*_k(t), so that a hard sensor is not asked for what it cannot give.
+
+    Record it while training uni-modally (`Unimodal`), then give it to MIMO: ``MIMO(optimum=trajectory)``. After its
+    last step it stays at its final value. ``final`` gives the numbers at the end, for
+    ``MIMO(optimum=trajectory.final())``.
+
+    Args:
+        smooth: Losses of single batches are noisy; each value is the mean over this many steps up to it.
+
+    Example:
+        >>> trajectory = Trajectory(smooth=2)
+        >>> for step in range(3):
+        ...     trajectory.record({"audio": torch.tensor(3.0 - step)})
+        >>> trajectory.values()["audio"]
+        tensor([3.0000, 2.5000, 1.5000])
+        >>> trajectory.final()
+        {'audio': 1.5}
+    """
+
+    def __init__(self, smooth: int = 20) -> None:
+        if smooth < 1:
+            msg = f"smooth: expected at least one step, found {smooth}"
+            raise ValueError(msg)
+        self.smooth = smooth
+        self._losses: dict[str, list[Tensor]] = {}
+
+    def record(self, losses: Mapping[str, Tensor]) -> None:
+        """Note the losses of one step, as given to the balancer. Nothing waits for the device."""
+        for name, loss in losses.items():
+            if name != "fused":
+                self._losses.setdefault(name, []).append(loss.detach().mean().float())
+
+    def values(self) -> dict[str, Tensor]:
+        """f*_k(t) per modality, as one tensor of all steps."""
+        if not self._losses:
+            msg = "trajectory: nothing was recorded; call trajectory.record(losses) in each step of the uni-modal run"
+            raise ValueError(msg)
+        return {name: _moving_mean(torch.stack(losses), self.smooth) for name, losses in self._losses.items()}
+
+    def final(self) -> dict[str, float]:
+        """What each uni-modal model had reached in the end."""
+        return {name: float(values[-1]) for name, values in self.values().items()}
+
+
+def _moving_mean(values: Tensor, width: int) -> Tensor:
+    sums = torch.cat([values.new_zeros(1, dtype=torch.float64), values.double().cumsum(0)])
+    ends = torch.arange(1, len(values) + 1, device=values.device)
+    starts = (ends - width).clamp(min=0)
+    return ((sums[ends] - sums[starts]) / (ends - starts)).float()

@@ -1,4 +1,4 @@
-"""Scaling what an optimiser does, where a factor on the gradient would be divided out again."""
+"""Scales the updates of an optimiser, where a factor on the gradient would be divided out again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import ASGD, SGD, Optimizer
 
-from equipoise.balance.autograd import values_of
+from equipoise.balance.linear_algebra import values_of
 
 
 class Part(NamedTuple):
@@ -23,6 +23,11 @@ class Part(NamedTuple):
     tensor: Tensor
     columns: slice | None = None
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """The identity of the tensor and the first column."""
+        return id(self.tensor), -1 if self.columns is None else self.columns.start
+
     def of(self, tensor: Tensor) -> Tensor:
         """Return a view of this part of a tensor that is laid out as the parameter: its gradient, or its values."""
         return tensor if self.columns is None else tensor[:, self.columns]
@@ -33,8 +38,8 @@ def moves_with_the_gradient(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, (SGD, ASGD))
 
 
-def taken(optimizer: Optimizer) -> Tensor | int:
-    """One, or zero where a GradScaler told a fused optimiser, which it calls in any case, to skip the step."""
+def was_taken(optimizer: Optimizer) -> Tensor | int:
+    """Return one, or zero where a GradScaler told a fused optimiser, which it calls in any case, to skip the step."""
     found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
     return 1 if found_inf is None else (found_inf == 0).to(torch.int64)
 
@@ -71,12 +76,9 @@ class UpdateScale:
 
     def __init__(self, optimizer: Optimizer, parts: Callable[[], Mapping[str, Sequence[Part]]]) -> None:
         self.optimizer, self._parts = optimizer, parts
-        self._noted: list[_Note] = []
+        self._notes: list[_Note] = []
         self._before: list[tuple[Part, Tensor]] = []
-        self._handles = (
-            optimizer.register_step_pre_hook(self._remember),
-            optimizer.register_step_post_hook(self._blend),
-        )
+        self._handles = [optimizer.register_step_pre_hook(self._save), optimizer.register_step_post_hook(self._blend)]
 
     def note(self, factors: Mapping[str, Tensor], finite: Tensor) -> None:
         """Take the factors of one backward pass; a step over several of them takes their mean.
@@ -86,58 +88,50 @@ class UpdateScale:
             finite: Whether the gradients were finite, on the device.
         """
         # Gradients that were dropped, because a step was skipped, take their factors with them.
-        gradients = [values_of(part.tensor.grad) for part in self._touched() if part.tensor.grad is not None]
+        gradients = [values_of(part.tensor.grad) for part in self._scaled() if part.tensor.grad is not None]
         if not gradients:
-            self._noted.clear()
-        fresh = torch.stack(list(torch._foreach_norm(gradients, 1))).sum() == 0 if gradients and self._noted else None
-        self._noted.append(_Note(dict(factors), finite, fresh))
+            self._notes.clear()
+        fresh = torch.stack(list(torch._foreach_norm(gradients, 1))).sum() == 0 if gradients and self._notes else None
+        self._notes.append(_Note(dict(factors), finite, fresh))
 
     def remove(self) -> None:
-        """Let the optimiser go."""
+        """Remove the hooks from the optimiser."""
         for handle in self._handles:
             handle.remove()
 
-    def _touched(self) -> list[Part]:
-        """Every part once that the factors apply to and the optimiser moves."""
+    def _scaled(self) -> list[Part]:
+        """List every part once that the factors apply to and the optimiser moves."""
         held = {id(tensor) for tensor in tensors_held(self.optimizer)}
-        found = {_key(part): part for parts in self._parts().values() for part in parts if id(part.tensor) in held}
-        return list(found.values())
+        every = (part for parts in self._parts().values() for part in parts)
+        return list({part.key: part for part in every if id(part.tensor) in held}.values())
 
-    def _remember(self, *_: object) -> None:
+    def _save(self, *_: object) -> None:
         # Factors come later: Lightning runs the model inside the step, in a closure.
-        self._before = [(part, part.of(part.tensor.detach()).clone()) for part in self._touched()]
+        self._before = [(part, part.of(part.tensor.detach()).clone()) for part in self._scaled()]
 
     @torch.no_grad()
     def _blend(self, *_: object) -> None:
-        if self._noted:
+        if self._notes:
             factors = self._factors()
             for part, before in self._before:
                 now = part.of(part.tensor.detach())
                 # lerp is exact at both ends: a factor of one changes no bit, a factor of zero restores every bit.
-                now.copy_(torch.lerp(before, now, factors[_key(part)].to(now.dtype)))
-        self._before, self._noted = [], []
+                now.copy_(torch.lerp(before, now, factors[part.key].to(now.dtype)))
+        self._before, self._notes = [], []
 
     def _factors(self) -> dict[tuple[int, int], Tensor]:
-        """The mean over backward passes that were not skipped, and over the owners of a shared tensor."""
-        counted = self._counted()
-        owned: dict[tuple[int, int], list[Tensor]] = {}
-        for name, parts in self._parts().items():
-            noted = torch.stack([note.factors[name] for note in self._noted])
-            mean = torch.where(counted, noted, 0).sum() / counted.sum().clamp(min=1)
-            for part in parts:
-                owned.setdefault(_key(part), []).append(mean)
-        return {key: torch.stack(means).mean() for key, means in owned.items()}
-
-    def _counted(self) -> Tensor:
-        """Say, on the device, which notes are of gradients that this step is made of."""
-        counted: list[Tensor] = []
+        """Return the mean over backward passes that were not skipped, and over the owners of a shared tensor."""
+        counted: list[Tensor] = []  # on the device: the notes of gradients that this step is made of
         dropped: Tensor | None = None
-        for note in reversed(self._noted):
+        for note in reversed(self._notes):
             counted.insert(0, note.finite if dropped is None else note.finite & ~dropped)
             if note.fresh is not None:
                 dropped = note.fresh if dropped is None else dropped | note.fresh
-        return torch.stack(counted)
-
-
-def _key(part: Part) -> tuple[int, int]:
-    return id(part.tensor), -1 if part.columns is None else part.columns.start
+        counts = torch.stack(counted)
+        owned: dict[tuple[int, int], list[Tensor]] = {}
+        for name, parts in self._parts().items():
+            noted = torch.stack([note.factors[name] for note in self._notes])
+            mean = torch.where(counts, noted, 0).sum() / counts.sum().clamp(min=1)
+            for part in parts:
+                owned.setdefault(part.key, []).append(mean)
+        return {key: torch.stack(means).mean() for key, means in owned.items()}

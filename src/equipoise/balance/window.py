@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.routes import Held
+from equipoise.balance.method import HeldDecision
 
 
 @final
@@ -47,7 +47,7 @@ class Window:
             )
             raise ValueError(msg)
         self.balancer, self.lag = balancer, lag
-        self._next = Held()
+        self._next = HeldDecision()
 
     @property
     def exact(self) -> bool:
@@ -91,7 +91,7 @@ class Window:
         if self.lag and held.record:
             self._next = self._decided(held.record)
 
-    def _decided(self, batches: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor] | None]]) -> Held:
+    def _decided(self, batches: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor] | None]]) -> HeldDecision:
         if not batches:
             msg = "Window: expected the losses of at least one micro-batch, found none"
             raise ValueError(msg)
@@ -106,4 +106,4 @@ class Window:
             for name in (scores[0] if scores else ())
         }
         values = self.balancer.values_of(together, means or None)
-        return Held(values, self.balancer.decide(values), scored=bool(scores))
+        return HeldDecision(values, self.balancer.decide(values), scored=bool(scores))

@@ -42,7 +42,7 @@ def bench(
     from equipoise.paper import bench_report
     from equipoise.paper.bench import chosen_methods, measure
     from equipoise.report import drawing
-    from equipoise.training.machinery import device_of
+    from equipoise.training.launch import device_of
     from equipoise.training.settings import Settings
 
     chosen, cases, where = collect(

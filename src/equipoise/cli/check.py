@@ -57,8 +57,7 @@ def check(
 
 
 def _tokens(data: str, encoder: str, features: int) -> tuple[str, ...]:
-    from equipoise.data.source import is_file, samples_of
-    from equipoise.training.tokens import tokens_of
+    from equipoise.data.source import is_file, samples_of, tokens_of
     from equipoise.util.errors import BadInput
 
     if not is_file(data):

@@ -15,7 +15,7 @@ from equipoise.cli.report import print_tables
 from equipoise.study import compare as comparison
 from equipoise.study.executors import place_of
 from equipoise.study.registry import entries
-from equipoise.training import distributed
+from equipoise.training import launch
 
 EXAMPLE = "Example: equipoise compare --data watch --methods msl,ew,mimo --seeds 3 --out runs/watch epochs=20"
 
@@ -52,7 +52,7 @@ def compare(
 
 def show_rows(out: Path, rows: list[dict[str, Any]], *, as_json: bool) -> None:
     """Print the rows as JSON, or the tables of their folder; of several processes, only the first prints."""
-    if distributed.leads():
+    if launch.is_main():
         if as_json:
             print(json.dumps(rows))
         else:

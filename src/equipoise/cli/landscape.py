@@ -114,12 +114,13 @@ def _typed(data: dict[str, str | None], view: dict[str, Any], words: Sequence[st
 
 def _found(source: DataSet, chosen: Sequence[Entry], recipe: Recipe, out: Path, tell: Tell) -> Facts:
     """What an earlier call found for the same question, or else what is found now."""
+    from equipoise.data.source import mark_tokens
     from equipoise.paper.landscape import gather
     from equipoise.paper.landscape_store import keep, kept
-    from equipoise.training.tokens import as_read
 
     tell("loading the data")
-    splits = as_read(source, [entry.settings for entry in chosen]).load(None).check()
+    encoders = [(entry.settings.encoder, entry.settings.features) for entry in chosen]
+    splits = mark_tokens(source, encoders).load(None).check()
     asked = {
         "version": VERSION,
         "data": splits.fingerprint(),

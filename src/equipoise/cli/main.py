@@ -13,7 +13,7 @@ except ModuleNotFoundError:
 
 from equipoise.cli import lists
 from equipoise.cli.options import parser_message
-from equipoise.training import distributed
+from equipoise.training import launch
 from equipoise.util.errors import BadInput, FailedRuns, printable, require_utf8
 from equipoise_command import INTERRUPTED, say_stopped
 
@@ -29,7 +29,7 @@ def main() -> None:
     """Run the command; bad input ends with exit code 2 and one message, Ctrl-C with how to go on."""
     try:
         require_utf8(sys.argv[1:])
-        distributed.only_the_first_speaks(sys.argv[1:])
+        launch.silence_other_ranks(sys.argv[1:])
         code = app(standalone_mode=False)  # None, or an exit code where a command did not come to its end
         if code == INTERRUPTED:
             raise KeyboardInterrupt  # the parser made a code of it
@@ -38,7 +38,7 @@ def main() -> None:
         say_stopped()
         sys.exit(INTERRUPTED)
     except (BadInput, OSError, ModuleNotFoundError) as error:
-        distributed.say(f"equipoise: {error}", known_to_all=isinstance(error, BadInput))
+        launch.print_error(f"equipoise: {error}", known_to_all=isinstance(error, BadInput))
         sys.exit(2)
     except FailedRuns as error:
         others = "the others are kept: `equipoise report` shows them"
@@ -46,7 +46,7 @@ def main() -> None:
         sys.exit(1)
     except Exception as error:
         if hasattr(error, "format_message"):  # how the parser of the command line says what is wrong with it
-            distributed.say(parser_message(error))
+            launch.print_error(parser_message(error))
             sys.exit(2)
         raise
 

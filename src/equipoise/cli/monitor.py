@@ -38,12 +38,11 @@ def monitor(
     torch.set_num_threads(1)
     from equipoise.cli.telling import telling
     from equipoise.data.sets import PUBLISHED
-    from equipoise.data.source import all_data, data_set
+    from equipoise.data.source import all_data, data_set, mark_tokens
     from equipoise.deploy import evaluate_monitor, load_saved_model
     from equipoise.deploy.trial import fit_monitor
     from equipoise.measure import training_statistics
     from equipoise.training.settings import Settings
-    from equipoise.training.tokens import as_read
     from equipoise.util.errors import BadInput, collect
     from equipoise.util.files import inside
 
@@ -54,7 +53,7 @@ def monitor(
     source, fold = data_set(data, split), kept.row["fold"]
     if fold is not None and fold >= source.folds:
         raise BadInput(f"{kept.folder}: expected one of the {source.folds} folds of {source.name}, found fold {fold}")
-    (splits,) = collect(lambda: as_read(source, [read]).load(fold))
+    (splits,) = collect(lambda: mark_tokens(source, [(read.encoder, read.features)]).load(fold))
     if (found := splits.fingerprint()) != kept.row["split"]:
         raise BadInput(
             f"the data of this run has the fingerprint {kept.row['split']}; found {found}. Give the same data, cut the "

@@ -18,7 +18,7 @@ from equipoise.data.source import DataSet, data_set
 from equipoise.study.registry import all_methods
 from equipoise.training import settings
 from equipoise.training.presets import Preset, preset_for
-from equipoise.training.tracking import NAMES, Trackers
+from equipoise.training.trackers import NAMES, Trackers
 from equipoise.util.errors import BadInput, collect, look_up
 from equipoise.util.files import write_atomic
 

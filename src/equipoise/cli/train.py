@@ -13,7 +13,7 @@ from equipoise.cli.compare import show_rows
 from equipoise.cli.config import Config
 from equipoise.study import compare as comparison
 from equipoise.study.registry import entries
-from equipoise.training.safe_step import words_for
+from equipoise.training.optimisers import words_for
 
 EXAMPLE = "Example: equipoise train --data watch --method mimo --out runs/one penalty=10 smoothing=0.1 epochs=20"
 
@@ -27,7 +27,7 @@ def train(
     preset: options.PresetName = "auto",
     method: options.OneMethod = "mimo",
     seed: Annotated[int, typer.Option(help="Of weights, batches and dropout.")] = 0,
-    step: Annotated[str, typer.Option("--step", help="given (lr), safe (1/L̂, before) or safe-each-epoch.")] = "given",
+    step: Annotated[str, typer.Option("--step", help="given (lr), or safe (1/L̂ of a batch).")] = "given",
     out: options.StudyFolder = Path("runs/train"),
     track: options.Track = "",
     as_json: options.Json = False,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import final
+
+from torch import nn
 
 from equipoise.data.own.manifest import read_manifest, samples_of_manifest
 from equipoise.data.own.npz import samples_of_npz
@@ -17,8 +19,9 @@ from equipoise.data.prepare.prepared import FACTS, Prepared
 from equipoise.data.sets import PUBLISHED
 from equipoise.data.sets.generated import two_sensors
 from equipoise.data.sets.watch import watch
-from equipoise.data.splits import Splits
-from equipoise.util.errors import BadInput, look_up
+from equipoise.data.splits import Splits, is_length
+from equipoise.models.choose import kinds_of, reads_tokens
+from equipoise.util.errors import BadInput, look_up, raise_all
 
 SUFFIXES = (".npz", ".csv", ".parquet")
 ENDINGS = ", ".join(SUFFIXES)
@@ -129,6 +132,74 @@ class PreparedFolder:
     def __call__(self, fold: int | None) -> Splits:
         """Map its parts into memory."""
         return Prepared.open(self.folder).splits(self.protocol, fold)
+
+
+def mark_tokens(data: DataSet, encoders: Iterable[tuple[str, int]]) -> DataSet:
+    """Return the data as the encoders of some runs read it: token numbers stay the whole numbers they are.
+
+    Prepared data says itself what it holds. A file of a user's own cannot: whole numbers may be counts as well, and are
+    standardised like all others, unless the encoder that was chosen for them reads tokens.
+
+    Args:
+        data: Whose numbers.
+        encoders: The settings ``encoder`` and ``features`` of each run.
+
+    Raises:
+        BadInput: If one run reads tokens where another reads numbers, or the file as a whole cannot be read.
+    """
+    if not isinstance(data.load, OwnFile):
+        return data
+    samples = samples_of(data.load.path)
+    tokens = {(encoder, features): tokens_of(samples, encoder, features) for encoder, features in encoders}
+    if len(set(tokens.values())) > 1:
+        listed = "; ".join(f"encoder={one} reads {' and '.join(names) or 'none'}" for (one, _), names in tokens.items())
+        raise BadInput(
+            f"{data.name}: expected runs that read the same sensors as token numbers, found {listed}; run them apart"
+        )
+    return replace(data, load=replace(data.load, tokens=next(iter(tokens.values()), ())))
+
+
+def tokens_of(samples: Samples, encoder: str, features: int) -> tuple[str, ...]:
+    """Return the modalities whose encoder reads token numbers.
+
+    Args:
+        samples: Of a user's own file.
+        encoder: The setting: a kind or a dotted path for all, or "NAME:KIND,NAME:KIND".
+        features: The setting.
+    """
+    shapes = {name: array.shape[1:] for name, array in samples.inputs.items() if not is_length(name, samples.inputs)}
+    kinds, _ = kinds_of(encoder, shapes)
+    # Encoders of pictures or series are not asked: to be asked, some have to be made.
+    asked = [
+        name for name, kind in kinds.items() if kind != "auto" and (name in samples.whole or len(shapes[name]) == 1)
+    ]
+    return tuple(name for name in asked if reads_tokens(kinds[name], tuple(shapes[name]), features))
+
+
+def check_vocabulary(encoders: Mapping[str, nn.Module], splits: Splits) -> None:
+    """Refuse token numbers that an encoder has no vector for: on a GPU they would be an error without a place.
+
+    Args:
+        encoders: By modality. One that says how many numbers it knows, by an attribute ``words``, is checked.
+        splits: What they are to read: the parts that training sees.
+
+    Raises:
+        BadInput: With the modality, how many its encoder knows, and the largest there is.
+    """
+    problems = []
+    for name, encoder in encoders.items():
+        words = getattr(encoder, "words", None)
+        if not isinstance(words, int):  # whose numbers may be many, and are not looked at
+            continue
+        stored = ((part.inputs[name], part.rows) for part in (splits.train, splits.validation))
+        read = (array if rows is None else array[rows] for array, rows in stored)
+        largest = max((int(array.max()) for array in read if array.numel()), default=-1)
+        if largest >= words:
+            problems.append(
+                f"{name}: expected token numbers below {words}, which its encoder knows, found {largest}; "
+                "give it an encoder with more words, or number the tokens as that encoder does"
+            )
+    raise_all(problems)
 
 
 def _generated(fold: int | None) -> Splits:

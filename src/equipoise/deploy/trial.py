@@ -11,10 +11,8 @@ from torch import Tensor
 
 from equipoise.data.splits import Part
 from equipoise.deploy.monitor import MonitorState, SensorMonitor
-from equipoise.measure.corrupt import Training
-from equipoise.measure.outputs import features_of_part
-from equipoise.measure.sensors import faulty_parts
-from equipoise.models.evaluation import evaluating
+from equipoise.measure.faults import TrainingStatistics, faulty_parts
+from equipoise.measure.outputs import read_features, reading
 from equipoise.models.late_fusion import LateFusion
 from equipoise.util.errors import raise_all
 
@@ -95,7 +93,13 @@ def fit_monitor(model: LateFusion, part: Part, **how: Any) -> SensorMonitor:
 
 
 def evaluate_monitor(
-    monitor: SensorMonitor, model: LateFusion, part: Part, training: Training, *, stretch: int = 10, seed: int = 0
+    monitor: SensorMonitor,
+    model: LateFusion,
+    part: Part,
+    training: TrainingStatistics,
+    *,
+    stretch: int = 10,
+    seed: int = 0,
 ) -> MonitorEvaluation:
     """Run a monitor over a part: as it is, and with every sensor failing in every way from many moments on.
 
@@ -146,7 +150,7 @@ def evaluate_monitor(
     )
 
 
-def _problems(monitor: SensorMonitor, part: Part, training: Training, stretch: int) -> Iterator[str]:
+def _problems(monitor: SensorMonitor, part: Part, training: TrainingStatistics, stretch: int) -> Iterator[str]:
     for name in monitor.modalities:
         if name not in training.mean:
             yield f"A trial expected numbers that can be disturbed; {name!r} gives none, such as the numbers of words."
@@ -158,14 +162,8 @@ def _problems(monitor: SensorMonitor, part: Part, training: Training, stretch: i
 def _heads(model: LateFusion, part: Part, only: str | None = None) -> Tensor:
     """What the heads say, [N, K, C]; or only one of them."""
     names = list(model.encoders) if only is None else [only]
-    with evaluating(model), torch.no_grad():
-        features = features_of_part(model, replace(part, inputs=_of(part, names)))
-        if model.unimodal == "split":
-            one = next(iter(features.values()))
-            zeros = {name: one.new_zeros(len(one), size) for name, size in model.sizes.items()}
-            scores = model.fusion.share({**zeros, **features})
-        else:
-            scores = {name: model.heads[name](features[name]) for name in names}
+    with reading(model):
+        scores = model.unimodal_outputs(read_features(model, replace(part, inputs=_of(part, names))))
         return torch.stack([scores[name].float().log_softmax(dim=1) for name in names], dim=1).cpu()
 
 
@@ -206,7 +204,7 @@ def _summed(fault: str, sensor: str, trials: Tensor) -> FaultDetection:
 
 
 def _broken(
-    stream: Part, sensor: str, training: Training, onsets: Tensor, stretch: int, seed: int
+    stream: Part, sensor: str, training: TrainingStatistics, onsets: Tensor, stretch: int, seed: int
 ) -> Iterator[tuple[str, Part]]:
     """The windows of all trials, one trial after the other, with one sensor broken; fault by fault."""
     rows = (onsets.unsqueeze(1) + torch.arange(stretch)).flatten()

@@ -12,21 +12,20 @@ from torch.nn import functional as F
 
 from equipoise.balance.attach import Encoder
 from equipoise.balance.balancer import Balancer
-from equipoise.integrations.logs import entries_of, metrics_for
+from equipoise.integrations.common import epoch_metrics, not_installed, table_entries
 
 try:
     import transformers
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 except ModuleNotFoundError:
-    msg = "equipoise.integrations.huggingface needs transformers, which is not installed; "
-    raise ModuleNotFoundError(msg + "type: pip install 'equipoise[transformers]'") from None
+    raise not_installed(__name__, "transformers", "'equipoise[transformers]'") from None
 
-KEPT = "balancer.pt"
+STATE = "balancer.pt"
 """The balancer's state in the folder of a checkpoint."""
 
 
 def cross_entropies(outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
-    """Losses per sample for each output of a model that gives ``{"fused": logits, "audio": logits, …}``.
+    """Compute losses per sample for each output of a model that gives ``{"fused": logits, "audio": logits, …}``.
 
     Per sample, because some methods read off them how sure each modality is.
     """
@@ -44,11 +43,11 @@ class BalancedTrainer(transformers.Trainer):
     Args:
         given: As for `transformers.Trainer`: the model, the arguments, …
         balancer: The method.
-        losses: Makes ``{"fused": …, "audio": …, "video": …}`` of what the model gives and of the labels. By default
-            the model gives logits under these names, as LateFusion does.
+        losses: Makes ``{"fused": …, "audio": …, "video": …}`` of the model's outputs and the labels. By default the
+            model gives logits under these names, as LateFusion does.
         encoders: As for `Balancer.attach`; a model with a mapping ``encoders``, such as LateFusion, needs no telling.
-        metrics: How `compute_metrics` names the validation metrics that MSES and MSLR learn from, with the Trainer's
-            own prefix. They need ``eval_strategy="epoch"``.
+        metrics: Names under which `compute_metrics` gives the validation metrics that MSES and MSLR learn from, with
+            the Trainer's own prefix. They need ``eval_strategy="epoch"``.
         named: As for `transformers.Trainer`.
     """
 
@@ -66,41 +65,32 @@ class BalancedTrainer(transformers.Trainer):
         super().__init__(*given, **named)
         self.balancer, self.losses = balancer, losses
         self.label_names = self.label_names or ["labels"]
-        self.add_callback(_Following(self, encoders, metrics))
+        self.add_callback(_BalancerCallback(self, encoders, metrics))
 
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,  # noqa: ARG002 (a mean needs no count)
-    ) -> Any:
-        """The balanced loss in training, the fused one in evaluation."""
-        rest = {name: value for name, value in inputs.items() if name not in self.label_names}
-        outputs = model(**rest)
+    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, *_: Any, **__: Any) -> Any:
+        """Compute the balanced loss in training, the fused one in evaluation; a mean needs no count of items."""
+        outputs = model(**{name: value for name, value in inputs.items() if name not in self.label_names})
         labels = [inputs[name] for name in self.label_names if name in inputs]
         losses = self.losses(outputs, labels[0] if len(labels) == 1 else labels)
         loss = self.balancer(losses) if torch.is_grad_enabled() else losses["fused"].mean()
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], *rest: Any, **named: Any) -> None:
-        """The table beside the loss of training."""
-        table = entries_of(self.balancer) if "loss" in logs else {}
+        """Log the table beside the loss of training."""
+        table = table_entries(self.balancer) if "loss" in logs else {}
         super().log({**logs, **{name: float(value) for name, value in table.items()}}, *rest, **named)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *rest: Any, **named: Any) -> Any:
         """Train, with the balancer's state too from the checkpoint to resume from."""
-        folder = resume_from_checkpoint
-        if folder is True:
-            folder = get_last_checkpoint(str(self.args.output_dir))
+        resumed = resume_from_checkpoint
+        folder = get_last_checkpoint(str(self.args.output_dir)) if resumed is True else resumed
         if folder:
-            state = torch.load(Path(folder) / KEPT, map_location="cpu", weights_only=True)
-            self.balancer.load_state_dict(state)
+            self.balancer.load_state_dict(torch.load(Path(folder) / STATE, map_location="cpu", weights_only=True))
         return super().train(resume_from_checkpoint, *rest, **named)
 
 
 @final
-class _Following(transformers.TrainerCallback):
+class _BalancerCallback(transformers.TrainerCallback):
     """Tells a balancer what happens in training."""
 
     def __init__(self, trainer: BalancedTrainer, encoders: Mapping[str, Encoder] | None, metrics: str) -> None:
@@ -108,8 +98,7 @@ class _Following(transformers.TrainerCallback):
         self._waits = False
 
     def on_train_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
-        trainer = self.trainer
-        trainer.balancer.attach(trainer.model_wrapped, encoders=self.encoders, optimizer=optimizer)
+        self.trainer.balancer.attach(self.trainer.model_wrapped, encoders=self.encoders, optimizer=optimizer)
 
     def on_epoch_end(self, args: Any, state: Any, control: transformers.TrainerControl, **_: Any) -> None:  # noqa: ARG002
         self._waits = control.should_evaluate  # the Trainer evaluates after it has said so
@@ -121,13 +110,11 @@ class _Following(transformers.TrainerCallback):
             self._end_epoch(metrics)
         self._waits = False
 
-    def on_save(
-        self, args: transformers.TrainingArguments, state: transformers.TrainerState, *_: Any, **__: Any
-    ) -> None:
+    def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         if state.is_world_process_zero:
-            folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-            torch.save(self.trainer.balancer.state_dict(), folder / KEPT)
+            folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            torch.save(self.trainer.balancer.state_dict(), folder / STATE)
 
-    def _end_epoch(self, found: Mapping[str, float]) -> None:
+    def _end_epoch(self, logged: Mapping[str, float]) -> None:
         balancer = self.trainer.balancer
-        balancer.end_epoch(metrics_for(balancer, found, self.metrics))
+        balancer.end_epoch(epoch_metrics(balancer, logged, self.metrics))

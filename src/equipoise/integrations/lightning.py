@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, final
 
 from equipoise.balance.balancer import Balancer
-from equipoise.integrations.logs import entries_of, metrics_for
+from equipoise.integrations.common import epoch_metrics, not_installed, table_entries
 
 try:
     import lightning
 except ModuleNotFoundError:
-    msg = "equipoise.integrations.lightning needs lightning, which is not installed; "
-    raise ModuleNotFoundError(msg + "type: pip install 'equipoise[lightning]'") from None
+    raise not_installed(__name__, "lightning", "'equipoise[lightning]'") from None
 
 
 @final
@@ -23,7 +22,7 @@ class BalanceCallback(lightning.Callback):
 
     Args:
         balancer: The balancer; None means the module's own.
-        metrics: How the module logs the validation metrics that MSES and MSLR learn from.
+        metrics: Names under which the module logs the validation metrics that MSES and MSLR learn from.
         prefix: Of the names under which the table is logged.
 
     Example:
@@ -34,15 +33,15 @@ class BalanceCallback(lightning.Callback):
     def __init__(
         self, balancer: Balancer | None = None, *, metrics: str = "val/{modality}/{metric}", prefix: str = "balance/"
     ) -> None:
-        self._given, self._found = balancer, balancer
+        self._given = self._balancer = balancer
         self.metrics, self.prefix = metrics, prefix
 
     @property
     def balancer(self) -> Balancer:
-        """Whose table is logged."""
-        if self._found is None:
+        """The balancer whose table is logged."""
+        if self._balancer is None:
             raise RuntimeError("BalanceCallback finds its balancer when training starts, and it has not started yet")
-        return self._found
+        return self._balancer
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Find the balancer."""
@@ -52,23 +51,22 @@ class BalanceCallback(lightning.Callback):
                 f"BalanceCallback expected one balancer in {type(pl_module).__name__}, found {len(inside)}; keep it "
                 "there as an attribute (self.balancer = MIMO()), or say which: BalanceCallback(balancer)"
             )
-        self._found = self._given if self._given is not None else inside[0]
-        self._kept_by_module = any(module is self._found for module in inside)
+        self._balancer = self._given if self._given is not None else inside[0]
+        self._kept_by_module = any(module is self._balancer for module in inside)
 
-    def on_train_batch_end(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, *_: Any, **__: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: lightning.LightningModule, *_: Any, **__: Any) -> None:
         """Log the table as often as the trainer logs anything: reading it waits for the device."""
-        if trainer.global_step % trainer.log_every_n_steps == 0:  # ty: ignore[missing-attribute]
-            pl_module.log_dict({name: value.float() for name, value in entries_of(self.balancer, self.prefix).items()})
+        if trainer.global_step % trainer.log_every_n_steps == 0:
+            entries = table_entries(self.balancer, self.prefix)
+            pl_module.log_dict({name: value.float() for name, value in entries.items()})
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:  # noqa: ARG002
         """End the balancer's epoch. The validation of this epoch has been before."""
-        self.balancer.end_epoch(metrics_for(self.balancer, trainer.callback_metrics, self.metrics))
+        self.balancer.end_epoch(epoch_metrics(self.balancer, trainer.callback_metrics, self.metrics))
 
     def state_dict(self) -> dict[str, Any]:
-        """The balancer's state, where no module keeps it."""
-        return {} if self._found is None or self._kept_by_module else self._found.state_dict()
+        """Give the balancer's state, where no module keeps it."""
+        return {} if self._balancer is None or self._kept_by_module else self._balancer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state."""

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from torch import nn
 
-from equipoise.integrations.pictures import Pictures, channels_of
+from equipoise.integrations.common import ImageEncoder, channels_of, not_installed
 
 try:
     import timm  # ty: ignore[import-not-found]
 except ModuleNotFoundError as missing:
-    msg = f"equipoise.integrations.timm needs {missing.name}, which is not installed; type: pip install timm"
-    raise ModuleNotFoundError(msg) from None
+    raise not_installed(__name__, missing.name, "timm") from None
 
 
 def image(shape: tuple[int, ...] | None = None, name: str = "resnet18", pretrained: bool = False) -> nn.Module:
-    """An image model by its name in timm, without its classifier.
+    """Make an image model by its name in timm, without its classifier.
 
     Args:
         shape: Of one input, (C, H, W) or (C, T, H, W), for the number of channels; three where it is not given.
         name: See `timm.list_models()`.
-        pretrained: Whether to start from published weights, which timm downloads; a number of channels other than
+        pretrained: Start from published weights, which timm downloads; a number of channels other than
             three is adapted to.
     """
     model = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=channels_of(shape))
-    return Pictures(model, model.num_features)
+    return ImageEncoder(model, model.num_features)

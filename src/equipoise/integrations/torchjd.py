@@ -1,4 +1,4 @@
-"""TorchJD: its weightings as balancing methods of ours, and our mixtures as weightings of its."""
+"""TorchJD: its weightings as balancing methods, and our methods that mix gradients as its weightings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
+from equipoise.integrations.common import not_installed
 
 try:
     from torchjd.aggregation import GramianWeightedAggregator, Weighting
     from torchjd.linalg import PSDMatrix
 except ModuleNotFoundError:
-    msg = "equipoise.integrations.torchjd needs torchjd, which is not installed; "
-    raise ModuleNotFoundError(msg + "type: pip install 'equipoise[torchjd]'") from None
+    raise not_installed(__name__, "torchjd", "'equipoise[torchjd]'") from None
 
 
 @final
@@ -68,10 +68,9 @@ class FromTorchJD(Balancer):
         self._copies: list[Weighting[PSDMatrix]] = []
 
     def mix(self, gram: Tensor) -> Tensor:
-        """The weights of each encoder, alike on all ranks although a weighting may draw lots."""
-        while len(self._copies) < len(gram):
-            self._copies.append(copy.deepcopy(self._pattern[0]))
-        weights = [self._weigh(each, one) for each, one in zip(self._copies, gram.unbind(), strict=False)]
+        """Compute the weights of each encoder, alike on all ranks although a weighting may draw at random."""
+        self._copies += [copy.deepcopy(self._pattern[0]) for _ in range(len(gram) - len(self._copies))]
+        weights = [self._weigh(*pair) for pair in zip(self._copies, gram.unbind(), strict=False)]
         return collectives.mean(torch.stack(weights), self.group)
 
     @staticmethod
@@ -117,7 +116,7 @@ class ToTorchJD(Weighting[PSDMatrix]):
         self.balancer = balancer
 
     def forward(self, gramian: PSDMatrix, /) -> Tensor:
-        """Weights of the objectives from the inner products of their gradients."""
+        """Compute weights of the objectives from the inner products of their gradients."""
         wide = gramian.double()
         largest = wide.diagonal().amax()
         scaled = torch.where(largest == 0, wide, wide / largest)
@@ -127,10 +126,10 @@ class ToTorchJD(Weighting[PSDMatrix]):
         return weights.to(gramian.dtype)
 
     def _stretch(self, gram: Tensor, weights: Tensor) -> Tensor:
-        """By how much the method lengthens a mixture, tried on the smallest gradients with these inner products."""
+        """Compute by how much the method lengthens a mixture, on the smallest gradients with these inner products."""
         lengths, directions = torch.linalg.eigh(gram)
         gradients = (directions * lengths.clamp(min=0).sqrt()).unbind()
         mixed = [weights @ torch.stack(gradients)]
-        refined = self.balancer.refine("", mixed, [[each] for each in gradients])
+        refined = self.balancer.refine("", mixed, [[gradient] for gradient in gradients])
         before, after = mixed[0].norm(), refined[0].norm()
         return torch.where(before == 0, 1.0, after / before)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.integrations.pictures import Pictures, channels_of
+from equipoise.integrations.common import ImageEncoder, channels_of, not_installed
 from equipoise.models.encoders import mean_over_time, real_steps
 
 try:
     from transformers import AutoModel, BertConfig, PreTrainedConfig, PreTrainedModel, ViTConfig
 except ModuleNotFoundError:
-    msg = "equipoise.integrations.transformers needs transformers, which is not installed; "
-    raise ModuleNotFoundError(msg + "type: pip install 'equipoise[transformers]'") from None
+    raise not_installed(__name__, "transformers", "'equipoise[transformers]'") from None
 
+Source: TypeAlias = "str | PreTrainedConfig | PreTrainedModel"
+"""A name or folder of a model, a configuration, or a model."""
 WORDS = 2**15  # what 16 bits hold, as in the encoder "words"
 
 
@@ -40,7 +41,7 @@ class Text(nn.Module):
 
     def __init__(
         self,
-        model: str | PreTrainedConfig | PreTrainedModel | None = None,
+        model: Source | None = None,
         features: int = 64,
         pooling: Literal["mean", "first"] = "mean",
         padding: int = 0,
@@ -48,7 +49,7 @@ class Text(nn.Module):
         super().__init__()
         if pooling not in ("mean", "first"):
             raise ValueError(f"Text expected pooling to be 'mean' or 'first'; found {pooling!r}.")
-        self.model = _loaded(model or _small_bert(features))
+        self.model = _loaded(model or BertConfig(vocab_size=WORDS, **_small(features)))
         self.features: int = self.model.config.hidden_size
         self.words: int | None = getattr(self.model.config, "vocab_size", None)
         self.pooling, self.padding = pooling, padding
@@ -66,12 +67,8 @@ class Text(nn.Module):
         return steps[:, 0] if self.pooling == "first" else mean_over_time(steps, lengths)
 
 
-def image(
-    shape: tuple[int, ...] | None = None,
-    model: str | PreTrainedConfig | PreTrainedModel | None = None,
-    features: int = 64,
-) -> nn.Module:
-    """A vision model over images [B, C, H, W] or video [B, C, T, H, W], averaged over its patches or its plane.
+def image(shape: tuple[int, ...] | None = None, model: Source | None = None, features: int = 64) -> nn.Module:
+    """Make a vision model over images [B, C, H, W] or video [B, C, T, H, W], averaged over its patches or its plane.
 
     Args:
         shape: Of one input.
@@ -86,54 +83,36 @@ def image(
     backbone = _loaded(model or _small_vit(shape, features))
     config: Any = backbone.config
     width = config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size
-    return Pictures(backbone, width, _pooled)
+    return ImageEncoder(backbone, width, _pooled)
 
 
-def _loaded(model: str | PreTrainedConfig | PreTrainedModel) -> Any:
-    """The model, without the pooler that would learn from nothing here."""
-    if isinstance(model, PreTrainedModel):
-        loaded: Any = model
-    elif isinstance(model, PreTrainedConfig):
+def _loaded(model: Source) -> Any:
+    """Load a model without its pooler, which would learn from nothing here."""
+    loaded: Any = model
+    if isinstance(model, PreTrainedConfig):
         loaded = AutoModel.from_config(model)
-    else:
+    elif not isinstance(model, PreTrainedModel):
         loaded = AutoModel.from_pretrained(model)
     pooler = getattr(loaded, "pooler", None)
-    if isinstance(pooler, nn.Module) and any(True for _ in pooler.parameters()):
+    if isinstance(pooler, nn.Module) and list(pooler.parameters()):
         loaded.pooler = None
     return loaded
 
 
 def _pooled(outputs: Any) -> Tensor:
-    """The mean over patches [B, N, F] or over the plane [B, F, h, w]."""
-    given = outputs[0]
-    return given.mean(dim=1) if given.dim() == 3 else given.mean(dim=(2, 3))
+    """Average over patches [B, N, F] or over the plane [B, F, h, w]."""
+    return outputs[0].mean(dim=1) if outputs[0].dim() == 3 else outputs[0].mean(dim=(2, 3))
 
 
-def _small_bert(features: int) -> PreTrainedConfig:
-    return BertConfig(
-        vocab_size=WORDS,
-        hidden_size=features,
-        num_hidden_layers=2,
-        num_attention_heads=_heads(features),
-        intermediate_size=2 * features,
-    )
+def _small(features: int) -> dict[str, Any]:
+    """Give the sizes of a model of two layers, with as many attention heads as divide the width, up to four."""
+    heads = next(heads for heads in (4, 2, 1) if features % heads == 0)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": heads, "intermediate_size": 2 * features}
+    return {"hidden_size": features, **sizes}
 
 
 def _small_vit(shape: tuple[int, ...] | None, features: int) -> PreTrainedConfig:
     if shape is None:
         raise ValueError("image expected the shape of one input, or a model; type image((3, 224, 224))")
-    channels = channels_of(shape)
-    return ViTConfig(
-        image_size=(shape[-2], shape[-1]),
-        patch_size=max(1, min(shape[-2:]) // 7),
-        num_channels=channels,
-        hidden_size=features,
-        num_hidden_layers=2,
-        num_attention_heads=_heads(features),
-        intermediate_size=2 * features,
-    )
-
-
-def _heads(features: int) -> int:
-    """As many attention heads as divide the width, up to four."""
-    return next(heads for heads in (4, 2, 1) if features % heads == 0)
+    channels, size = channels_of(shape), (shape[-2], shape[-1])
+    return ViTConfig(image_size=size, patch_size=max(1, min(size) // 7), num_channels=channels, **_small(features))

@@ -1,4 +1,4 @@
-"""Gradient conflict: whether the fused loss and a modality's own loss pull its encoder in opposite directions."""
+"""Gradient conflict: the fused loss and a modality's own loss pull its encoder in opposite directions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def conflict(model: LateFusion, part: Part, batch: int = 512, seed: int = 0) -> 
     Args:
         model: A model with the view "head" or "split", whose uni-modal losses reach the encoders.
         part: The samples to draw the batch from.
-        batch: How many samples are drawn, without replacement.
+        batch: Samples that are drawn, without replacement.
         seed: Of the draw.
 
     Returns:
@@ -60,5 +60,5 @@ def _cosine(fused: Tensor, own: Tensor, parameters: list[Tensor]) -> float:
 
 
 def _gradient(loss: Tensor, parameters: list[Tensor]) -> Tensor:
-    found = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
-    return torch.cat([gradient.double().flatten() for gradient in found])
+    gradients = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+    return torch.cat([gradient.double().flatten() for gradient in gradients])

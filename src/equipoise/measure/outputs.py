@@ -1,8 +1,9 @@
-"""What a model says about the samples of a part: read once, then scored in every way."""
+"""Outputs of a model on the samples of a part, and their scores: accuracy, macro-F1, calibration, likelihood."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
@@ -13,6 +14,8 @@ from equipoise.data.splits import Part
 from equipoise.models.evaluation import class_log_probabilities, evaluating
 from equipoise.models.late_fusion import LateFusion, Unimodal
 from equipoise.util.errors import raise_all
+
+BINS = 15
 
 
 @final
@@ -25,7 +28,7 @@ class Outputs:
         fused: Log-probabilities of the fused head, [N, C].
         unimodal: Log-probabilities of each modality at hand, [N, C]; empty where the model has no uni-modal outputs.
         committee: Probabilities of the committee, [N, C]; None where the model has no uni-modal outputs.
-        view: Where the uni-modal outputs come from: "head", "detached" or "split"; None where there are none.
+        view: The source of the uni-modal outputs: "head", "detached" or "split"; None where there are none.
     """
 
     label: Tensor
@@ -35,97 +38,12 @@ class Outputs:
     view: Unimodal | None
 
 
-def decisions(model: LateFusion, part: Part, batch: int = 512) -> Outputs:
-    """Run a model over a part once, in evaluation mode and without gradients.
-
-    Args:
-        model: The model; its committee votes with the weights it has.
-        part: The samples. A modality that its inputs lack is a missing sensor.
-        batch: How many samples the encoders read at a time.
-
-    Returns:
-        The decisions.
-
-    Raises:
-        TypeError: If the model is no `LateFusion`.
-        ValueError: If the part is empty, or a label is none of the model's classes.
-    """
-    return decide(model, features_of_part(model, part, batch), part.label)
-
-
-def features_of_part(model: LateFusion, part: Part, batch: int = 512, *, silent: bool = False) -> dict[str, Tensor]:
-    """Give the features of each modality at hand, [N, size], in evaluation mode and without gradients.
-
-    Args:
-        model: Whose encoders read.
-        part: The samples.
-        batch: How many they read at a time.
-        silent: Whether every input is set to zero first. Lengths of ragged time stay.
-    """
+@contextmanager
+def reading(model: LateFusion) -> Generator[None]:
+    """Put a model into evaluation mode, without gradients, for a while; raise a TypeError if it is no `LateFusion`."""
     check_model(model)
     with evaluating(model), torch.no_grad():
-        return read_features(model, part, batch, silent=silent)
-
-
-def read_features(model: LateFusion, part: Part, batch: int = 512, *, silent: bool = False) -> dict[str, Tensor]:
-    """Give the features of each modality at hand, as `features_of_part`, of a model that is evaluating already.
-
-    Entering evaluation mode visits every module, which takes longer than reading one modality of a wide model.
-    """
-    found = []
-    for inputs, _ in batches_of(part, model.committee.device, batch):
-        heard = {name: torch.zeros_like(each) if name in model.encoders else each for name, each in inputs.items()}
-        found.append(model.features(heard if silent else inputs))
-    return {name: torch.cat([features[name] for features in found]) for name in found[0]}
-
-
-def decide(model: LateFusion, features: Mapping[str, Tensor], label: Tensor) -> Outputs:
-    """Let the heads of a model decide on features: what its forward pass does behind the encoders.
-
-    Encoders are the cost of a model. Where only one modality of a part changes, or none, the others need no second run.
-    """
-    with evaluating(model), torch.no_grad():
-        return read_decisions(model, features, label)
-
-
-def read_decisions(
-    model: LateFusion, features: Mapping[str, Tensor], label: Tensor, known: Mapping[str, Tensor] | None = None
-) -> Outputs:
-    """Let the heads decide, as `decide`, of a model that is evaluating already.
-
-    Args:
-        model: The model.
-        features: The features of each modality at hand.
-        label: The right classes.
-        known: Log-probabilities of modalities whose features were read before; their heads are not asked again.
-    """
-    known = {} if known is None else {name: each for name, each in known.items() if name in features}
-    heads = model.unimodal_outputs({name: feature for name, feature in features.items() if name not in known})
-    asked = class_log_probabilities({"fused": model.fusion(model.complete(features)), **heads})
-    found = {**known, **{name: scores.double() for name, scores in asked.items()}}
-    logs = {name: found[name] for name in ("fused", *features) if name in found}
-    label = label.to(logs["fused"].device)
-    _check_labels(label, logs["fused"].shape[1])
-    return Outputs(
-        label=label,
-        fused=logs["fused"],
-        unimodal={name: log for name, log in logs.items() if name != "fused"},
-        committee=None if model.unimodal is None else model.vote(logs),
-        view=model.unimodal,
-    )
-
-
-def batches_of(part: Part, device: torch.device, batch: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """Give (inputs, labels) of a part in order, on a device, as encoders read them."""
-    if len(part) == 0 or batch < 1:
-        raise ValueError(
-            f"Measuring expected at least one sample and batch ≥ 1; found {len(part)} samples and batch={batch}. "
-            "Pass a part that holds data, e.g. splits.test."
-        )
-    for start in range(0, len(part), batch):
-        rows = torch.arange(start, min(start + batch, len(part)), device=part.label.device)
-        some = part.take(rows).to(device).ready()
-        yield some.inputs, some.label
+        yield
 
 
 def check_model(model: object) -> None:
@@ -137,9 +55,145 @@ def check_model(model: object) -> None:
         )
 
 
-def _check_labels(label: Tensor, classes: int) -> None:
-    lowest, highest = int(label.min()), int(label.max())
+def decisions(model: LateFusion, part: Part, batch: int = 512) -> Outputs:
+    """Run a model over a part once, in evaluation mode and without gradients.
+
+    Args:
+        model: The model; its committee votes with the weights it has.
+        part: The samples. A modality that its inputs lack is a missing sensor.
+        batch: Samples that the encoders read at a time.
+
+    Returns:
+        The decisions.
+
+    Raises:
+        TypeError: If the model is no `LateFusion`.
+        ValueError: If the part is empty, or a label is none of the model's classes.
+    """
+    with reading(model):
+        return decide(model, read_features(model, part, batch), part.label)
+
+
+def read_features(model: LateFusion, part: Part, batch: int = 512, *, silent: bool = False) -> dict[str, Tensor]:
+    """Give the features of each modality at hand, [N, size], of a model that is `reading`.
+
+    Args:
+        model: The model.
+        part: The samples.
+        batch: Samples that the encoders read at a time.
+        silent: Set every input to zero first. Lengths of ragged time stay.
+    """
+    features = []
+    for inputs, _ in batches_of(part, model.committee.device, batch):
+        if silent:
+            inputs = {name: torch.zeros_like(x) if name in model.encoders else x for name, x in inputs.items()}
+        features.append(model.features(inputs))
+    return {name: torch.cat([some[name] for some in features]) for name in features[0]}
+
+
+def decide(
+    model: LateFusion, features: Mapping[str, Tensor], label: Tensor, known: Mapping[str, Tensor] | None = None
+) -> Outputs:
+    """Compute the decisions of a model that is `reading` from features, as its forward pass does behind the encoders.
+
+    Encoders are the cost of a model. Where only one modality of a part changes, or none, the others need no second run.
+
+    Args:
+        model: The model.
+        features: The features of each modality at hand.
+        label: The right classes.
+        known: Log-probabilities of modalities whose features were read before; their heads do not run again.
+    """
+    known = {name: logs for name, logs in (known or {}).items() if name in features}
+    heads = model.unimodal_outputs({name: feature for name, feature in features.items() if name not in known})
+    computed = class_log_probabilities({"fused": model.fusion(model.complete(features)), **heads})
+    logs = {**known, **{name: scores.double() for name, scores in computed.items()}}
+    logs = {name: logs[name] for name in ("fused", *features) if name in logs}
+    label = label.to(logs["fused"].device)
+    lowest, highest, classes = int(label.min()), int(label.max()), logs["fused"].shape[1]
     if lowest < 0 or highest >= classes:
         raise_all(
             [f"The model tells {classes} classes, so labels are 0 to {classes - 1}; found {lowest} to {highest}."]
         )
+    committee = None if model.unimodal is None else model.vote(logs)
+    return Outputs(label, logs.pop("fused"), logs, committee, model.unimodal)
+
+
+def batches_of(part: Part, device: torch.device, batch: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """Give (inputs, labels) of a part in order, on a device, as encoders read them."""
+    if len(part) == 0 or batch < 1:
+        raise ValueError(
+            f"Measuring expected at least one sample and batch ≥ 1; found {len(part)} samples and batch={batch}. "
+            "Pass a part that holds data, e.g. splits.test."
+        )
+    for rows in torch.arange(len(part), device=part.label.device).split(batch):
+        some = part.take(rows).to(device).ready()
+        yield some.inputs, some.label
+
+
+def scores(outputs: Outputs) -> dict[str, dict[str, float] | None]:
+    """Score both decisions of a model, never confused with one another.
+
+    Args:
+        outputs: As `decisions` gives them.
+
+    Returns:
+        Under "fused" and under "committee": "accuracy", "f1" (see `macro_f1`), "ece" (see `calibration_error`) and
+        "loss", the mean negative log-likelihood. "committee" is None where the model has no uni-modal outputs.
+    """
+    committee = None
+    if outputs.committee is not None:
+        # A class without any chance would make the loss infinite, which no results file can hold.
+        tiny = torch.finfo(outputs.committee.dtype).tiny
+        committee = _score(outputs.committee.clamp(min=tiny).log(), outputs.label)
+    return {"fused": _score(outputs.fused, outputs.label), "committee": committee}
+
+
+def accuracy(votes: Tensor, label: Tensor) -> float:
+    """Compute the share of samples whose highest vote [N, C] is the right class [N]."""
+    return (votes.argmax(dim=1) == label).double().mean().item()
+
+
+def macro_f1(predicted: Tensor, label: Tensor, classes: int) -> float:
+    """Compute the mean over classes of F1 = 2·TP / (2·TP + FP + FN).
+
+    Classes absent from the part, those that no sample belongs to, are left out of the mean: nothing there could be
+    found. A sample taken for such a class still is a miss of its own.
+
+    Args:
+        predicted: The predicted classes, [N].
+        label: The right classes, [N].
+        classes: Number of classes.
+    """
+    support, told, hits = (
+        values.bincount(minlength=classes) for values in (label, predicted, label[predicted == label])
+    )
+    present = support > 0
+    return (2 * hits[present].double() / (support + told)[present]).mean().item()
+
+
+def calibration_error(probabilities: Tensor, label: Tensor) -> float:
+    """Compute the expected calibration error: how far confidence is from accuracy, over 15 equal bins of confidence.
+
+    Σ_b n_b/N · |accuracy_b − mean confidence_b|; bin b of confidences (the highest probability of a sample) is the
+    interval from b/15, not included, to (b + 1)/15, included.
+
+    Args:
+        probabilities: Of the classes, [N, C].
+        label: The right classes, [N].
+    """
+    confidence, predicted = probabilities.double().max(dim=1)
+    place = ((confidence * BINS).ceil().long() - 1).clamp(0, BINS - 1)
+    excess = (predicted == label).double() - confidence
+    # On a CPU, in the order of the samples: a GPU adds as it comes, and differently each time.
+    by_bin = torch.zeros(BINS, dtype=torch.float64).index_add(0, place.cpu(), excess.cpu())
+    return (by_bin.abs().sum() / len(label)).item()
+
+
+def _score(log_probabilities: Tensor, label: Tensor) -> dict[str, float]:
+    return {
+        "accuracy": accuracy(log_probabilities, label),
+        "f1": macro_f1(log_probabilities.argmax(dim=1), label, log_probabilities.shape[1]),
+        "ece": calibration_error(log_probabilities.exp(), label),
+        "loss": -log_probabilities.gather(1, label[:, None]).mean().item(),
+    }

@@ -1,4 +1,4 @@
-"""The linear probe: how much of the class can be read off frozen features, whatever the model makes of them."""
+"""The linear probe: the accuracy of a fresh linear layer on frozen features, whatever the heads of the model do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.data.splits import Part
-from equipoise.measure.outputs import features_of_part
-from equipoise.measure.scoring import accuracy
+from equipoise.measure.outputs import accuracy, read_features, reading
 from equipoise.models.late_fusion import LateFusion
 
 PENALTY = 1e-3  # on the squared weights of standardised features: small, and enough for one answer on separable ones
@@ -36,19 +35,19 @@ class Probe(NamedTuple):
     bias: Tensor
 
     def logits(self, features: Tensor) -> Tensor:
-        """Class scores [N, C] of features [N, F]."""
+        """Compute class scores [N, C] of features [N, F]."""
         return F.linear((features.double() - self.mean) / self.deviation, self.weight, self.bias)
 
 
 def fit_probe(features: Tensor, label: Tensor, classes: int) -> Probe:
     """Fit multinomial logistic regression with a small L2 penalty: full batch, Newton's method, double precision.
 
-    There is no chance in it: it starts from zero, and the same features give the same probe.
+    It starts from zero, so the same features give the same probe.
 
     Args:
         features: Of the training samples, [N, F].
         label: Their classes, [N].
-        classes: How many classes there are.
+        classes: Number of classes.
     """
     features, label = features.detach().double(), label.to(features.device)
     mean, deviation = features.mean(dim=0), features.std(dim=0, correction=0)
@@ -60,7 +59,7 @@ def fit_probe(features: Tensor, label: Tensor, classes: int) -> Probe:
 
 @torch.no_grad()
 def _minimise(inputs: Tensor, target: Tensor) -> Tensor:
-    """The weights [F + 1, C] of least mean cross-entropy plus penalty; the last row, the bias, is not penalised."""
+    """Find the weights [F + 1, C] of least mean cross-entropy plus penalty; the last row, the bias, has no penalty."""
     penalty = torch.full_like(inputs[0], PENALTY).unsqueeze(1)
     penalty[-1] = 0.0
     turned = inputs.T.contiguous() / len(inputs)
@@ -85,15 +84,15 @@ def _minimise(inputs: Tensor, target: Tensor) -> Tensor:
         step = _solve(curvature, -gradient)
         slope = (gradient * step).sum()
         share = 1.0
-        while (found := loss(weights + share * step))[0] > value + _DECREASE * share * slope and share > _TOLERANCE:
+        while (reached := loss(weights + share * step))[0] > value + _DECREASE * share * slope and share > _TOLERANCE:
             share /= 2
         weights = weights + share * step
-        value, logits = found
+        value, logits = reached
     return weights
 
 
 def _solve(curvature: Callable[[Tensor], Tensor], right: Tensor) -> Tensor:
-    """Conjugate gradients: curvature(x) = right, the more exactly the smaller the right side is."""
+    """Solve curvature(x) = right by conjugate gradients, the more exactly the smaller the right side is."""
     solution, rest, direction = torch.zeros_like(right), right, right
     size = start = rest.square().sum()
     enough = start * right.abs().max().clamp(max=1 / 16)
@@ -116,19 +115,20 @@ def probe_accuracy(model: LateFusion, train: Part, part: Part, batch: int = 512)
         model: The model whose encoders are probed; it is not changed.
         train: The part that the layers are fitted on.
         part: The part that they are judged on.
-        batch: How many samples the encoders read at a time.
+        batch: Samples that the encoders read at a time.
     """
-    learnt, judged = features_of_part(model, train, batch), features_of_part(model, part, batch)
+    with reading(model):
+        learnt, judged = read_features(model, train, batch), read_features(model, part, batch)
     return probe_features(learnt, train.label, judged, part.label)
 
 
 def probe_features(
     learnt: Mapping[str, Tensor], learnt_label: Tensor, judged: Mapping[str, Tensor], judged_label: Tensor
 ) -> dict[str, float]:
-    """`probe_accuracy`, where the features are at hand."""
+    """Compute `probe_accuracy` from features."""
     classes = int(max(learnt_label.max(), judged_label.max())) + 1
-    found = {}
-    for name, features in judged.items():
-        probe = fit_probe(learnt[name], learnt_label, classes)
-        found[name] = accuracy(probe.logits(features), judged_label.to(features.device))
-    return found
+    probes = {name: fit_probe(learnt[name], learnt_label, classes) for name in judged}
+    return {
+        name: accuracy(probe.logits(judged[name]), judged_label.to(judged[name].device))
+        for name, probe in probes.items()
+    }

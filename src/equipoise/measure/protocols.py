@@ -12,18 +12,16 @@ error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, combinations, islice, pairwise
 from statistics import fmean, stdev
 
 import torch
 from torch import Tensor
 
 from equipoise.data.splits import Part
-from equipoise.measure.outputs import Outputs, decide, features_of_part
+from equipoise.measure.outputs import Outputs, accuracy, decide, read_features, reading
 from equipoise.measure.probe import probe_features
-from equipoise.measure.scoring import accuracy
-from equipoise.models.evaluation import evaluating
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.shapley import shapley_values
 
@@ -32,7 +30,7 @@ Accuracies = dict[str, float]
 Subset = frozenset[str]
 
 EXACT = 8
-"""Modalities up to which Shapley values are exact."""
+"""The most modalities whose Shapley values are exact."""
 PAIRS = 32  # random orders of the modalities, each with its reverse
 
 
@@ -45,14 +43,15 @@ def unimodal_accuracy(
         model: The model.
         part: The part to judge on, with every modality.
         train: The part to fit the probes on; without it there is no "probe".
-        batch: How many samples the encoders read at a time.
+        batch: Samples that the encoders read at a time.
 
     Returns:
         ``{protocol: {modality: accuracy}}``, and of more than eight modalities "shapley_error".
     """
-    features = features_of_part(model, part, batch)
-    own = view_accuracy(decide(model, features, part.label))
-    return own | other_protocols(model, part, features, train, batch)
+    with reading(model):
+        features = read_features(model, part, batch)
+        own = view_accuracy(decide(model, features, part.label))
+        return own | other_protocols(model, part, features, train, batch)
 
 
 def view_accuracy(outputs: Outputs) -> dict[str, Accuracies]:
@@ -68,28 +67,27 @@ def other_protocols(
     """Give the protocols that need no view: split where the fusion is additive, probe, zeroed, shapley and its error.
 
     Args:
-        model: The model.
+        model: A model that is `reading`.
         part: The part to judge on, with every modality.
-        features: Its features, as `features_of_part` gives them.
+        features: Its features, as `read_features` gives them.
         train: The part to fit the probes on; without it there is no "probe".
-        batch: How many samples the encoders read at a time.
+        batch: Samples that the encoders read at a time.
     """
-    found = {}
+    results = {}
     label = part.label.to(model.committee.device)
     if model.fusion.additive:
-        with evaluating(model), torch.no_grad():
-            shares = model.fusion.share(features)
-        found["split"] = {name: accuracy(shares[name], label) for name in model.encoders}
+        shares = model.fusion.share(features)
+        results["split"] = {name: accuracy(shares[name], label) for name in model.encoders}
     if train is not None:
-        found["probe"] = probe_features(features_of_part(model, train, batch), train.label, features, label)
+        results["probe"] = probe_features(read_features(model, train, batch), train.label, features, label)
     sampled = len(model.encoders) > EXACT
     subsets = subset_accuracy(model, part, features, batch, largest=1 if sampled else None)
-    found["zeroed"] = {name: subsets[frozenset({name})] for name in model.encoders}
+    results["zeroed"] = {name: subsets[frozenset({name})] for name in model.encoders}
     if sampled:
-        found["shapley"], found["shapley_error"] = sampled_shapley(model, part, features, batch)
+        results["shapley"], results["shapley_error"] = sampled_shapley(model, part, features, batch)
     else:
-        found["shapley"] = shapley_values(subsets)
-    return found
+        results["shapley"] = shapley_values(subsets)
+    return results
 
 
 def subset_accuracy(
@@ -97,25 +95,24 @@ def subset_accuracy(
 ) -> dict[Subset, float]:
     """Give the fused accuracy of every subset of modalities, the inputs of the others set to zero.
 
-    The value of the empty subset is the share of the most frequent class of the part: what can be reached without
-    looking. What a model says to nothing but zeros would be an accident of its biases; this is the same for all models.
+    The value of the empty subset is the share of the most frequent class of the part: what can be reached without any
+    input. The output of a model for nothing but zeros would be an accident of its biases; this is the same for all.
 
     Args:
-        model: The model.
+        model: A model that is `reading`.
         part: The part to judge on, with every modality.
-        features: Its features, as `features_of_part` gives them.
-        batch: How many samples the encoders read at a time.
-        largest: Modalities in a subset at most; None for all 2^K subsets.
+        features: Its features, as `read_features` gives them.
+        batch: Samples that the encoders read at a time.
+        largest: The most modalities in a subset; None for all 2^K subsets.
     """
     label = part.label.to(model.committee.device)
     # An encoder reads its own modality only, so two runs of each serve all 2^K subsets.
-    silent = _features_of_silence(model, part, batch)
-    values = {frozenset(): _without_looking(label)}
-    with evaluating(model), torch.no_grad():
-        for size in range(1, (largest or len(model.encoders)) + 1):
-            for subset in map(frozenset, combinations(model.encoders, size)):
-                seen = {name: features[name] if name in subset else silent[name] for name in model.encoders}
-                values[subset] = accuracy(model.fusion(seen), label)
+    silent = _features_of_zeros(model, part, batch)
+    values = {frozenset(): _most_frequent(label)}
+    for size in range(1, (largest or len(model.encoders)) + 1):
+        for subset in map(frozenset, combinations(model.encoders, size)):
+            heard = {name: features[name] if name in subset else silent[name] for name in model.encoders}
+            values[subset] = accuracy(model.fusion(heard), label)
     return values
 
 
@@ -130,29 +127,27 @@ def sampled_shapley(
     v(N) − v(∅) as the values do.
 
     Args:
-        model: The model.
+        model: A model that is `reading`.
         part: The part to judge on, with every modality.
-        features: Its features, as `features_of_part` gives them.
-        batch: How many samples the encoders read at a time.
+        features: Its features, as `read_features` gives them.
+        batch: Samples that the encoders read at a time.
     """
     names, random = list(model.encoders), torch.Generator().manual_seed(0)
     label = part.label.to(model.committee.device)
-    pairs = []
-    with evaluating(model), torch.no_grad():
-        votes_along = _votes_along(model, features, _features_of_silence(model, part, batch))
-        for _ in range(PAIRS):
-            order = [names[at] for at in torch.randperm(len(names), generator=random).tolist()]
-            both = [_gains(each, votes_along(each), label) for each in (order, order[::-1])]
-            pairs.append([fmean(gains[name] for gains in both) for name in names])
-    estimates = dict(zip(names, zip(*pairs, strict=True), strict=True))
-    errors = {name: stdev(each) / math.sqrt(PAIRS) for name, each in estimates.items()}
-    return {name: fmean(each) for name, each in estimates.items()}, errors
+    votes_along = _votes_along(model, features, _features_of_zeros(model, part, batch))
 
+    def gains(order: Sequence[str]) -> Accuracies:
+        values = [_most_frequent(label), *(accuracy(votes, label) for votes in votes_along(order))]
+        return {name: after - before for name, (before, after) in zip(order, pairwise(values), strict=True)}
 
-def _gains(order: Sequence[str], votes: Iterable[Tensor], label: Tensor) -> Accuracies:
-    """Compute by how much the accuracy of the votes rises with each modality of an order."""
-    values = [_without_looking(label), *(accuracy(each, label) for each in votes)]
-    return {name: after - before for name, (before, after) in zip(order, pairwise(values), strict=True)}
+    estimates: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(PAIRS):
+        order = [names[at] for at in torch.randperm(len(names), generator=random).tolist()]
+        both = gains(order), gains(order[::-1])
+        for name, values in estimates.items():
+            values.append(fmean(each[name] for each in both))
+    errors = {name: stdev(values) / math.sqrt(PAIRS) for name, values in estimates.items()}
+    return {name: fmean(values) for name, values in estimates.items()}, errors
 
 
 def _votes_along(
@@ -163,44 +158,27 @@ def _votes_along(
     if not fusion.additive:
 
         def fused(order: Sequence[str]) -> Iterator[Tensor]:
-            seen = dict(silent)
+            heard = dict(silent)
             for name in order:
-                seen[name] = features[name]
-                yield fusion(seen)
+                heard[name] = features[name]
+                yield fusion(heard)
 
         return fused
 
     # Each modality changes its own term of the sum, and no other.
-    heard, unheard, start = fusion.share(features), fusion.share(silent), fusion(silent).double()
-    changes = {name: each.double() - unheard[name] for name, each in heard.items()}
-
-    def summed(order: Sequence[str]) -> Iterator[Tensor]:
-        votes = start
-        for name in order:
-            votes = votes + changes[name]
-            yield votes
-
-    return summed
+    with_input, without, start = fusion.share(features), fusion.share(silent), fusion(silent).double()
+    changes = {name: share.double() - without[name] for name, share in with_input.items()}
+    return lambda order: islice(accumulate((changes[name] for name in order), initial=start), 1, None)
 
 
-def _without_looking(label: Tensor) -> float:
-    """The share of the most frequent class."""
+def _most_frequent(label: Tensor) -> float:
+    """Compute the share of the most frequent class."""
     return label.bincount().max().item() / len(label)
 
 
-def _features_of_silence(model: LateFusion, part: Part, batch: int) -> dict[str, Tensor]:
-    """The features of a part whose inputs are zero: one sample stands for all, unless they differ in length."""
+def _features_of_zeros(model: LateFusion, part: Part, batch: int) -> dict[str, Tensor]:
+    """Give the features of a part whose inputs are zero: one sample stands for all, unless they differ in length."""
     if not set(part.inputs) <= set(model.encoders):
-        return features_of_part(model, part, batch, silent=True)
-    one = features_of_part(model, part.take(torch.zeros_like(part.label[:1])), batch, silent=True)
+        return read_features(model, part, batch, silent=True)
+    one = read_features(model, part.take(torch.zeros_like(part.label[:1])), batch, silent=True)
     return {name: feature.expand(len(part), -1) for name, feature in one.items()}
-
-
-def disparity(accuracies: Accuracies) -> float:
-    """How far the best modality is ahead of the worst: max − min of the accuracies under one protocol."""
-    return max(accuracies.values()) - min(accuracies.values())
-
-
-def beats_best_single(fused: float, accuracies: Accuracies) -> bool:
-    """Whether the fused accuracy is above that of every single modality under one protocol."""
-    return fused > max(accuracies.values())

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equipoise.media.container import LARGEST_PICTURE
 from equipoise.util.errors import Unreadable
 from equipoise.util.files import reading
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 # Those whose decoders do nothing but decode: for PostScript, Pillow would start an interpreter.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "WEBP")
@@ -36,8 +32,7 @@ def read_image(path: str | Path, size: int | tuple[int, int] | None = None, chan
         Unreadable: If it is broken, cut short, of another format, or larger than 8192 × 8192.
     """
     if channels not in MODES:
-        msg = f"expected 1 or 3 channels, found {channels}"
-        raise ValueError(msg)
+        raise ValueError(f"expected 1 or 3 channels, found {channels}")
     with reading(path) as path, warnings.catch_warnings():
         from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -49,20 +44,14 @@ def read_image(path: str | Path, size: int | tuple[int, int] | None = None, chan
         with image:
             if image.width * image.height > LARGEST_PICTURE:
                 raise Unreadable(f"{path}: {image.width} × {image.height}, larger than 8192 × 8192")
-            picture = _of_bytes(path, ImageOps.exif_transpose(image)).convert(MODES[channels])
+            picture = ImageOps.exif_transpose(image)
+            if picture.mode == "F":
+                raise Unreadable(f"{path}: its pixels are real numbers, which only .npy keeps")
+            if picture.mode.startswith("I"):  # 16 bits per pixel
+                picture = Image.fromarray((np.asarray(picture).clip(0, 2**16 - 1) >> 8).astype(np.uint8))
+            picture = picture.convert(MODES[channels])
             if size is not None:
-                high, wide = (size, size) if isinstance(size, int) else size
-                picture = picture.resize((wide, high), Image.Resampling.BILINEAR)
+                height, width = (size, size) if isinstance(size, int) else size
+                picture = picture.resize((width, height), Image.Resampling.BILINEAR)
             pixels = np.array(picture)
     return np.ascontiguousarray(np.moveaxis(pixels, -1, 0)) if channels == 3 else pixels[None]
-
-
-def _of_bytes(path: Path, image: Image) -> Image:
-    """An image of 16 bits per pixel with the upper 8; others as they are."""
-    from PIL import Image
-
-    if image.mode == "F":
-        raise Unreadable(f"{path}: its pixels are real numbers, which only .npy keeps")
-    if image.mode.startswith("I"):
-        return Image.fromarray((np.asarray(image).clip(0, 2**16 - 1) >> 8).astype(np.uint8))
-    return image

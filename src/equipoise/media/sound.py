@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from equipoise.media.claims import MISSING_AT_MOST, check_claims
-from equipoise.media.container import best_stream, decoded, opened
+from equipoise.media.container import MISSING_AT_MOST, check_header, decoded, opened
 from equipoise.util.errors import Unreadable
 from equipoise.util.files import reading
 
@@ -43,16 +42,15 @@ def read_sound(path: str | Path, rate: int | None = None) -> tuple[np.ndarray, i
         Unreadable: If it is broken, cut short, without sound, or longer than an hour at 48 kHz.
     """
     if rate is not None and not LOWEST_RATE <= rate <= HIGHEST_RATE:
-        msg = f"expected a rate of {LOWEST_RATE} to {HIGHEST_RATE} samples per second, found {rate}"
-        raise ValueError(msg)
+        raise ValueError(f"expected a rate of {LOWEST_RATE} to {HIGHEST_RATE} samples per second, found {rate}")
     with reading(path) as path:
-        wave, found = _through_soundfile(path) or _through_av(path)
+        wave, own_rate = _through_soundfile(path) or _through_av(path)
         if not np.isfinite(wave).all():
             raise Unreadable(f"{path}: {np.count_nonzero(~np.isfinite(wave))} of its samples are no finite numbers")
-        if rate is None or rate == found:
-            return wave, found
-        _check_length(path, len(wave) * rate // found)
-        return resample(wave, found, rate), rate
+        if rate is None or rate == own_rate:
+            return wave, own_rate
+        _check_length(path, len(wave) * rate // own_rate)
+        return resample(wave, own_rate, rate), rate
 
 
 def tile(wave: np.ndarray, samples: int) -> np.ndarray:
@@ -63,8 +61,7 @@ def tile(wave: np.ndarray, samples: int) -> np.ndarray:
         [1, 2, 3, 1, 2, 3, 1]
     """
     if not len(wave):
-        msg = "expected a sound of at least one sample to repeat, found none"
-        raise ValueError(msg)
+        raise ValueError("expected a sound of at least one sample to repeat, found none")
     return np.resize(wave, samples)
 
 
@@ -104,12 +101,19 @@ def resample(wave: np.ndarray, before: int, after: int) -> np.ndarray:
 
 
 def _through_soundfile(path: Path) -> tuple[np.ndarray, int] | None:
-    """The sound, or None where it is not of a format for libsndfile."""
+    """Read a sound; None where it is not of a format for libsndfile."""
     import soundfile
 
-    if not _is_for_soundfile(path):
+    with path.open("rb") as start:
+        head = start.read(12)
+    # MP3 is not among them: the decoder in libsndfile writes what it dislikes to the terminal.
+    if head[:4] not in {b"fLaC", b"OggS", b"RF64"} and head[:4] + head[8:] not in {
+        b"RIFFWAVE",
+        b"FORMAIFF",
+        b"FORMAIFC",
+    }:
         return None
-    check_claims(path)
+    check_header(path)
     try:
         file = soundfile.SoundFile(path)
     except (soundfile.LibsndfileError, TypeError):  # a codec that it does not know, or a suffix that it takes amiss
@@ -120,21 +124,13 @@ def _through_soundfile(path: Path) -> tuple[np.ndarray, int] | None:
         return _joined(path, _blocks(file))
 
 
-def _is_for_soundfile(path: Path) -> bool:
-    """By its first bytes. MP3 is not among them: the decoder in libsndfile writes what it dislikes to the terminal."""
-    with path.open("rb") as file:
-        start = file.read(12)
-    return start[:4] in {b"fLaC", b"OggS", b"RF64"} or start[:4] + start[8:] in {b"RIFFWAVE", b"FORMAIFF", b"FORMAIFC"}
-
-
 def _blocks(file: SoundFile) -> Iterator[tuple[np.ndarray, int]]:
-    while len(block := file.read(BLOCK, dtype="float32", always_2d=True)):
+    while len(block := file.read(BLOCK, dtype="float32", always_2d=True)):  # file.blocks would believe the header
         yield block.mean(axis=1), file.samplerate
 
 
 def _through_av(path: Path) -> tuple[np.ndarray, int]:
-    with opened(path) as container:
-        stream = best_stream(path, container, "audio")
+    with opened(path, "audio") as (container, stream):
         wave, rate = _joined(path, ((_mono(frame), frame.sample_rate) for frame in decoded(container, stream)))
         # Of the formats that come here, mp3 alone has the length of its sound as the only sign that some is missing.
         if container.format.name == "mp3" and stream.duration is not None and stream.time_base is not None:
@@ -156,22 +152,22 @@ def _mono(frame: AudioFrame) -> np.ndarray:
     return mean.astype(np.float32)
 
 
-def _joined(path: Path, parts: Iterable[tuple[np.ndarray, int]]) -> tuple[np.ndarray, int]:
-    """All parts of a sound as one, and the rate, which has to be that of each."""
-    held: list[np.ndarray] = []
-    rate = count = 0
-    for part, found in parts:
-        rate = rate or found
-        if not LOWEST_RATE <= found <= HIGHEST_RATE:
-            raise Unreadable(f"{path}: expected {LOWEST_RATE} to {HIGHEST_RATE} samples per second, it states {found}")
-        if found != rate:
-            raise Unreadable(f"{path}: its rate changes from {rate} to {found} samples per second")
-        held.append(part)
-        count += len(part)
+def _joined(path: Path, blocks: Iterable[tuple[np.ndarray, int]]) -> tuple[np.ndarray, int]:
+    """Join the blocks of a sound, and return its rate, which has to be that of each."""
+    waves: list[np.ndarray] = []
+    first = count = 0
+    for wave, rate in blocks:
+        first = first or rate
+        if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+            raise Unreadable(f"{path}: expected {LOWEST_RATE} to {HIGHEST_RATE} samples per second, it states {rate}")
+        if rate != first:
+            raise Unreadable(f"{path}: its rate changes from {first} to {rate} samples per second")
+        waves.append(wave)
+        count += len(wave)
         _check_length(path, count)
     if not count:
         raise Unreadable(f"{path}: a sound without samples")
-    return np.concatenate(held), rate
+    return np.concatenate(waves), first
 
 
 def _check_length(path: Path, samples: int) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from equipoise.media.container import LARGEST_PICTURE, best_stream, decoded, opened
+from equipoise.media.container import LARGEST_PICTURE, decoded, opened
 from equipoise.util.errors import Unreadable
 from equipoise.util.files import reading
 
 if TYPE_CHECKING:
     from av import VideoFrame, VideoStream
 
+T = TypeVar("T")
 MOST_PIXELS = 10**12  # decoded from one file: over two hours of full HD at 60 frames per second
 BYTES_HELD = 2**28  # of frames from which the returned ones are chosen
 
@@ -45,12 +46,11 @@ def read_frames(path: str | Path, per_second: float | None, most: int, size: int
         Unreadable: If it is broken, cut short, without frames, or of frames larger than 8192 × 8192.
     """
     if most < 1 or size < 1 or not (per_second is None or 1e-3 <= per_second < math.inf):
-        msg = f"expected per_second of 0.001 or more, most and size of 1 or more, found {per_second}, {most} and {size}"
-        raise ValueError(msg)
-    with reading(path) as path, opened(path) as container:
-        stream = best_stream(path, container, "video")
-        due = _due(_checked(path, decoded(container, stream)), stream, per_second)
-        frames = _thinned((_resized(frame, size) for frame in due), most, size)
+        expected = "expected per_second of 0.001 or more, most and size of 1 or more"
+        raise ValueError(f"{expected}, found {per_second}, {most} and {size}")
+    with reading(path) as path, opened(path, "video") as (container, stream):
+        kept = _kept(_checked(path, decoded(container, stream)), stream, per_second)
+        frames = _thinned((_resized(frame, size) for frame in kept), most, size)
         if not frames:
             raise Unreadable(f"{path}: a video without frames")
         return np.ascontiguousarray(np.stack(frames).transpose(0, 3, 1, 2))
@@ -67,27 +67,26 @@ def _checked(path: Path, frames: Iterable[VideoFrame]) -> Iterator[VideoFrame]:
         yield frame
 
 
-def _due(frames: Iterable[VideoFrame], stream: VideoStream, per_second: float | None) -> Iterator[VideoFrame]:
-    """The frames to keep of each second."""
+def _kept(frames: Iterable[VideoFrame], stream: VideoStream, per_second: float | None) -> Iterator[VideoFrame]:
+    """Yield the frames to keep of each second."""
     if per_second is None:
         yield from frames
         return
     stated = (stream.guessed_rate, stream.average_rate, stream.base_rate)
-    rate = next((each for each in stated if each is not None and SLOWEST <= each <= FASTEST), RATE_WHERE_UNKNOWN)
-    kept, seconds = Fraction(per_second).limit_denominator(1000).as_integer_ratio()
+    rate = next((rate for rate in stated if rate is not None and SLOWEST <= rate <= FASTEST), RATE_WHERE_UNKNOWN)
+    count, seconds = Fraction(per_second).limit_denominator(1000).as_integer_ratio()
     length = max(1, int(rate)) * seconds
-    interval = max(1, length // kept)
+    interval = max(1, length // count)
     for number, frame in enumerate(frames):
         place = number % length
-        if place % interval == 0 and place < kept * interval:
+        if place % interval == 0 and place < count * interval:
             yield frame
 
 
 def _thinned(frames: Iterable[np.ndarray], most: int, size: int) -> list[np.ndarray]:
-    """The middle ones of equal stretches.
+    """Return evenly spaced frames of a video whose length is unknown until its end, and which may be hours.
 
-    Nobody knows how many frames will come, and there may be hours of them: whenever too many are held, every second one
-    is dropped, and from then on half as many are taken.
+    Whenever too many are held, every second one is dropped, and from then on half as many are taken.
     """
     room = max(2 * most, BYTES_HELD // (3 * size * size))
     held: list[np.ndarray] = []
@@ -97,8 +96,18 @@ def _thinned(frames: Iterable[np.ndarray], most: int, size: int) -> list[np.ndar
             held.append(frame)
         if len(held) > room:
             held, every = held[::2], 2 * every
-    count = min(most, len(held))
-    return [held[(2 * place + 1) * len(held) // (2 * count)] for place in range(count)]
+    return evenly_spaced(held, most)
+
+
+def evenly_spaced(items: Sequence[T], most: int) -> list[T]:
+    """Return the middle ones of as many equal stretches; all where there are no more than that.
+
+    Example:
+        >>> evenly_spaced("abcdef", 3)
+        ['b', 'd', 'f']
+    """
+    count = min(most, len(items))
+    return [items[(2 * place + 1) * len(items) // (2 * count)] for place in range(count)]
 
 
 def _resized(frame: VideoFrame, size: int) -> np.ndarray:

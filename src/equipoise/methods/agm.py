@@ -5,33 +5,21 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Protocol, final, runtime_checkable
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
+from equipoise.balance.attach import GivesResponses
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
-from equipoise.balance.routes import Weights
+from equipoise.balance.method import Weights
 from equipoise.methods.scores import mean_of_others
 from equipoise.util.errors import BadInput, demand
 from equipoise.util.graph import scaled_responses
 
 _WORST = -math.log(1e-8)  # probabilities are not read below 1e-8
 _LARGEST = 80.0
-
-
-@runtime_checkable
-class GivesResponses(Protocol):
-    """A model that can give the Shapley response of each modality in closed form, as `LateFusion` does."""
-
-    def response_problems(self) -> list[str]:
-        """Say why it cannot; empty where it can."""
-        ...
-
-    def respond(self, balancer: object | None) -> None:
-        """Give responses in training for as long as this balancer lives; None stops that."""
-        ...
 
 
 @final
@@ -109,7 +97,7 @@ class AGM(Balancer):
         self._asked = form
         self._wrapped = responses is not None
         self._take("fast" if responses is None else "published")
-        self.remember("mean_score")
+        self.add_state("mean_score")
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def attached(self, model: nn.Module | None) -> None:
@@ -193,7 +181,7 @@ class AGM(Balancer):
         if self._attachment is not None:
             if isinstance(self._attachment.model, GivesResponses):
                 self._attachment.model.respond(None)
-            self._follow(self._attachment)  # the optimisers, which the published form left alone
+            self._attachment.follow(self)  # the optimisers, which the published form left alone
 
     def advance(self, values: LossValues, finite: Tensor) -> None:
         """ŝ becomes the mean over all steps that were taken, this one included."""

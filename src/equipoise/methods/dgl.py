@@ -8,7 +8,7 @@ import torch
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
-from equipoise.balance.routes import Weights
+from equipoise.balance.method import Weights
 from equipoise.util.errors import demand
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import ClassVar, final
 
 import torch
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
-from equipoise.balance.routes import Weights
+from equipoise.balance.method import Weights
 from equipoise.util.errors import demand
 
 
@@ -41,3 +42,11 @@ class EW(Balancer):
     def weigh(self, values: LossValues) -> Weights:
         """The fused loss at one, every uni-modal loss at w."""
         return Weights(torch.cat([torch.ones_like(values.fused)[None], torch.full_like(values.unimodal, self.weight)]))
+
+    def smoothness_problem(self) -> str:
+        """There is none."""
+        return ""
+
+    def smoothness(self, of_loss: Callable[..., tuple[float, float]], modalities: Sequence[str]) -> float:
+        """L_mm + w · Σ_k L_k."""
+        return of_loss("fused")[0] + self.weight * sum(of_loss(name)[0] for name in modalities)

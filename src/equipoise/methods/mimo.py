@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal, final
 
 import torch
@@ -11,9 +11,8 @@ from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
-from equipoise.balance.optimum import Trajectory
-from equipoise.balance.routes import Weights
-from equipoise.balance.theory import doubled_smoothing, smooth_maximum
+from equipoise.balance.method import Weights
+from equipoise.balance.theory import Trajectory, doubled_smoothing, smooth_maximum, smoothness
 from equipoise.util.errors import demand
 
 LEAST_SMOOTHING = 1e-30  # below it, single precision cannot hold a loss divided by μ
@@ -104,10 +103,10 @@ class MIMO(Balancer):
         self.penalty, self.smoothing, self.overflow, self.floor, self.heads = penalty, smoothing, overflow, floor, heads
         self.route = "weighted" if heads == "plain" else "loss"
         if optimum is None:
-            self.remember("optimum", (1,))
+            self.add_state("optimum", (1,))
         else:
             rows = optimum.values() if isinstance(optimum, Trajectory) else optimum
-            self.given(
+            self.add_given_state(
                 "optimum", {name: torch.as_tensor(row, dtype=torch.float64).reshape(-1) for name, row in rows.items()}
             )
         self.register_buffer("step", torch.zeros(1, dtype=torch.int64))
@@ -127,6 +126,20 @@ class MIMO(Balancer):
                 return self._weights(losses[1:] - optimum.to(losses.dtype), smoothing)
 
         return Weights(weights, heads=plain, value=value, recompute=recompute)
+
+    def smoothness_problem(self) -> str:
+        """The maximum itself has kinks, and plain heads do not follow the objective's gradient."""
+        if self.smoothing == 0:
+            return "the objective is smooth for μ > 0 only, found smoothing=0; type mimo.smoothing=0.1"
+        plain = self.heads == "plain"
+        return "plain heads do not follow the objective's gradient; type mimo.heads=scaled" if plain else ""
+
+    def smoothness(self, of_loss: Callable[..., tuple[float, float]], modalities: Sequence[str]) -> float:
+        """L_mm + λ · Σ_k (L_k + G_k² / μ), plus the floor · Σ_k L_k."""
+        fused, unimodal = of_loss("fused")[0], [of_loss(name) for name in modalities]
+        return smoothness(fused, unimodal, self.penalty, self.smoothing) + self.floor * sum(
+            bend for bend, _ in unimodal
+        )
 
     def _smoothing_for(self, gaps: Tensor) -> Tensor | float:
         doubles = self.overflow == "double" and self.smoothing > 0

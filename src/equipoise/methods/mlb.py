@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
-from equipoise.balance.routes import Weights
+from equipoise.balance.method import Weights
 from equipoise.methods.scores import log_likelihood, ratios
 from equipoise.util.errors import demand
 

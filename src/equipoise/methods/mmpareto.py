@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.theory import least_norm
+from equipoise.balance.linear_algebra import least_norm
 from equipoise.util.errors import demand
 
 

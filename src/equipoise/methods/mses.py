@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
-from equipoise.balance.routes import Weights
+from equipoise.balance.method import Weights
 from equipoise.util.errors import demand
 
 
@@ -76,10 +76,10 @@ class MSES(Balancer):
         )
         self.scales_heads = heads == "scaled"
         self.patience, self.smoothing, self.rollback = patience, smoothing, rollback
-        self.remember("previous", fill=torch.nan)
-        self.remember("best", fill=torch.inf)
-        self.remember("best_epoch")
-        self.remember("running", fill=1.0)
+        self.add_state("previous", fill=torch.nan)
+        self.add_state("best", fill=torch.inf)
+        self.add_state("best_epoch")
+        self.add_state("running", fill=1.0)
         self._kept: dict[str, list[Tensor]] = {}
         self.stopped: list[str] = []
         """The modalities that stand still. When it holds all of them, training has nothing left to do."""

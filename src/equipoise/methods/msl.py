@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import final
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
-from equipoise.balance.routes import Weights
+from equipoise.balance.method import Weights
 
 
 @final
@@ -36,3 +37,12 @@ class MSL(Balancer):
     def weigh(self, values: LossValues) -> Weights:
         """The fused loss at one; on heads, every loss at one."""
         return Weights.joint(values)
+
+    def smoothness_problem(self) -> str:
+        """There is none."""
+        return ""
+
+    def smoothness(self, of_loss: Callable[..., tuple[float, float]], modalities: Sequence[str]) -> float:
+        """The largest constant: of the fused loss, or of a uni-modal head on features that carry no gradient."""
+        heads = [of_loss(name, head_alone=True)[0] for name in modalities]
+        return max([of_loss("fused")[0], *heads])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
-from equipoise.balance.routes import Weights
+from equipoise.balance.method import Weights
 from equipoise.util.errors import demand
 
 
@@ -71,12 +71,12 @@ class MSLR(Balancer):
             (heads in ("scaled", "plain"), "heads should be 'scaled' or 'plain'", heads),
         )
         self.memory, self.scales_heads = memory, heads == "scaled"
-        self.remember("history", (memory,), fill=torch.nan)
+        self.add_state("history", (memory,), fill=torch.nan)
         for name in ("fixed", "rate"):
             if rates is None:
-                self.remember(name, fill=1.0)
+                self.add_state(name, fill=1.0)
             else:
-                self.given(name, rates)
+                self.add_given_state(name, rates)
 
     def weigh(self, values: LossValues) -> Weights:
         """The rate of each modality, on the fused gradient."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from equipoise.balance.autograd import sums, wide
+from equipoise.balance.linear_algebra import sums, wide
 
 BLOCK = 256  # numbers of noise that have one size
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues
-from equipoise.balance.routes import Weights
+from equipoise.balance.method import Weights
 from equipoise.methods.noise import Noise
 from equipoise.methods.ogm import Parameters, check_ogm, is_kernel, ogm_weights
 from equipoise.methods.scores import log_likelihood

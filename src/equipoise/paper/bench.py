@@ -32,9 +32,10 @@ from equipoise.measure.timing import PIECES, Stopwatch, TimedStep
 from equipoise.models import LateFusion, SequenceTransformer
 from equipoise.models.choose import build_encoders
 from equipoise.study.registry import all_methods
-from equipoise.training.machinery import make_optimizer, precision_of, to_channels_last
+from equipoise.training.launch import precision_of
+from equipoise.training.optimisers import make_optimizer
 from equipoise.training.settings import Settings
-from equipoise.training.step import build_model
+from equipoise.training.step import build_model, to_channels_last
 from equipoise.training.train import train
 from equipoise.util.errors import collect, look_up
 

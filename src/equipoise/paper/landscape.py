@@ -15,7 +15,7 @@ from equipoise.data.splits import Part, Splits
 from equipoise.paper.landscape_plane import Plane, Values, values_at
 from equipoise.paper.landscape_training import Look, Protocol, Solution, solve, subset
 from equipoise.study.registry import Entry
-from equipoise.training.machinery import device_of
+from equipoise.training.launch import device_of
 from equipoise.training.step import evaluate
 from equipoise.util.errors import BadInput, raise_all
 from equipoise.util.pool import Tell, run_parallel

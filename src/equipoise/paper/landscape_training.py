@@ -19,9 +19,8 @@ from equipoise.data.splits import Part, Splits
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
 from equipoise.study.registry import Entry
-from equipoise.training.run import Run
 from equipoise.training.step import evaluate
-from equipoise.training.tracking import Trackers
+from equipoise.training.train import Run
 
 LOOKS, TELL = 50, 10
 """How many times curves are measured on the way, and at how many of these the user hears of it."""
@@ -105,7 +104,7 @@ def solve(
     Raises:
         FloatingPointError: If training diverged.
     """
-    run = Run(splits, entry.balancer(), entry.settings, seed, None, Trackers(), math.inf)
+    run = Run(splits, entry.balancer(), entry.settings, seed)
     look_every = max(1, steps // LOOKS)
 
     def look(step: int) -> Look:
@@ -129,7 +128,6 @@ def _steps_of(run: Run) -> Iterator[int]:
     """The steps of a run from one on, without an end: each is taken when it is asked for."""
     step = 0
     while True:
-        run.choose_step()
         for _ in run.steps():
             step += 1
             yield step

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.optimum import least_squares
-from equipoise.balance.table import FUSED
+from equipoise.balance.losses import FUSED
+from equipoise.balance.theory import least_squares
 from equipoise.methods import EW, MIMO, MSL
 from equipoise.util.errors import demand
 

@@ -16,9 +16,9 @@ from equipoise.study.progress import Progress
 from equipoise.study.registry import Entry, all_methods
 from equipoise.study.store import Store, cannot_write
 from equipoise.study.study import plan, run_study
-from equipoise.training import distributed
-from equipoise.training.machinery import device_of
-from equipoise.training.tracking import Trackers
+from equipoise.training import launch
+from equipoise.training.launch import device_of
+from equipoise.training.trackers import Trackers
 from equipoise.util.errors import BadInput, collect
 from equipoise.util.files import inside, open_inside
 from equipoise.util.processes import threads
@@ -61,19 +61,19 @@ def compare(
     """
     if folds and not source.folds:
         raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
-    if on is None and distributed.launched():  # elsewhere, every run is a process of its own
-        distributed.meet(*collect(lambda: device_of(chosen[0].settings)))
-    with distributed.one_by_one():
+    if on is None and launch.launched():  # elsewhere, every run is a process of its own
+        launch.init(*collect(lambda: device_of(chosen[0].settings)))
+    with launch.one_rank_at_a_time():
         store = Store(out)
-    quiet = quiet or not distributed.leads()
+    quiet = quiet or not launch.is_main()
     cuts = list(range(source.folds)) if folds else [None]
     jobs, splits = plan(chosen, source, seeds, cuts, measure="quick" if quick else "all", on=on)
-    if distributed.leads():
+    if launch.is_main():
         if trackers is not None:
             trackers.try_out()
         record_command(out, command)
     if tune:
-        with distributed.one_by_one():
+        with launch.one_rank_at_a_time():
             trials = Store(inside(out, "tuning"))
         every = [job for some in tuning.plan_trials(chosen, jobs, tune).values() for job in some]
         with Progress(_left(every, trials), "tuning on validation data", quiet=quiet) as progress:

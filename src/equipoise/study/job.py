@@ -26,8 +26,9 @@ from equipoise.models import LateFusion
 from equipoise.study.registry import Entry
 from equipoise.study.saved_model import save_model
 from equipoise.study.store import SCHEMA
-from equipoise.training.machinery import device_of, make_optimizer
-from equipoise.training.tracking import Trackers
+from equipoise.training.launch import device_of
+from equipoise.training.optimisers import make_optimizer
+from equipoise.training.trackers import Trackers
 from equipoise.training.train import Trained, train
 from equipoise.util.errors import BadInput
 from equipoise.util.files import write_atomic

@@ -15,8 +15,8 @@ from equipoise.data.source import all_data
 from equipoise.models import LateFusion
 from equipoise.models.committee import as_ensemble
 from equipoise.training import settings
+from equipoise.training.optimisers import check_step
 from equipoise.training.presets import Preset
-from equipoise.training.safe_step import check_step
 from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput, look_up, raise_all
 

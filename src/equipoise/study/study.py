@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from equipoise.data.source import DataSet
+from equipoise.data.source import DataSet, mark_tokens
 from equipoise.data.splits import Splits
 from equipoise.models.choose import kinds_of
 from equipoise.study.executors import Place, Workforce
@@ -21,11 +21,10 @@ from equipoise.study.job import Job as Job
 from equipoise.study.job import Measure, run_job
 from equipoise.study.registry import Entry
 from equipoise.study.store import Store
-from equipoise.training import distributed
+from equipoise.training import launch
 from equipoise.training.checkpoint import damage_in
-from equipoise.training.machinery import device_of, gpus
-from equipoise.training.tokens import as_read
-from equipoise.training.tracking import Trackers
+from equipoise.training.launch import device_of, gpus
+from equipoise.training.trackers import Trackers
 from equipoise.util.errors import BadInput, collect, raise_all
 from equipoise.util.errors import FailedRuns as FailedRuns
 from equipoise.util.names import unknown_name
@@ -45,13 +44,13 @@ def plan(
     on: Place | None = None,
 ) -> tuple[list[Job], dict[int | None, Splits]]:
     """Every run of a comparison, and the data they share, checked."""
-    data = as_read(data, [entry.settings for entry in entries])
+    data = mark_tokens(data, [(entry.settings.encoder, entry.settings.features) for entry in entries])
     device = device_of if on is None else on.device_of
     (splits,) = collect(lambda: {fold: data.load(fold).check() for fold in folds})
     modalities = splits[folds[0]].modalities
     collect(
         *(partial(device, entry.settings) for entry in entries),
-        *(partial(distributed.check, entry.settings, entry.balancer()) for entry in entries),
+        *(partial(launch.check_launch, entry.settings, entry.balancer()) for entry in entries),
         *(partial(_check_modality, entry, modalities) for entry in entries),
         *(partial(_check_encoders, entry, modalities) for entry in entries),
     )
@@ -96,7 +95,7 @@ def run_study(
             running.
     """
     tell = on_event or (lambda *_: None)
-    if on is None and distributed.launched():
+    if on is None and launch.launched():
         how = partial(run_job, checkpoint_seconds=checkpoint_seconds, trackers=trackers, workers=1)
         with threads(torch.get_num_threads()):  # each run sets its own
             return run_together(jobs, splits, store, how, tell)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.table import Table
+from equipoise.balance.method import Table
 
 
 def names(count: int) -> list[str]:

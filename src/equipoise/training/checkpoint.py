@@ -1,4 +1,8 @@
-"""Everything a run needs to go on as if nothing had happened, written so that a kill at any moment leaves it whole."""
+"""Checkpoints of a run: a killed run goes on from the newest as if nothing had happened.
+
+They are written so that a kill at any moment leaves them whole, seldom enough to cost little, and at the same moment in
+all processes of a run.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,22 @@ import os
 import re
 import shlex
 import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from equipoise.balance import collectives
+from equipoise.training.launch import broadcast, gather, is_main
+from equipoise.training.parallel import ParallelModel
 from equipoise.util.errors import BadInput
 from equipoise.util.files import inside, link_problems
 
+WITHIN_EPOCH = 1.0  # seconds an epoch lasts at least before a checkpoint is written inside it
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
 MODEL, STATE, SEAL = "model.safetensors", "state.pt", "sha256"
 
@@ -27,7 +38,7 @@ def save(folder: Path, epoch: int, model: nn.Module, rest: dict[str, Any], batch
     Args:
         folder: Of the run. Each checkpoint is a folder of its own, renamed into place when complete.
         epoch: How many epochs are done.
-        model: Whose weights to keep.
+        model: Whose weights to write.
         rest: Optimiser, schedule, balancer, random state, curves.
         batch: How many batches of the next epoch are done.
     """
@@ -40,8 +51,8 @@ def save(folder: Path, epoch: int, model: nn.Module, rest: dict[str, Any], batch
     unfinished.mkdir(parents=True)
     try:
         save_model(model, str(unfinished / MODEL))
-    except SafetensorError as found:  # how it says that the disk is full
-        raise OSError(str(found)) from None
+    except SafetensorError as problem:  # how it says that the disk is full
+        raise OSError(str(problem)) from None
     buffer = io.BytesIO()  # first to memory: torch's own writer does not say what is wrong with a disk
     torch.save(rest, buffer)
     (unfinished / STATE).write_bytes(buffer.getbuffer())
@@ -56,43 +67,45 @@ def save(folder: Path, epoch: int, model: nn.Module, rest: dict[str, Any], batch
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    return sorted(folder.glob("epoch-[0-9]*"), key=lambda path: [int(each) for each in re.findall(r"\d+", path.name)])
+    """List the checkpoints of a run, oldest first."""
+    return sorted(folder.glob("epoch-[0-9]*"), key=lambda path: [*map(int, re.findall(r"\d+", path.name))])
 
 
 def load(folder: Path, model: nn.Module) -> dict[str, Any] | None:
-    """Put the newest checkpoint into a model and give the rest of it; None where there is none.
+    """Load the newest checkpoint into a model and return the rest of it; None where there is none.
 
     Raises:
         BadInput: If it is damaged. No kill leaves such a one, so that the disk is in trouble, and that has to be said.
     """
     from safetensors.torch import load_model
 
-    if damage := damage_in(folder):
-        raise BadInput(damage)
-    if not checkpoints(folder):
+    newest = _newest(folder)
+    if newest is None:
         return None
-    newest = checkpoints(folder)[-1]
     rest = torch.load(newest / STATE, weights_only=True)
     load_model(model, str(newest / MODEL))
     return rest
 
 
 def curves(folder: Path) -> list[dict[str, Any]]:
-    """The epochs that the newest checkpoint of a run knows of; none where there is no checkpoint.
+    """Return the records of the epochs in the newest checkpoint of a run; none where there is no checkpoint.
 
     Raises:
         BadInput: If it is damaged.
     """
+    newest = _newest(folder)
+    return torch.load(newest / STATE, map_location="cpu", weights_only=True)["curves"] if newest else []
+
+
+def _newest(folder: Path) -> Path | None:
     if damage := damage_in(folder):
         raise BadInput(damage)
-    found = checkpoints(folder)
-    return torch.load(found[-1] / STATE, map_location="cpu", weights_only=True)["curves"] if found else []
+    return checkpoints(folder)[-1] if checkpoints(folder) else None
 
 
 def damage_in(folder: Path) -> str:
-    """What is wrong with the checkpoint that a run would go on from, and what to type; "" where nothing is."""
-    if links := [each for place in (folder, *checkpoints(folder)) for each in link_problems(place)]:
+    """Say what is wrong with the checkpoint that a run would go on from, and what to type; "" where nothing is."""
+    if links := [link for place in (folder, *checkpoints(folder)) for link in link_problems(place)]:
         return "\n".join(links)
     problems: list[str] = []
     remove: list[Path] = []
@@ -110,19 +123,19 @@ def damage_in(folder: Path) -> str:
 
 
 def _damaged(path: Path) -> list[str]:
-    """What is wrong with each file of a checkpoint: neither format notices a changed number by itself."""
+    """List what is wrong with each file of a checkpoint: neither format notices a changed number by itself."""
     try:
         lines = (path / SEAL).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as found:
-        return [f"{path / SEAL}: expected the sums of the files beside it, found: {found.strerror}"]
+    except OSError as problem:
+        return [f"{path / SEAL}: expected the sums of the files beside it, found: {problem.strerror}"]
     sealed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     problems = []
     for file in (path / MODEL, path / STATE):
         try:
             if sealed.get(file.name) != _digest(file):
                 problems.append(f"{file}: expected the content whose sum is in {SEAL}, found another")
-        except OSError as found:
-            problems.append(f"{file}: expected part of a checkpoint, found: {found.strerror}")
+        except OSError as problem:
+            problems.append(f"{file}: expected part of a checkpoint, found: {problem.strerror}")
     return problems
 
 
@@ -136,3 +149,133 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@final
+@dataclass
+class RunState:
+    """Where a run is, besides its weights and the states of its optimiser and method.
+
+    Args:
+        shuffle: Draws the order of the samples of every epoch.
+        epoch: Epochs that are done.
+        seconds: Spent in them.
+        curves: One record per epoch.
+        best: Score, number and weights of the best epoch.
+        batch: Batches that are done of the present epoch.
+        samples: Of these batches.
+        sums: Of their losses by objective, over the samples of this process.
+        seconds_before: Spent in the present epoch before the run was resumed.
+        started: When the present epoch began, or would have, had it not been interrupted.
+        shuffle_before: The state of `shuffle` before it drew the order of the present epoch.
+    """
+
+    shuffle: torch.Generator
+    epoch: int = 0
+    seconds: float = 0.0
+    curves: list[dict[str, Any]] = field(default_factory=list)
+    best: tuple[float, int, dict[str, Tensor]] = (-1.0, 0, {})
+    batch: int = 0
+    samples: int = 0
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    seconds_before: float = 0.0
+    started: float = 0.0
+    shuffle_before: Tensor | None = None
+
+
+@final
+class Checkpoints:
+    """Writes the checkpoints of a run when they are due, and resumes from the newest.
+
+    Args:
+        folder: Of the run; None writes nothing.
+        seconds: Least time between two checkpoints.
+        model: As the ranks hold it.
+        state: Of the run.
+        parts: By name the optimiser and all else that has a state_dict, or is None.
+    """
+
+    def __init__(
+        self, folder: Path | None, seconds: float, model: ParallelModel, state: RunState, parts: Mapping[str, Any]
+    ) -> None:
+        self._folder, self._seconds, self._model, self._state, self._parts = folder, seconds, model, state, parts
+        self._written, self._cost, self._next_question = time.perf_counter(), 0.0, 0
+
+    def due(self) -> bool:
+        """Return whether to write after an epoch. All processes have to ask together."""
+        return broadcast(time.perf_counter() - self._written >= self._seconds)
+
+    def due_within(self) -> bool:
+        """Return whether to write inside an epoch: short ones need no checkpoint, and writing should cost little.
+
+        Several processes ask each other about once a second: at every step it would cost as much as the step.
+        """
+        now, batch = time.perf_counter(), self._state.batch
+        due = now - self._written >= max(self._seconds, WITHIN_EPOCH, 30 * self._cost)
+        if collectives.size() == 1:
+            return due
+        if 1 < batch < self._next_question:
+            return False
+        seconds = (now - self._state.started) / batch
+        due, self._next_question = broadcast((due, batch + max(1, int(1.0 / seconds))))
+        return due
+
+    def save(self) -> None:
+        """Write a checkpoint. All processes have to do so together."""
+        started = time.perf_counter()
+        if self._folder is not None:
+            content, model = self._content(), self._model.full_model()
+            if is_main():
+                save(self._folder, self._state.epoch, model, content, batch=self._state.batch)
+        self._written = time.perf_counter()
+        self._cost = self._written - started
+
+    def _content(self) -> dict[str, Any]:
+        """Return everything that the rest of the run depends on, but the weights."""
+        state, model = self._state, self._model
+        return {
+            **{name: getattr(state, name) for name in _PLAIN},
+            "sums": gather(state.sums),
+            "seconds_before": time.perf_counter() - state.started if state.batch else 0.0,
+            "best": model.gather(state.best),
+            "shuffle": state.shuffle_before if state.batch else state.shuffle.get_state(),
+            **{name: None if part is None else part.state_dict() for name, part in self._parts.items()},
+            "optimizer": model.gather(self._parts["optimizer"].state_dict()),
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state_all() if model.device.type == "cuda" else [],
+        }
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, if there is one, whatever the number of processes that wrote it."""
+        if self._folder is None:
+            return
+        state, whole = self._state, self._model.full_model()
+        content = broadcast(load(self._folder, whole) if is_main() else None)
+        if content is None:
+            return
+        if collectives.size() > 1:
+            self._model.model.load_state_dict(self._model.shard(broadcast(whole.state_dict())))
+        for name in (*_PLAIN, "seconds_before"):
+            setattr(state, name, content[name])
+        score, best, weights = content["best"]
+        state.best = (score, best, dict(self._model.shard(weights)))
+        state.sums.update(_own_sums(content["sums"], self._model.device))
+        state.shuffle.set_state(content["shuffle"])
+        content["optimizer"] = self._model.shard_optimizer(content["optimizer"], self._parts["optimizer"])
+        for name, part in self._parts.items():
+            if part is not None:
+                part.load_state_dict(content[name])
+        torch.set_rng_state(content["random"])
+        if content["random_cuda"]:
+            torch.cuda.set_rng_state_all(content["random_cuda"][: torch.cuda.device_count()])
+
+
+_PLAIN = ("epoch", "seconds", "curves", "batch", "samples")
+
+
+def _own_sums(stored: list[dict[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
+    """Return the sums of this process; where other processes wrote them, the first takes those of all."""
+    if len(stored) == collectives.size():
+        return {name: total.to(device) for name, total in stored[collectives.rank()].items()}
+    taken = float(collectives.rank() == 0)
+    return {name: taken * torch.stack([one[name] for one in stored]).sum(dim=0).to(device) for name in stored[0]}

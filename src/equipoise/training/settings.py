@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final, get_args, get_type_hints
 
-from equipoise.util.errors import BadInput
+from equipoise.util.errors import BadInput, demand
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "cosine", "step"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Switch: TypeAlias = "bool | Literal['auto']"
 Selection = Literal["last", "best"]
-StepRule = Literal["given", "safe", "safe-each-epoch"]
+StepRule = Literal["given", "safe"]
 Fusion = Literal["concat", "sum", "gated", "film"]
 Feeding = Literal["auto", "resident", "streamed"]
 Parallel = Literal["ddp", "fsdp"]
@@ -33,8 +33,8 @@ class Settings:
         batch: Samples per step of the optimiser.
         lr: Learning rate.
         optimizer: "sgd", "adam" or "adamw".
-        step: The learning rate as "given" by lr; "safe": 1/L̂ of the paper's Proposition 1, estimated on a batch
-            before training; or "safe-each-epoch". For plain SGD under joint training, EW and MIMO.
+        step: The learning rate as "given" by lr, or "safe": 1/L̂ of the paper's Proposition 1, estimated on a batch
+            before training. For plain SGD under joint training, EW and MIMO.
         momentum: Of SGD.
         weight_decay: Of every optimiser.
         layer_decay: How fast a layer of an encoder learns by the one above it, the last by the heads; 1: all the same.
@@ -87,11 +87,10 @@ class Settings:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name} should be {rule}, found {getattr(self, name)!r}" for name, rule, fine in self._rules() if not fine
-        ]
-        if problems:
-            raise BadInput("settings: " + "; ".join(problems))
+        demand(
+            "settings",
+            *((holds, f"{name} should be {rule}", getattr(self, name)) for name, rule, holds in self._rules()),
+        )
 
     def _rules(self) -> Iterable[tuple[str, str, bool]]:
         for name, least in (("epochs", 0), ("batch", 1), ("accumulate", 1), ("features", 1)):
@@ -104,37 +103,28 @@ class Settings:
         yield "clip", "above zero, or none", self.clip is None or self.clip > 0
         yield "patience", "at least one epoch, or none", self.patience is None or self.patience >= 1
         yield "device", "auto, cpu, cuda or cuda:1", re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None
-        for name, kind in (
-            ("optimizer", Optimizer),
-            ("schedule", Schedule),
-            ("step", StepRule),
-            ("precision", Precision),
-            ("select", Selection),
-            ("fusion", Fusion),
-            ("feed", Feeding),
-            ("parallel", Parallel),
-            ("compile", Literal[True, False, "auto"]),
-            ("capture", Literal[True, False, "auto"]),
-        ):
-            choices = get_args(kind)
+        kinds = get_type_hints(type(self))
+        switches = dict.fromkeys(("compile", "capture"), Literal[True, False, "auto"])
+        for name in ("optimizer", "schedule", "step", "precision", "select", "fusion", "feed", "parallel", *switches):
+            choices = get_args(switches.get(name, kinds[name]))
             yield name, f"one of {', '.join(map(str, choices))}", getattr(self, name) in choices
 
     def changed(self, words: Mapping[str, Any]) -> Settings:
-        """The same settings with some replaced."""
+        """Return the same settings with some replaced."""
         return dataclasses.replace(self, **words)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for a row of results."""
+        """Return plain values, for a row of results."""
         return dataclasses.asdict(self)
 
 
 def names() -> tuple[str, ...]:
-    """The settings there are."""
+    """Return the names of all settings."""
     return tuple(field.name for field in dataclasses.fields(Settings))
 
 
 def parse(name: str, text: str) -> Any:
-    """The value of a setting from the text of ``name=value``; a BadInput says what was expected."""
+    """Read the value of a setting from the text of ``name=value``; a BadInput says what was expected."""
     return convert(name, text, get_type_hints(Settings)[name])
 
 
@@ -168,8 +158,8 @@ def convert(name: str, text: str, kind: Any) -> Any:
             return int(text)
         if plain is float:
             return float(text)
-    except ValueError as found:
-        expected = {int: "a whole number", float: "a number"}.get(plain, str(found))
+    except ValueError as problem:
+        expected = {int: "a whole number", float: "a number"}.get(plain, str(problem))
         raise BadInput(f"{name} should be {expected}, found {text!r}") from None
     return text
 

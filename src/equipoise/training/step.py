@@ -1,73 +1,163 @@
-"""One step of training, and one look at a part: what the loop and the measuring of time share."""
+"""One training step, from samples to moved weights, and the evaluation of a part."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
-from equipoise.data.feed import Feed
+from equipoise.data.feed import Batch, Feed, Piece
+from equipoise.data.source import check_vocabulary
 from equipoise.data.splits import Part, Splits
+from equipoise.methods.agm import ApproximationWarning
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
 from equipoise.models.evaluation import evaluating
+from equipoise.training.parallel import ParallelModel
 from equipoise.training.settings import Settings
-from equipoise.training.tokens import check_words
-
-
-def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> LateFusion:
-    """A late-fusion model for this data, whose uni-modal heads learn with the encoders or beside them."""
-    encoders = build_encoders(settings.encoder, splits.shapes, settings.features)
-    check_words(encoders, splits)
-    view = "head" if balancer.unimodal == "head" else "detached"
-    return LateFusion(encoders, len(splits.classes), fusion=settings.fusion, unimodal=view, dropout=settings.dropout)
-
-
-def losses_of(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Tensor, dict[str, Tensor]]:
-    """The balanced loss of a batch, and the losses of its samples by objective."""
-    compared, beside, seen = step_losses(model, balancer, part)
-    return balancer(compared, extra=beside), seen
-
 
 Losses = dict[str, Tensor]
+"""Losses by objective: "fused" and the modalities."""
+
+
+@final
+class TrainingStep:
+    """Everything one batch does: its losses in the precision of the run, balanced, in micro-batches, over all ranks.
+
+    Nothing here waits for the device, and what outlives a step is changed in place, so that a CUDA graph can hold it.
+
+    Args:
+        model: The model as the ranks hold it.
+        balancer: The method.
+        feed: Makes the batches.
+        optimizer: Moves the weights.
+        accelerator: Accelerate's: precision, gradient scaling, clipping.
+        clip: Largest norm of the whole gradient; None for none.
+        sums: Where the losses of its samples are added up, by objective.
+    """
+
+    def __init__(
+        self,
+        model: ParallelModel,
+        balancer: Balancer,
+        feed: Feed,
+        optimizer: Optimizer,
+        accelerator: Any,
+        clip: float | None,
+        sums: Losses,
+    ) -> None:
+        self.model, self.balancer, self.feed, self.optimizer = model, balancer, feed, optimizer
+        self._accelerator, self._clip, self._sums = accelerator, clip, sums
+        # Alone and without a scaler, Accelerate's wrappers only pass on what they are told, which takes time on a CPU.
+        alone = accelerator.scaler is None and accelerator.num_processes == 1
+        self._stepper = optimizer if alone else accelerator.prepare_optimizer(optimizer)
+        self._backward = Tensor.backward if alone else accelerator.backward
+
+    def attach(self) -> None:
+        """Attach the method to the model and the optimiser, or attach it again."""
+        self.optimizer.zero_grad()
+        self.balancer.to(self.model.device)
+        if not self.model.sharded:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ApproximationWarning)  # the row says which form was taken
+                self.balancer.attach(self.model.model, optimizer=self.optimizer)
+
+    def __call__(self, batch: Batch, pieces: Sequence[Piece]) -> None:
+        """Take the step.
+
+        Args:
+            batch: The samples of this rank.
+            pieces: Its micro-batches, with their weights among those of all ranks.
+        """
+        self.model.sync_buffers()
+        part = self.feed.made(batch)
+        for piece, micro in zip(pieces, split(part, [len(piece.rows) for piece in pieces]), strict=True):
+            with self.model.sync_gradients(last=piece is pieces[-1]):
+                with self._accelerator.autocast(), collectives.rank_weight(piece.share):
+                    loss, losses = losses_of(self.model.wrapped, self.balancer, micro)
+                self._backward(loss * piece.weight)
+            for name, value in losses.items():
+                total = value.detach().sum() if piece.weight else torch.zeros_like(value.detach().sum())
+                self._sums.setdefault(name, torch.zeros_like(total)).add_(total)
+        if self._clip is not None:
+            self._accelerator.clip_grad_norm_(self.model.model.parameters(), self._clip)
+        self._stepper.step()
+        self._stepper.zero_grad()
+
+
+def losses_of(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Tensor, Losses]:
+    """Return the balanced loss of a batch, and the losses of its samples by objective."""
+    compared, extra, losses = step_losses(model, balancer, part)
+    return balancer(compared, extra=extra), losses
 
 
 def step_losses(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Losses, Losses | None, Losses]:
-    """What a balancer is given for a batch, what learns beside it, and the losses of the model's own outputs.
+    """Return the losses that a balancer is given for a batch, those that learn beside it, and those of the outputs.
 
     A method that compares shares of the fused output gets those; the heads that are measured then learn beside it.
     """
     if balancer.unimodal == "split" and model.unimodal == "detached" and model.fusion.additive:
         outputs, shares = model.with_shares(part.inputs)
-        seen = _cross_entropies(outputs, part.label)
-        compared = {"fused": seen["fused"], **_cross_entropies(shares, part.label)}
-        beside = torch.stack([loss.mean() for name, loss in seen.items() if name != "fused"]).sum()
-        return compared, {"heads beside": beside}, seen
-    seen = _cross_entropies(model(part.inputs), part.label)
-    return seen, None, seen
+        losses = cross_entropies(outputs, part.label)
+        compared = {"fused": losses["fused"], **cross_entropies(shares, part.label)}
+        beside = torch.stack([loss.mean() for name, loss in losses.items() if name != "fused"]).sum()
+        return compared, {"heads beside": beside}, losses
+    losses = cross_entropies(model(part.inputs), part.label)
+    return losses, None, losses
+
+
+def cross_entropies(outputs: Mapping[str, Tensor], label: Tensor, reduction: str = "none") -> Losses:
+    """Return the cross-entropy of every output: of each sample, or their "mean" or "sum"."""
+    return {name: F.cross_entropy(logits, label, reduction=reduction) for name, logits in outputs.items()}
+
+
+def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:
+    """Cut a batch into micro-batches of these sizes."""
+    if len(sizes) == 1:
+        yield part
+        return
+    for rows in torch.arange(len(part), device=part.label.device).split(list(sizes)):
+        yield part.take(rows)
 
 
 def evaluate(model: LateFusion, part: Part | Feed, batch: int = 1024) -> dict[str, dict[str, float]]:
-    """Loss and accuracy of the fused decision and of every head, counting each sample once.
+    """Return loss and accuracy of the fused decision and of every head, counting each sample once.
 
-    The processes that share a feed each take a part of it, and all give what they found together.
+    The processes that share a feed each take a part of it, and all return the result of all.
     """
     feed = part if isinstance(part, Feed) else Feed(part, part.label.device)
-    sums: dict[str, Tensor] = {}
+    sums: Losses = {}
     with evaluating(model), torch.no_grad():
         for some, counts in feed.own_fixed(batch):
-            for name, logits in model(some.inputs).items():
-                loss = F.cross_entropy(logits, some.label, reduction="sum")
-                hits = (logits.argmax(dim=1) == some.label).sum()
+            outputs = model(some.inputs)
+            for name, loss in cross_entropies(outputs, some.label, "sum").items():
+                hits = (outputs[name].argmax(dim=1) == some.label).sum()
                 sums[name] = sums.get(name, 0) + torch.stack([loss, hits]) * counts
-    together = (
-        collectives.total(torch.stack(list(sums.values()))) if feed.ranks > 1 else torch.stack(list(sums.values()))
-    )
-    means = (together / len(feed)).tolist()
+    totals = torch.stack(list(sums.values()))
+    means = ((collectives.total(totals) if feed.ranks > 1 else totals) / len(feed)).tolist()
     return {name: {"loss": loss, "accuracy": hits} for name, (loss, hits) in zip(sums, means, strict=True)}
 
 
-def _cross_entropies(outputs: dict[str, Tensor], label: Tensor) -> dict[str, Tensor]:
-    return {name: F.cross_entropy(logits, label, reduction="none") for name, logits in outputs.items()}
+def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> LateFusion:
+    """Build the late-fusion model for this data, whose uni-modal heads learn with the encoders or beside them."""
+    encoders = build_encoders(settings.encoder, splits.shapes, settings.features)
+    check_vocabulary(encoders, splits)
+    view = "head" if balancer.unimodal == "head" else "detached"
+    return LateFusion(encoders, len(splits.classes), fusion=settings.fusion, unimodal=view, dropout=settings.dropout)
+
+
+def to_channels_last(model: nn.Module) -> None:
+    """Lay out the weights of 2-D convolutions with channels last, in place; all others stay as they are.
+
+    `Module.to(memory_format=…)` does the same, and fails where a model has weights of five dimensions as well.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)

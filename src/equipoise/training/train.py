@@ -1,26 +1,67 @@
-"""The one loop: any method, any data, on Accelerate.
+"""The training loop: any method, any data, on Accelerate.
 
-`train` is the story; `equipoise.training.run` has its words. The test part is never touched here.
+`train` is the loop, `Run` its state, `equipoise.training.step.TrainingStep` the step. The test part is never used here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, final
 
+import torch
+
+from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
+from equipoise.data.feed import Feed, epoch_rows, mixed, share_of_rank
 from equipoise.data.splits import Splits
-from equipoise.training.machinery import SharedState, accelerate_state
-from equipoise.training.resuming import resume, save
-from equipoise.training.run import Record as Record
-from equipoise.training.run import Run
-from equipoise.training.run import Trained as Trained
+from equipoise.models import LateFusion
+from equipoise.training import optimisers
+from equipoise.training.checkpoint import Checkpoints, RunState
+from equipoise.training.compile import Compiler
+from equipoise.training.cuda_graph import CapturedStep, why_not_captured
+from equipoise.training.launch import (
+    SharedState,
+    accelerate_state,
+    broadcast,
+    check_launch,
+    is_main,
+    make_accelerator,
+    precision_of,
+)
+from equipoise.training.parallel import parallel_model
 from equipoise.training.settings import Settings
-from equipoise.training.step import build_model as build_model
-from equipoise.training.step import evaluate as evaluate
-from equipoise.training.step import losses_of as losses_of
-from equipoise.training.step import step_losses as step_losses
-from equipoise.training.tracking import Trackers
+from equipoise.training.step import TrainingStep, build_model, evaluate, to_channels_last
+from equipoise.training.trackers import Trackers, flat_numbers
+
+Record = dict[str, Any]
+"""Results of one epoch: its number, seconds, training losses, validation accuracies, and the balancing table."""
+
+
+@final
+@dataclass
+class Trained:
+    """Result of a run.
+
+    Args:
+        model: With the weights of the selected epoch.
+        curves: One record per epoch.
+        epoch: The selected epoch, counted from one; 0 where nothing was trained.
+        seconds: Time spent training, also before it was resumed.
+        device: Where it ran.
+        path: How: its precision, and whether steps were "captured" and encoders "compiled", or why not.
+        steps: Of an epoch.
+    """
+
+    model: LateFusion
+    curves: list[Record] = field(default_factory=list)
+    epoch: int = 0
+    seconds: float = 0.0
+    device: str = "cpu"
+    path: dict[str, str] = field(default_factory=dict)
+    steps: int = 0
 
 
 def train(
@@ -44,7 +85,7 @@ def train(
         settings: How to build and train the model.
         seed: Of weights, batches and dropout.
         folder: Where to keep checkpoints. A run that finds one there goes on from it, to the same bits on a CPU.
-        on_epoch: Called after each epoch with what it showed; of several processes, in the first alone.
+        on_epoch: Called after each epoch with its record; of several processes, in the first alone.
         checkpoint_seconds: Least time between two checkpoints.
         trackers: Where to log every epoch: `Trackers(("tensorboard",))`.
 
@@ -64,14 +105,175 @@ def train(
     settings = settings or Settings()
     state: SharedState = {}
     with accelerate_state(state):
-        run = Run(splits, balancer, settings, seed, folder, trackers or Trackers(), checkpoint_seconds)
-        resume(run)
-        while run.epoch < settings.epochs and not run.finished():
-            run.choose_step()
-            record = run.look(run.one_epoch())
-            if on_epoch is not None and run.leads:
+        run = Run(splits, balancer, settings, seed, folder, trackers, checkpoint_seconds)
+        run.resume()
+        while run.state.epoch < settings.epochs and not run.out_of_patience():
+            record = run.validate(run.train_epoch())
+            if on_epoch is not None and is_main():
                 with accelerate_state(state):  # of the caller, whose function this is
                     on_epoch(record)
-            if run.cadence.due(checkpoint_seconds) or run.epoch == settings.epochs:
-                save(run)
+            if run.checkpoints.due() or run.state.epoch == settings.epochs:
+                run.checkpoints.save()
         return run.result()
+
+
+@final
+class Run:
+    """A run, whose arguments are those of `train`, and the parts of its loop."""
+
+    def __init__(
+        self,
+        splits: Splits,
+        balancer: Balancer,
+        settings: Settings,
+        seed: int = 0,
+        folder: Path | None = None,
+        trackers: Trackers | None = None,
+        checkpoint_seconds: float = float("inf"),
+    ) -> None:
+        check_launch(settings, balancer)
+        torch.manual_seed(seed)
+        self.settings, self.state = settings, RunState(torch.Generator().manual_seed(seed))
+        self.accelerator = make_accelerator(settings, trackers or Trackers(), folder)
+        device, ranks = self.accelerator.device, {"rank": collectives.rank(), "ranks": collectives.size()}
+        self.feed = Feed(splits.train, device, settings.feed, seed, **ranks)
+        self.validation = Feed(splits.validation, device, settings.feed, **ranks)
+        self.model = build_model(splits, balancer, settings).to(device)
+        if device.type == "cuda" and not settings.deterministic:
+            # Matrix units read channels last; with few channels, batch statistics of the other layout take 3 × as long.
+            to_channels_last(self.model)
+        model = parallel_model(self.model, settings, device)
+        self.compiler = Compiler(self.model, settings, sharded=model.sharded)
+        steps = settings.epochs * (len(self.feed) // settings.batch)
+        why_not = why_not_captured(settings, device, self.accelerator.num_processes, steps)
+        optimizer = optimisers.make_optimizer(self.model, settings, captured=not why_not)
+        self.step = TrainingStep(
+            model, balancer, self.feed, optimizer, self.accelerator, settings.clip, self.state.sums
+        )
+        self.schedule = optimisers.make_schedule(optimizer, settings)
+        self.step.attach()
+        self.captured = CapturedStep(self.step, self.step.attach, balancer, self.feed, settings.batch, why_not)
+        scaler = self.accelerator.scaler
+        parts = {"optimizer": optimizer, "schedule": self.schedule, "balancer": balancer, "scaler": scaler}
+        self.checkpoints = Checkpoints(folder, checkpoint_seconds, model, self.state, parts)
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        self.checkpoints.resume()
+        for record in self.state.curves:  # a tracker may take what follows for a run of its own
+            self.accelerator.log(flat_numbers(record), step=record["epoch"])
+
+    def train_epoch(self) -> Record:
+        """Train on every batch once, or on those that were left, and write checkpoints on the way."""
+        for left in self.steps():
+            if left and self.checkpoints.due_within():
+                self.checkpoints.save()
+        return self.end_epoch()
+
+    def steps(self) -> Iterator[int]:
+        """Take the steps of an epoch, or those that were left, each when it is asked for; yield how many are to come.
+
+        A run that is left in the middle goes on from a checkpoint: asked anew, the order of the samples is another.
+        """
+        self._set_safe_rate()
+        self.model.train()
+        state, ranks = self.state, collectives.size()
+        state.shuffle_before = state.shuffle.get_state()
+        rows = epoch_rows(len(self.feed), self.settings.batch, state.shuffle)
+        micro = self.settings.accumulate
+        shares = [share_of_rank(batch, collectives.rank(), ranks, micro) for batch in rows[state.batch :]]
+        batches = self.feed.batches([torch.cat([piece.rows for piece in pieces]) for pieces in shares])
+        self._whole = state.batch == 0  # no part of it was trained before the run was resumed
+        state.started = time.perf_counter() - state.seconds_before
+        for pieces, batch in zip(shares, batches, strict=True):
+            self.feed.seed_views(state.epoch, state.batch)
+            if ranks > 1:  # dropout draws differently on each, and does not depend on what came before
+                torch.manual_seed(mixed(self.feed.seed_of(state.epoch, state.batch), 1))
+            samples = len(rows[state.batch])
+            with self.compiler.benchmarking(full=samples == self.settings.batch):
+                self.captured(batch, pieces)
+            state.samples += samples
+            state.batch += 1
+            yield len(rows) - state.batch
+
+    def _set_safe_rate(self) -> None:
+        """Set the learning rate before the first step, where step=safe: every process to that of the first."""
+        if self.settings.step == "given" or self.state.epoch or self.state.batch:
+            return
+        optimizer, count = self.step.optimizer, min(self.settings.batch, len(self.feed))
+        rows = torch.linspace(0, len(self.feed) - 1, count).long()  # evenly spaced
+        model = self.step.model.full_model().to(self.accelerator.device)
+        with collectives.single_rank():
+            part = self.feed.made(next(iter(self.feed.batches([rows]))), at_random=False)
+            optimisers.set_safe_rate(model, self.step.balancer, part, optimizer, self.settings)
+        for group in optimizer.param_groups if collectives.size() > 1 else ():
+            group["lr"] = broadcast(float(group["lr"]))
+
+    def end_epoch(self) -> Record:
+        """Move the schedule on, count from the start again, and return the mean training loss per objective."""
+        if self.schedule is not None:
+            self.schedule.step()
+        state = self.state
+        totals = collectives.total(torch.stack(list(state.sums.values()))).tolist() if state.sums else []
+        losses = {name: total / max(state.samples, 1) for name, total in zip(state.sums, totals, strict=True)}
+        seconds = broadcast(time.perf_counter() - state.started)
+        state.epoch += 1
+        state.seconds += seconds
+        state.batch, state.samples, state.seconds_before = 0, 0, 0.0
+        for total in state.sums.values():
+            total.zero_()
+        return {"epoch": state.epoch, "seconds": seconds, "train": losses}
+
+    def validate(self, record: Record) -> Record:
+        """Evaluate on the validation part, tell the method, keep the best; return the record, completed."""
+        balancer, state = self.step.balancer, self.state
+        self.step.model.sync_buffers()
+        results = evaluate(self.model, self.validation)
+        table = balancer.table.numbers()
+        balancer.end_epoch({name: results[name] for name in balancer.modalities if name in results})
+        validation = {name: values["accuracy"] for name, values in results.items()}
+        alone = [accuracy for name, accuracy in validation.items() if name != "fused"]
+        score = validation["fused"] if balancer.needs_fused else sum(alone) / len(alone)
+        if not balancer.needs_fused:  # the fused head is as it was drawn: what it says is no result
+            validation.pop("fused")
+            record["train"].pop("fused", None)
+        record |= {"validation": validation, "table": table}
+        state.curves.append(record)
+        if score > state.best[0]:
+            keep = self.settings.select == "best"
+            weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()} if keep else {}
+            state.best = (score, state.epoch, weights)
+        self.accelerator.log(flat_numbers(record), step=state.epoch)
+        if self.compiler.update(record["seconds"], state.epoch, whole=self._whole):
+            self.step.attach()
+            self.captured.reset()
+        return record
+
+    def out_of_patience(self) -> bool:
+        """Return whether validation has not improved for as many epochs as the settings allow."""
+        patience, epoch = self.settings.patience, self.state.epoch
+        return patience is not None and epoch - self.state.best[1] >= patience and epoch > 0
+
+    def result(self) -> Trained:
+        """Return the model of the selected epoch, and how it was trained."""
+        state, model, settings, device = self.state, self.step.model, self.settings, self.accelerator.device
+        _, best, weights = state.best
+        if weights:
+            self.model.load_state_dict(weights)
+        for tracker in self.accelerator.trackers:  # not `end_training`: several processes go on together
+            tracker.finish()
+        path = {
+            "precision": precision_of(settings, device),
+            "captured": self.captured.why_not or "yes",
+            "compiled": self.compiler.outcome,
+        }
+        if settings.step != "given":
+            rate = float(self.step.optimizer.param_groups[0]["lr"])
+            path["learning rate"] = f"{rate:.4g}, at most 1/L̂ of a batch of {settings.batch}"
+        path |= self.step.balancer.remarks
+        if collectives.size() > 1:
+            path["processes"] = f"{collectives.size()}, {model.kind}"
+        model.sync_buffers()
+        steps = len(epoch_rows(len(self.feed), settings.batch, torch.Generator()))
+        epoch = best if weights else state.epoch
+        return Trained(model.full_model().to(device), state.curves, epoch, state.seconds, str(device), path, steps)

@@ -23,9 +23,7 @@ def edges_of(*tensors: Tensor | None) -> list[Edge]:
     return [(edge.node, edge.output_nr) for edge in edges]
 
 
-def walk(
-    edges: Iterable[Edge], ends: Callable[[Node, int, str], bool] | None = None
-) -> Iterator[tuple[Node, int, str]]:
+def walk(edges: Iterable[Edge], ends: Callable[[Node, int, str], bool] | None = None) -> Iterator[tuple[Any, int, str]]:
     """Yield some edges and all under them, each once, with the name of its node; nothing below those in `ends`.
 
     DDP passes every output of a model through one node, of which output i comes from input i alone.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.data.sets.avmnist_sound import RATE, WINDOW
+from equipoise.data.sets.avmnist_sources import RATE, WINDOW
 from media.made import make_wav
 
 SPEAKERS = ("george", "jackson", "lucas", "nicolas", "theo", "yweweler")

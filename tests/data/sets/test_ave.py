@@ -19,8 +19,7 @@ from data.sets.checks import (
     write_list,
 )
 from equipoise.data.prepare.prepare import prepare
-from equipoise.data.sets.ave import AVE
-from equipoise.data.sets.ave_lists import EVENTS, parts_of
+from equipoise.data.sets.ave import AVE, EVENTS, parts_of
 from equipoise.models.encoders import CNN2d, Frames
 from equipoise.models.late_fusion import LateFusion
 from equipoise.util.errors import Unreadable

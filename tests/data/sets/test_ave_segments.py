@@ -22,9 +22,7 @@ from data.sets.checks import (
 )
 from data.sets.test_ave import HEADER, ROWS
 from equipoise.data.prepare.prepare import prepare
-from equipoise.data.sets.ave import AVE
-from equipoise.data.sets.ave_lists import EVENTS
-from equipoise.data.sets.hdf import Table
+from equipoise.data.sets.ave import AVE, EVENTS, HDF5Array
 from equipoise.models.encoders import MLP
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.sequence import PooledMap
@@ -150,13 +148,13 @@ def test_features_of_the_real_size_are_opened_and_read_one_second_at_a_time(
     }.items():
         write_array(tmp_path / file, np.arange(first, last), "order")
     asked: list[tuple[str, Any]] = []
-    plain = Table.__getitem__
+    plain = HDF5Array.__getitem__
 
-    def watched(table: Table, where: Any) -> np.ndarray:
+    def watched(table: HDF5Array, where: Any) -> np.ndarray:
         asked.append((table.path.name, where))
         return plain(table, where)
 
-    monkeypatch.setattr(Table, "__getitem__", watched)
+    monkeypatch.setattr(HDF5Array, "__getitem__", watched)
     clips = SEGMENTS.open(tmp_path)
     assert len(clips.listed) == 41_430
     assert counts(clips.listed, "official") == {"train": 33_390, "validation": 4_020, "test": 4_020}
@@ -213,7 +211,7 @@ def test_broken_files_are_named(file: str, features: Path) -> None:
 
 
 def test_an_open_table_travels_to_another_process(features: Path) -> None:
-    table = Table(features / "audio_feature.h5", "avadataset")
+    table = HDF5Array(features / "audio_feature.h5", "avadataset")
     expected = table[2, 3]
     other = pickle.loads(pickle.dumps(table))
     assert (other[2, 3] == expected).all()
@@ -246,12 +244,12 @@ def test_numbers_that_lie_in_another_file_are_not_read(tmp_path: Path) -> None:
         layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "avadataset", (10,))
         file.create_virtual_dataset("virtual", layout)
         file.create_dataset("own", data=np.arange(3.0))
-    assert Table(tmp_path / "a.h5", "own")[...].tolist() == [0, 1, 2]
+    assert HDF5Array(tmp_path / "a.h5", "own")[...].tolist() == [0, 1, 2]
     for name in ("outside", "linked", "soft", "virtual"):
         with pytest.raises(
             Unreadable, match=r"a\.h5: expected (the numbers of .* in the file itself|an array of numbers)"
         ):
-            Table(tmp_path / "a.h5", name)
+            HDF5Array(tmp_path / "a.h5", name)
 
 
 def test_rows_that_only_a_header_claims_have_to_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +257,7 @@ def test_rows_that_only_a_header_claims_have_to_fit(tmp_path: Path, monkeypatch:
         file.create_dataset("many", (10**15, 2), "f8", chunks=(10, 2))
         file.create_dataset("wide", (1, 10**6), "f8", chunks=(1, 10))
     with pytest.raises(Unreadable, match="claims 1,000,000,000,000,000 rows; to list them needs about"):
-        Table(tmp_path / "a.h5", "many")
+        HDF5Array(tmp_path / "a.h5", "many")
     monkeypatch.setattr(processes, "free_memory", lambda: 2**20)
     with pytest.raises(Unreadable, match=r"'wide' needs about 0\.0 GiB of memory, and 0\.0 GiB are free"):
-        Table(tmp_path / "a.h5", "wide")[...]
+        HDF5Array(tmp_path / "a.h5", "wide")[...]

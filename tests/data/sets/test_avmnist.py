@@ -26,9 +26,7 @@ from data.sets.made_avmnist import (
     write_idx,
 )
 from equipoise.data.sets.avmnist import AVMNIST, Pairs
-from equipoise.data.sets.avmnist_ingredients import part_of_speakers
-from equipoise.data.sets.avmnist_sound import SAMPLES
-from equipoise.data.sets.idx import read_idx
+from equipoise.data.sets.avmnist_sources import SAMPLES, part_of_speakers, read_idx
 
 MADE = AVMNIST(validation_images=VALIDATION, energy=0.9)
 
@@ -191,16 +189,16 @@ def test_components_are_those_of_the_training_part_alone(own: Path, pairs: Pairs
     write_idx(own / "mnist" / "train-images-idx3-ubyte.gz", pixels)
     write_idx(own / "mnist" / "t10k-images-idx3-ubyte.gz", np.zeros((TEST, 28, 28), np.uint8))
     after = opened(own)
-    assert np.array_equal(before.remains.mean, after.remains.mean)
-    assert np.array_equal(before.remains.components, after.remains.components)
+    assert np.array_equal(before.components.mean, after.components.mean)
+    assert np.array_equal(before.components.components, after.components.components)
     pixels[0] = 255 - pixels[0]
     write_idx(own / "mnist" / "train-images-idx3-ubyte.gz", pixels)
-    assert not np.array_equal(opened(own).remains.mean, before.remains.mean)
+    assert not np.array_equal(opened(own).components.mean, before.components.mean)
 
 
 def test_what_is_blacker_than_black_is_kept(pairs: Pairs) -> None:
     stored = np.stack([pairs.read(number)["image"][0] for number in range(len(pairs.listed))])
-    exact = np.stack([pairs.remains.seen(pixels) / 255 for pixels in pairs.images.pixels])
+    exact = np.stack([pairs.components.project(pixels) / 255 for pixels in pairs.images.pixels])
     assert exact.min() < -0.02
     assert np.abs(stored - exact).max() < 2**-11  # what float16 rounds between 0.5 and 1
 
@@ -280,7 +278,7 @@ def test_the_real_ingredients() -> None:
     pairs = opened(Path(os.environ["EQUIPOISE_INGREDIENTS"]), AVMNIST())
     counts = Counter(clip.parts["speakers"] for clip in pairs.listed)
     assert counts == {"train": 55_000, "validation": 5_000, "test": 10_000}
-    assert (len(pairs.remains.components), pairs.remains.kept) == (3, pytest.approx(0.2296, abs=1e-4))
+    assert (len(pairs.components.components), pairs.components.kept) == (3, pytest.approx(0.2296, abs=1e-4))
     for number, clip in enumerate(pairs.listed):
         take, noise, start = pairs.drawn(number)
         assert take.digit == clip.label == int(pairs.images.label[number]) == int(clip.id.split("/")[1][0])

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from data.sets.made_avmnist import TEST, TRAIN, VALIDATION, make_ingredients, make_takes, write_idx
-from equipoise.data.sets.avmnist import AVMNIST
-from equipoise.data.sets.avmnist_published import AGM, MULTIBENCH, PublishedPairs
+from equipoise.data.sets.avmnist import AGM, AVMNIST, MULTIBENCH, PublishedPairs
 from equipoise.util.errors import Unreadable
 from media.made import make_wav
 
@@ -205,9 +204,8 @@ def test_published_pairs_are_cut_as_agm_and_multibench_cut_them(published: Path)
 
 
 def test_the_names_of_the_cuts_are_the_counts_of_the_whole() -> None:
-    from equipoise.data.sets.avmnist_published import _listed
-
-    listed = _listed(np.zeros(60_000, int), np.zeros(10_000, int), AVMNIST().validation_images)
+    labels = {("train", "label"): np.zeros(60_000, int), ("test", "label"): np.zeros(10_000, int)}
+    listed = PublishedPairs(labels, AVMNIST().validation_images).listed
     for name in (AGM, MULTIBENCH):
         counts = Counter(clip.parts[name] for clip in listed)
         assert name.split("-")[1:] == [str(counts[part]) for part in ("train", "validation", "test")]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.data.sets.avmnist import Remains
+from equipoise.data.sets.avmnist import PrincipalComponents
 
 
 def tiny_set(*pairs_of_values: tuple[int, int]) -> np.ndarray:
@@ -17,28 +17,28 @@ def tiny_set(*pairs_of_values: tuple[int, int]) -> np.ndarray:
 def test_remains_by_hand() -> None:
     """Deviations of ±10 and ±20 that do not go together: variances 100 and 400, one and four fifths of the whole."""
     training = tiny_set((90, 80), (110, 80), (90, 120), (110, 120))
-    remains = Remains.of(training, 0.85)
-    assert (len(remains.components), remains.kept) == (1, pytest.approx(0.8))
-    seen = remains.seen(tiny_set((117, 133))[0])
+    components = PrincipalComponents.fit(training, 0.85)
+    assert (len(components.components), components.kept) == (1, pytest.approx(0.8))
+    seen = components.project(tiny_set((117, 133))[0])
     assert seen[0, :3].tolist() == pytest.approx([100, 133, 100])  # the mean is added back
-    assert len(Remains.of(training, 0.8).components) == 1
-    assert len(Remains.of(training, 1.0).components) >= 2
+    assert len(PrincipalComponents.fit(training, 0.8).components) == 1
+    assert len(PrincipalComponents.fit(training, 1.0).components) >= 2
     with pytest.raises(ValueError, match=r"energy: expected at least 0\.8000, the share of the first .* found 0\.79"):
-        Remains.of(training, 0.79)
+        PrincipalComponents.fit(training, 0.79)
 
 
 @pytest.mark.parametrize("energy", [0.1, 0.3, 0.7])
 def test_remains_against_singular_values(energy: float) -> None:
     training = np.random.default_rng(2).integers(0, 256, (60, 28, 28)).astype(np.uint8)
-    remains = Remains.of(training, energy)
+    components = PrincipalComponents.fit(training, energy)
     flat = training.reshape(60, -1).astype(float)
     mean = flat.mean(axis=0)
     _, values, rows = (each.numpy() for each in torch.linalg.svd(torch.from_numpy(flat - mean), full_matrices=False))
     share = np.cumsum(values**2) / np.sum(values**2)
     count = int(np.searchsorted(share, energy, side="right"))
-    assert len(remains.components) == count > 0
-    assert remains.kept == pytest.approx(share[count - 1])
+    assert len(components.components) == count > 0
+    assert components.kept == pytest.approx(share[count - 1])
     expected = mean + np.einsum("np,kp,kq->nq", flat - mean, rows[:count], rows[:count], optimize=True)
-    found = np.stack([remains.seen(image) for image in training]).reshape(60, -1)
+    found = np.stack([components.project(image) for image in training]).reshape(60, -1)
     np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert np.sum((found - mean) ** 2) / np.sum((flat - mean) ** 2) == pytest.approx(remains.kept)
+    assert np.sum((found - mean) ** 2) / np.sum((flat - mean) ** 2) == pytest.approx(components.kept)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from equipoise.data.sets.avmnist_sound import (
+from equipoise.data.sets.avmnist_sources import (
     BLOCK,
     HOP,
     LEVEL,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from data.sets.checks import scramble_listings
-from equipoise.data.sets.footage import Footage, in_order
-from equipoise.data.sets.lists import find_list, rows_of
-from equipoise.data.sets.youtube import Cut, cut_of, key_of, keys_in
+from equipoise.data.sets.footage import Footage, pictures_in
+from equipoise.data.sets.lists import Problems, find_list, read_list
+from equipoise.data.sets.youtube import VideoSegment, key_of, keys_in, segment_of
 from equipoise.util.errors import Unreadable
 from media.made import make_image, make_video, make_wav
 
@@ -21,8 +21,8 @@ def picture(path: Path, grey: int) -> Path:
 def test_rows_survive_a_byte_order_mark_quotes_and_blank_lines(tmp_path: Path) -> None:
     path = tmp_path / "list.csv"
     path.write_bytes(b'\xef\xbb\xbfone,1,"a, b"\r\n\r\n two ,2,c\r\n')
-    problems: list[str] = []
-    assert rows_of(path, 3, problems) == [["one", "1", "a, b"], ["two", "2", "c"]]
+    problems = Problems()
+    assert read_list(path, 3, problems) == [["one", "1", "a, b"], ["two", "2", "c"]]
     assert problems == []
 
 
@@ -30,8 +30,8 @@ def test_rows_survive_a_byte_order_mark_quotes_and_blank_lines(tmp_path: Path) -
 def test_what_is_no_list_is_a_problem_that_names_it(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "list.csv"
     path.write_bytes(content)
-    problems: list[str] = []
-    rows_of(path, 2, problems)
+    problems = Problems()
+    read_list(path, 2, problems)
     assert problems == [] or str(path) in problems[0]
     assert problems or b"\x00" in content  # since Python 3.11 a zero byte is a character like others
 
@@ -39,8 +39,8 @@ def test_what_is_no_list_is_a_problem_that_names_it(tmp_path: Path, content: byt
 def test_short_rows_are_numbered(tmp_path: Path) -> None:
     path = tmp_path / "list.csv"
     path.write_text("a,1\nb\nc,3\n" + "d\n" * 9)
-    problems: list[str] = []
-    assert rows_of(path, 2, problems) == [["a", "1"], ["c", "3"]]
+    problems = Problems()
+    assert read_list(path, 2, problems) == [["a", "1"], ["c", "3"]]
     assert "expected 2 columns, found row 2: 'b'" in problems[0]
     assert "and 5 more" in problems[0]
 
@@ -50,8 +50,8 @@ def test_random_bytes_are_rows_or_a_problem(tmp_path: Path, seed: int) -> None:
     path, draw = tmp_path / "list.csv", random.Random(seed)
     for _ in range(50):
         path.write_bytes(draw.randbytes(draw.randrange(1, 200)))
-        problems: list[str] = []
-        assert all(len(row) >= 2 for row in rows_of(path, 2, problems))
+        problems = Problems()
+        assert all(len(row) >= 2 for row in read_list(path, 2, problems))
         assert all(str(path) in problem for problem in problems)
 
 
@@ -69,7 +69,7 @@ def test_pictures_come_in_the_order_of_their_numbers(
     for number in range(12):  # frame_10 sorts before frame_2 as text
         picture(tmp_path / f"frame_{number}.png", 10 * number)
     scramble_listings(monkeypatch, seed)
-    assert [path.stem for path in in_order(tmp_path)] == [f"frame_{number}" for number in range(12)]
+    assert [path.stem for path in pictures_in(tmp_path)] == [f"frame_{number}" for number in range(12)]
     frames = Footage(pictures={"clip": tmp_path}).frames("clip", 1, 12, 8)
     assert frames[:, 0, 0, 0].tolist() == [10 * number for number in range(12)]
 
@@ -126,11 +126,11 @@ def test_sound_comes_from_the_track_only_where_that_will_do(tmp_path: Path) -> N
 
 def test_names_of_youtube_clips_by_hand() -> None:
     for name in ("-3Mwkq-7TV4_2", "-3Mwkq-7TV4_000002", "-3Mwkq-7TV4_000002_000012"):
-        assert cut_of(name) == Cut("-3Mwkq-7TV4", 2)
+        assert segment_of(name) == VideoSegment("-3Mwkq-7TV4", 2)
         assert key_of(name) == "-3Mwkq-7TV4_2"
-    assert cut_of("0HQsAGUnQ_0_6") == Cut("0HQsAGUnQ_0", 6)  # an underscore of the id's own
-    assert cut_of("1234567_000") == Cut("1234567_000", None)  # eleven characters that look like a start
-    assert cut_of("short_2") is None
+    assert segment_of("0HQsAGUnQ_0_6") == VideoSegment("0HQsAGUnQ_0", 6)  # an underscore of the id's own
+    assert segment_of("1234567_000") == VideoSegment("1234567_000", None)  # eleven characters that look like a start
+    assert segment_of("short_2") is None
     assert key_of("short_2") == "short_2"
 
 
@@ -140,14 +140,19 @@ def test_any_spelling_of_a_youtube_clip_has_one_key(seed: int) -> None:
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
     video, start = "".join(draw.choices(letters, k=11)), draw.randrange(10_000)
     spellings = [f"{video}_{start}", f"{video}_{start:06d}", f"{video}_{start:06d}_{start + 10:06d}"]
-    assert {cut_of(each) for each in spellings} == {Cut(video, start)}
+    assert {segment_of(each) for each in spellings} == {VideoSegment(video, start)}
     assert {key_of(each) for each in spellings} == {f"{video}_{start}"}
 
 
 def test_a_file_named_by_the_video_alone_stands_for_its_only_clip() -> None:
     footage = Footage(videos={"aaaaaaaaaaa": Path("a"), "bbbbbbbbbbb": Path("b"), "ccccccccccc_3": Path("c")})
-    cuts = [Cut("aaaaaaaaaaa", 1), Cut("bbbbbbbbbbb", 1), Cut("bbbbbbbbbbb", 2), Cut("ccccccccccc", 3)]
-    assert keys_in(footage, cuts) == ["aaaaaaaaaaa", "bbbbbbbbbbb_1", "bbbbbbbbbbb_2", "ccccccccccc_3"]
+    segments = [
+        VideoSegment("aaaaaaaaaaa", 1),
+        VideoSegment("bbbbbbbbbbb", 1),
+        VideoSegment("bbbbbbbbbbb", 2),
+        VideoSegment("ccccccccccc", 3),
+    ]
+    assert keys_in(footage, segments) == ["aaaaaaaaaaa", "bbbbbbbbbbb_1", "bbbbbbbbbbb_2", "ccccccccccc_3"]
 
 
 def test_links_in_a_circle_and_very_deep_folders_end(tmp_path: Path) -> None:

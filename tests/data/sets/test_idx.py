@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data.sets.made_avmnist import idx_bytes
-from equipoise.data.sets.idx import read_idx
+from equipoise.data.sets.avmnist_sources import read_idx
 from equipoise.util.errors import Unreadable
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 3)).astype(np.uint8)

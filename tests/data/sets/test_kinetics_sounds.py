@@ -20,7 +20,7 @@ from data.sets.checks import (
     scramble_listings,
     write_list,
 )
-from equipoise.data.sets.kinetics_sounds import KineticsSounds
+from equipoise.data.sets.youtube import KineticsSounds
 from equipoise.data.splits import PARTS, Part
 from equipoise.data.views import VideoFrames
 from equipoise.util.errors import Unreadable
@@ -202,7 +202,7 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
         KineticsSounds().open(tmp_path)
     for expected in (
         "expected 3 columns, found row 4: '-3Mwkq-7TV4_9,10'",
-        "such as -3Mwkq-7TV4_2, found playing drums, -3Mwkq-7TV4",
+        "such as -3Mwkq-7TV4_2, found playing drums,10,1, -3Mwkq-7TV4,10,1",
         "expected classes from 0 to 30, found --4-0ihtnBU_58,10,31",
         "expected no video in both lists, found -3Mwkq-7TV4",
         "expected 31 different names, found 2 on 2 lines",

@@ -19,8 +19,7 @@ from data.sets.checks import (
 from data.sets.pickled import Bomb, check_broken_pickles, check_nothing_runs, write_pickle
 from equipoise.data.prepare.prepare import check_listing as refuse_listing
 from equipoise.data.prepare.prepare import prepare
-from equipoise.data.sets.mosei import MOSEI, Neutral
-from equipoise.data.sets.words import FIRST, PADDING, UNKNOWN, Vocabulary, read_vectors, words_of
+from equipoise.data.sets.mosei import FIRST, MOSEI, PADDING, UNKNOWN, Neutral, read_vectors, vocabulary_of, words_of
 from equipoise.models.late_fusion import LateFusion
 from equipoise.models.sequence import AttentionPooled, Tokens
 from equipoise.util.errors import Unreadable
@@ -121,14 +120,12 @@ def test_padding_unknown_and_every_word_have_numbers_of_their_own(source: Path) 
 def test_a_vocabulary_depends_on_what_is_said_and_not_on_its_order(seed: int) -> None:
     draw = np.random.default_rng(seed)
     sentences = [[f"w{word}" for word in draw.integers(0, 30, 8)] for _ in range(20)]
-    one = Vocabulary.of(sentences, size=12)
-    other = Vocabulary.of([sentences[row][::-1] for row in draw.permutation(20)], size=12)
+    one = vocabulary_of(sentences, size=12)
+    other = vocabulary_of([sentences[row][::-1] for row in draw.permutation(20)], size=12)
     assert one == other
-    assert sorted(one.number_of.values()) == list(range(2, 12))
+    assert sorted(one.values()) == list(range(2, 12))
     said = [word for sentence in sentences for word in sentence]
-    assert min(said.count(word) for word in one.number_of) >= max(
-        said.count(word) for word in set(said) - set(one.number_of)
-    )
+    assert min(said.count(word) for word in one) >= max(said.count(word) for word in set(said) - set(one))
 
 
 def test_sixty_words_and_frames_are_kept(tmp_path: Path) -> None:

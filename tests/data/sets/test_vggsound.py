@@ -20,7 +20,7 @@ from data.sets.checks import (
     log_stft_by_hand,
     write_list,
 )
-from equipoise.data.sets.vggsound import VGGSound
+from equipoise.data.sets.youtube import VGGSound
 from equipoise.data.splits import PARTS
 from equipoise.data.views import LogSTFT, VideoFrames
 from equipoise.util.errors import Unreadable

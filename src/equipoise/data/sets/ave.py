@@ -7,31 +7,53 @@ features that were taken from both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 
-from equipoise.data.prepare.original import Clip, Clips, Field, InMemory, Original, Protocol
-from equipoise.data.sets.ave_lists import ANNOTATIONS, EVENTS, LISTS, Row, parts_of, read_rows
-from equipoise.data.sets.ave_segments import CLASSES, MAP, SOUND, open_segments
-from equipoise.data.sets.footage import positive
-from equipoise.data.sets.lists import refuse, some
-from equipoise.data.views import LogSTFT, Rescaled, VideoFrames
-from equipoise.util.errors import BadInput, Unreadable
+from equipoise.data.prepare.original import Clip, Clips, Field, InMemory, Protocol
+from equipoise.data.sets.footage import AudioVisual, as_int16
+from equipoise.data.sets.lists import Problems, official_and_agm, part_by_hash, some
+from equipoise.data.splits import PARTS
+from equipoise.data.views import LogSTFT, Rescaled
+from equipoise.media.sound import read_sound
+from equipoise.media.video import read_frames
+from equipoise.util.errors import Unreadable
+from equipoise.util.files import reading
+from equipoise.util.processes import memory_problem
 
-FOLDER, SUFFIX = "AVE", ".mp4"
-SECONDS, HERTZ = 10, 16_000
+_EVENTS = (  # in the order of Annotations.txt, which is also that of the columns of the labels
+    "Church bell|Male speech, man speaking|Bark|Fixed-wing aircraft, airplane|Race car, auto racing|"
+    "Female speech, woman speaking|Helicopter|Violin, fiddle|Flute|Ukulele|Frying (food)|Truck|Shofar|Motorcycle|"
+    "Acoustic guitar|Train horn|Clock|Banjo|Goat|Baby cry, infant cry|Bus|Chainsaw|Cat|Horse|Toilet flush|"
+    "Rodents, rats, mice|Accordion|Mandolin"
+)
+EVENTS = tuple(_EVENTS.split("|"))
+SECOND_CLASSES = (*EVENTS, "background")
+ANNOTATIONS, VIDEO_FOLDER = "Annotations.txt", "AVE"
+LISTS = {"train": "trainSet.txt", "validation": "valSet.txt", "test": "testSet.txt"}
+VIDEO = re.compile(r"[A-Za-z0-9_-]+")
+SECONDS, RATE = 10, 16_000
 N_FFT, HOP, COLUMNS = 512, 159, 1004  # a window of 512 that overlaps the next by 353
 STRETCH = (COLUMNS - 1) * HOP  # samples: frames are centred, the first at 0 and the last at the end
 WHOLE_VIDEO = 60  # frames, one a second, from which those of an event are taken
 
+VISUAL, SOUND, LABELS = "visual_feature.h5", "audio_feature.h5", "right_labels.h5"
+SHAPES = {VISUAL: (SECONDS, 7, 7, 512), SOUND: (SECONDS, 128), LABELS: (SECONDS, len(SECOND_CLASSES))}  # VGG-19, VGGish
+OTHER_LABELS = "labels.h5"  # the publisher's own; PSP's right_labels.h5 corrects it
+ARRAY, ORDER = "avadataset", "order"
+ORDERS = {"train": "train_order.h5", "validation": "val_order.h5", "test": "test_order.h5"}
+ROW = 1000  # bytes that what is known of a row takes, about
+
 
 @final
 @dataclass(frozen=True)
-class AVE(Original):
+class AVE(AudioVisual):
     """AVE.
 
     Args:
@@ -40,15 +62,12 @@ class AVE(Original):
         stretch: Of clips: "clip", all ten seconds; or "event", only those in which the event is seen and heard, the
             sound repeated, as PMR has it.
         frames: Of clips: frames that make an input; PMR takes 4.
-        size: Of clips: of the sides of a kept frame.
+        size: Of clips: of the sides of a stored frame.
         crop: Of clips: of the sides of an input.
     """
 
     task: Literal["clips", "segments"] = "clips"
     stretch: Literal["clip", "event"] = "clip"
-    frames: int = 3
-    size: int = 256
-    crop: int = 224
 
     name: ClassVar[str] = "ave"
     summary: ClassVar[str] = "28 audio-visual events, 4,143 clips of ten seconds, or every second of them"
@@ -77,48 +96,47 @@ for task=segments the publisher's features and PSP's corrected labels (or the pu
         ),
     }
 
-    def __post_init__(self) -> None:
-        problems = positive({"frames": self.frames, "size": self.size, "crop": self.crop})
-        if self.task not in ("clips", "segments"):
-            problems.append(f"expected task to be clips or segments, found {self.task!r}")
-        if self.stretch not in ("clip", "event"):
-            problems.append(f"expected stretch to be clip or event, found {self.stretch!r}")
-        if problems:
-            raise BadInput(f"ave: {'; '.join(problems)}")
-
     @property
     def fields(self) -> dict[str, Field]:
-        """Sound and frames of a clip, or features of a second."""
-        if self.task == "segments":
-            return {"audio": Field(SOUND), "video": Field(MAP, "float16", view=Rescaled(1.0))}
-        heard = Field((SECONDS * HERTZ,), "int16", view=LogSTFT(STRETCH, N_FFT, HOP))
-        shape = (SECONDS, 3, self.size, self.size)
-        return {"audio": heard, "video": Field(shape, "uint8", ragged=True, view=VideoFrames(self.frames, self.crop))}
+        """Describe sound and frames of a clip, or features of a second."""
+        if self.task == "segments":  # channels first, as encoders read them
+            return {"audio": Field((128,)), "video": Field((512, 7, 7), "float16", view=Rescaled(1.0))}
+        sound = Field((SECONDS * RATE,), "int16", view=LogSTFT(STRETCH, N_FFT, HOP))
+        return {"audio": sound, "video": self.video_field(SECONDS)}
 
     def open(self, source: Path) -> Clips:
         """Find the clips or the features."""
-        source, problems = Path(source), []
-        found = open_segments(source, problems) if self.task == "segments" else self._open_clips(source, problems)
-        refuse(self, source, problems)
-        return found or InMemory([])
+        source, problems = Path(source), Problems()
+        clips = (_open_segments if self.task == "segments" else self._open_clips)(source, problems)
+        problems.raise_for(self, source)
+        return clips
 
     def classes(self, clips: Clips) -> tuple[str, ...]:  # noqa: ARG002 (they are the same for any clips)
-        """The events in the order of the publisher's list, and background where there are seconds without any."""
-        return CLASSES if self.task == "segments" else EVENTS
+        """Return the events in the order of the publisher's list, and background where seconds have none."""
+        return SECOND_CLASSES if self.task == "segments" else EVENTS
 
-    def _open_clips(self, source: Path, problems: list[str]) -> EventClips:
-        rows = read_rows(source / ANNOTATIONS, problems)
-        once: dict[tuple[str, str], Row] = {}
-        for row in rows:
-            once.setdefault((row.event, row.video), row)
+    def _open_clips(self, source: Path, problems: Problems) -> Clips:
+        annotations: dict[tuple[str, str], Annotation] = {}
+        for row in read_annotations(source / ANNOTATIONS, problems):
+            annotations.setdefault((row.event, row.video), row)
         parts: dict[tuple[str, str], str] = {}
         for part, file in LISTS.items():
-            parts |= {(row.event, row.video): part for row in read_rows(source / file, problems)}
-        if strange := [f"{event}&{video}" for event, video in parts if (event, video) not in once]:
+            parts |= {(row.event, row.video): part for row in read_annotations(source / file, problems)}
+        if strange := ["&".join(key) for key in parts if key not in annotations]:
             problems.append(f"expected the rows of every list in {ANNOTATIONS} too, found none for {some(strange)}")
-        if not (source / FOLDER).is_dir():
-            problems.append(f"expected videos in {source / FOLDER}, found no such folder")
-        return EventClips(source / FOLDER, list(once.values()), [parts.get(key) for key in once], self)
+        if not (source / VIDEO_FOLDER).is_dir():
+            problems.append(f"expected videos in {source / VIDEO_FOLDER}, found no such folder")
+        return EventClips(source, list(annotations.values()), [parts.get(key) for key in annotations], self)
+
+
+@final
+class Annotation(NamedTuple):
+    """One line of a list: an event, the video it is in, and the seconds from and to which it lasts."""
+
+    event: str
+    video: str
+    start: int
+    end: int
 
 
 @final
@@ -126,34 +144,205 @@ class EventClips(Clips):
     """Clips with one event each. A video with two events is two clips, in the same part under every protocol.
 
     Args:
-        folder: Of the videos.
+        source: The publisher's folder.
         rows: The clips.
         parts: The publisher's part of each.
         options: How they are read.
     """
 
-    def __init__(self, folder: Path, rows: Sequence[Row], parts: Sequence[str | None], options: AVE) -> None:
-        self._folder, self._rows, self._options = folder, rows, options
-        placed = parts_of(parts, [row.video for row in rows])
+    def __init__(self, source: Path, rows: Sequence[Annotation], parts: Sequence[str | None], options: AVE) -> None:
+        self._source, self._rows, self._options = source, rows, options
         self.listed = [
-            Clip(f"{row.video}/{row.event}", EVENTS.index(row.event), row.video, each)
-            for row, each in zip(rows, placed, strict=True)
+            Clip(f"{row.video}/{row.event}", EVENTS.index(row.event), row.video, placed)
+            for row, placed in zip(rows, parts_of(parts, [row.video for row in rows]), strict=True)
         ]
 
     def read(self, number: int) -> dict[str, np.ndarray]:
-        """Ten seconds of sound and a frame of each second."""
-        from equipoise.media.sound import read_sound, tile
-        from equipoise.media.video import read_frames
-
-        row, options = self._rows[number], self._options
-        path = self._folder / f"{row.video}{SUFFIX}"
-        wave = read_sound(path, HERTZ)[0]
-        if options.stretch == "clip":
-            seen = read_frames(path, 1, SECONDS, options.size)
+        """Read ten seconds of sound and a frame of each second."""
+        row, size = self._rows[number], self._options.size
+        path = self._source / VIDEO_FOLDER / f"{row.video}.mp4"
+        wave = read_sound(path, RATE)[0]
+        if self._options.stretch == "clip":
+            frames = read_frames(path, 1, SECONDS, size)
         else:
-            wave = wave[row.start * HERTZ : row.end * HERTZ]
-            seen = read_frames(path, 1, WHOLE_VIDEO, options.size)[row.start : row.end][:SECONDS]
-            if not len(wave) or not len(seen):
+            wave = wave[row.start * RATE : row.end * RATE]
+            frames = read_frames(path, 1, WHOLE_VIDEO, size)[row.start : row.end][:SECONDS]
+            if not len(wave) or not len(frames):
                 raise Unreadable(f"{path}: expected the event from second {row.start} to {row.end}, found none of it")
-        loud = np.clip(np.rint(tile(wave, SECONDS * HERTZ) * 2**15), -(2**15), 2**15 - 1)
-        return {"audio": loud.astype(np.int16), "video": seen}
+        return {"audio": as_int16(wave, SECONDS * RATE), "video": frames}
+
+
+def read_annotations(path: Path, problems: Problems) -> list[Annotation]:
+    """Read the rows of a list, with or without a header: event, video, quality, start and end, separated by &."""
+    try:
+        with reading(path):
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except Unreadable as problem:
+        problems.append(str(problem))
+        return []
+    rows, odd, strange = [], [], set()
+    for number, line in enumerate(lines, 1):
+        cells = [cell.strip() for cell in line.split("&")]
+        if not line.strip() or (number == 1 and cells[0] == "Category"):
+            continue
+        if len(cells) != 5 or not VIDEO.fullmatch(cells[1]) or not all(cell.isdecimal() for cell in cells[3:]):
+            odd.append(f"line {number}: {line.strip()!r}")
+        elif cells[0] not in EVENTS:
+            strange.add(cells[0])
+        else:
+            rows.append(Annotation(cells[0], cells[1], int(cells[3]), int(cells[4])))
+    problems.unexpected(f"{path}: expected rows like Bark&3jS8tWfLJxI&good&7&9", odd)
+    problems.unexpected(f"{path}: expected the {len(EVENTS)} events of AVE", sorted(strange))
+    if not (rows or odd or strange):
+        problems.append(f"{path}: expected rows, found none")
+    return rows
+
+
+def parts_of(listed: Sequence[str | None], videos: Sequence[str]) -> list[Mapping[str, str]]:
+    """Return the part of each row under each protocol.
+
+    A video that the publisher's lists put into two parts is used in the later one alone, test before validation before
+    train: so the test part is the publisher's, and nothing of it is learnt from.
+
+    Args:
+        listed: The publisher's part of each row; None where it names none.
+        videos: The video of each row.
+    """
+    latest: dict[str, str | None] = {}
+    for part, video in zip(listed, videos, strict=True):
+        latest[video] = max(part, latest.get(video), key=(None, *PARTS).index)
+    shares = {"train": 0.8, "validation": 0.1, "test": 0.1}  # close to the publisher's
+    return [
+        {"videos": part_by_hash(video, shares, salt="ave videos")}
+        | (official_and_agm(part) if part is not None and part == latest[video] else {})
+        for part, video in zip(listed, videos, strict=True)
+    ]
+
+
+@final
+class Segments(Clips):
+    """Every second of every row of the publisher's features, each a sample.
+
+    Args:
+        arrays: Features and labels, by the name of their file.
+        parts: The publisher's part of each row; None where it names none.
+        videos: The video of each row.
+    """
+
+    def __init__(self, arrays: Mapping[str, HDF5Array], parts: Sequence[str | None], videos: Sequence[str]) -> None:
+        self._arrays = arrays
+        marked = arrays[LABELS][:] != 0
+        self._labels_of_second = marked.sum(axis=2)
+        labels, placed = marked.argmax(axis=2), parts_of(parts, videos)
+        self.listed = [
+            Clip(f"{row:04d}/{second}", int(labels[row, second]), videos[row], placed[row])
+            for row in range(len(videos))
+            for second in range(SECONDS)
+        ]
+
+    def read(self, number: int) -> dict[str, np.ndarray]:
+        """Read the features of one second."""
+        place = row, second = divmod(number, SECONDS)
+        if (count := self._labels_of_second[place]) != 1:
+            raise Unreadable(f"row {row}, second {second}: expected one label, found {count}")
+        with np.errstate(over="ignore"):  # said below
+            video = self._arrays[VISUAL][place].transpose(2, 0, 1).astype(np.float16)
+            sound = self._arrays[SOUND][place].astype(np.float32)
+        for file, array in ((VISUAL, video), (SOUND, sound)):
+            if not np.isfinite(array).all():
+                where = f"{self._arrays[file].path}, row {row}, second {second}"
+                raise Unreadable(f"{where}: found NaN, infinity or too large numbers")
+        return {"audio": sound, "video": np.ascontiguousarray(video)}
+
+
+def _open_segments(source: Path, problems: Problems) -> Clips:
+    """Find the files of features; no clips where something is wrong."""
+    arrays: dict[str, HDF5Array] = {}
+    for file, shape in SHAPES.items():
+        other = file == LABELS and not (source / file).exists() and (source / OTHER_LABELS).exists()
+        path = source / (OTHER_LABELS if other else file)
+        array = problems.attempt(HDF5Array, path, ARRAY)
+        if array is not None:
+            arrays[file] = array
+            if array.shape[1:] != shape:
+                expected = ", ".join(map(str, shape))
+                problems.append(f"{path}: expected {ARRAY} of shape [N, {expected}], found {list(array.shape)}")
+    counts = {array.path.name: array.shape[0] if array.shape else 0 for array in arrays.values()}
+    if len(set(counts.values())) > 1:
+        problems.append(f"expected as many rows in every file, found {counts}")
+    count = max(counts.values(), default=0)
+    parts = _listed_parts(source, count, problems)
+    videos = [f"row {row:04d}" for row in range(count)]
+    if (source / ANNOTATIONS).exists():  # its lines are in the same order
+        videos = [row.video for row in read_annotations(source / ANNOTATIONS, problems)]
+        if len(videos) != count:
+            problems.append(f"{source / ANNOTATIONS}: expected {count} rows as in the features, found {len(videos)}")
+    return InMemory([]) if problems else Segments(arrays, parts, videos)
+
+
+def _listed_parts(source: Path, count: int, problems: Problems) -> list[str | None]:
+    """Return the part of each row, by the publisher's lists of row numbers."""
+    parts: list[str | None] = [None] * count
+    for part, file in ORDERS.items():
+        order = problems.attempt(lambda path=source / file: HDF5Array(path, ORDER)[...].reshape(-1).tolist())
+        if order is None:
+            continue
+        outside = [str(row) for row in order if not (float(row).is_integer() and 0 <= row < count)]
+        problems.unexpected(f"{source / file}: expected whole numbers from 0 to {count - 1}", outside)
+        rows = [] if outside else list(map(int, order))
+        twice = [f"{row} (also in {parts[row]})" for row in rows if parts[row]]
+        if twice or len(set(rows)) < len(rows):
+            problems.append(f"{source / file}: expected every row once, found {some(twice) or 'some twice'}")
+        for row in rows:
+            parts[row] = part
+    return parts
+
+
+@final
+class HDF5Array:
+    """One array of numbers in an HDF5 file. Its rows are read when they are asked for: it may be larger than memory.
+
+    Args:
+        path: Of the file.
+        name: Of the array in it.
+
+    Raises:
+        Unreadable: If there is no such array of numbers.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self._opened: tuple[int, Any] | None = None  # by which process, and what
+        with reading(path):
+            import h5py
+
+            with h5py.File(path, "r") as file:
+                array = file.get(name) if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+                if not isinstance(array, h5py.Dataset) or array.dtype.kind not in "fiub":
+                    there = ", ".join(file) or "nothing"
+                    raise Unreadable(f"{path}: expected an array of numbers called {name!r}; found {there}")
+                if array.is_virtual or array.external:  # its numbers would come from files of the publisher's choice
+                    raise Unreadable(
+                        f"{path}: expected the numbers of {name!r} in the file itself, found them elsewhere"
+                    )
+                if array.shape and (why := memory_problem(ROW * array.shape[0])):  # rows that take no room in a file
+                    raise Unreadable(f"{path}: {name!r} claims {array.shape[0]:,} rows; to list them {why}")
+                self.shape = tuple(array.shape)
+
+    def __getitem__(self, where: Any) -> np.ndarray:
+        """Read the numbers at some place, as h5py takes it."""
+        with reading(self.path):
+            if where is Ellipsis and (why := memory_problem(self._array().nbytes)):
+                raise Unreadable(f"{self.path}: {self.name!r} {why}")
+            return np.asarray(self._array()[where])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}  # an open file does not travel to another process
+
+    def _array(self) -> Any:
+        import h5py
+
+        process = os.getpid()
+        if self._opened is None or self._opened[0] != process:  # two processes must not share a handle
+            self._opened = (process, h5py.File(self.path, "r")[self.name])
+        return self._opened[1]

@@ -1,15 +1,16 @@
 """AV-MNIST: an image of a digit that lost most of its detail, and the same digit spoken in noise.
 
 The data set of Vielzeuf et al., "CentralNet: a Multilayer Approach for Multimodal Fusion" (2018). The files that go
-round were made by others after its description, and disagree. Here it is made from its ingredients, so that every sound
-says the digit that is on its image; the files that go round can be read too.
+round were made by others after its description, and disagree. Here it is made from its sources, so that every sound
+says the digit that is on its image; the files that go round can be read too: pairs without names, speakers unknown.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, final
 
@@ -17,24 +18,42 @@ import numpy as np
 import torch
 
 from equipoise.data.prepare.original import Clip, Clips, Field, Original, Protocol
-from equipoise.data.sets.avmnist_ingredients import (
+from equipoise.data.sets.avmnist_sources import (
+    COLUMNS,
     DIGITS,
+    ROWS,
+    SAMPLES,
     SIDE,
-    Images,
+    DigitImages,
     Noise,
-    Take,
+    SpokenDigit,
+    mixed,
     read_images,
     read_noises,
-    read_takes,
+    read_spoken_digits,
+    spectrogram,
 )
-from equipoise.data.sets.avmnist_published import PROTOCOLS, is_published, open_published
-from equipoise.data.sets.avmnist_sound import COLUMNS, ROWS, SAMPLES, mixed, spectrogram
-from equipoise.data.sets.lists import refuse
+from equipoise.data.sets.lists import Problems
 from equipoise.data.splits import PARTS
 from equipoise.data.views import Rescaled
-from equipoise.util.errors import BadInput, collect, demand
+from equipoise.util.errors import BadInput, Unreadable, collect, demand, raise_all
+from equipoise.util.files import reading
 
 SPEAKERS = "speakers"
+AGM, MULTIBENCH = "agm-54000-9000-7000", "multibench-55000-5000-10000"
+PUBLISHED_PROTOCOLS = {
+    MULTIBENCH: Protocol(
+        "the published files: all training pairs but the last 5,000, those 5,000, and all test pairs, as MultiBench "
+        "cuts them; speakers are in all parts; selection sees validation only"
+    ),
+    AGM: Protocol(
+        "the published files: the first 90 % of the training pairs, the first 90 % of the test pairs as validation, "
+        "and both tails as test, as AGM's code cuts them; it selects on its 9,000 of validation and reports the same",
+        selects_on_test=True,
+    ),
+}
+FILES = {"image": "image/{}_data.npy", "audio": "audio/{}_data.npy", "label": "{}_labels.npy"}
+SHAPES = {"image": (784,), "audio": (112, 112), "label": ()}
 
 
 @final
@@ -76,7 +95,7 @@ class AVMNIST(Original):
             by_group=True,
             folds=False,  # images and noises were cut too, and the components fitted on this training part
         ),
-        **PROTOCOLS,
+        **PUBLISHED_PROTOCOLS,
     }
 
     snr: float = 0.0
@@ -99,89 +118,88 @@ class AVMNIST(Original):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Images with white at 1 and no limits, since what is left of an image may be blacker than black."""
+        """Describe images, with white at 1 but no limits, since what is left may be blacker than black, and sounds."""
         return {
             "image": Field((1, SIDE, SIDE), "float16", view=Rescaled(1.0)),
             "sound": Field((1, ROWS, COLUMNS), "uint8", view=Rescaled(1 / 255)),
         }
 
     def open(self, source: Path) -> Clips:
-        """Read all ingredients into memory, where workers that are forked share them; or map the files that go round.
+        """Read all sources into memory, where workers that are forked share them; or map the files that go round.
 
         Raises:
             BadInput: With everything that is wrong with the folder.
         """
         try:
-            if is_published(source):
+            if any((source / file.format(part)).is_file() for file in FILES.values() for part in ("train", "test")):
                 return open_published(source, self.validation_images)
+            validation, test = (
+                [name for word in text.split(",") if (name := word.strip())]
+                for text in (self.validation_speakers, self.test_speakers)
+            )
             images, takes, noises = collect(
-                lambda: read_images(source, self.mnist, self.validation_images),
-                lambda: read_takes(source, self.spoken, _names(self.validation_speakers), _names(self.test_speakers)),
-                lambda: read_noises(source, self.noises),
+                partial(read_images, source, self.mnist, self.validation_images),
+                partial(read_spoken_digits, source, self.spoken, validation, test),
+                partial(read_noises, source, self.noises),
             )
             return Pairs(self, images, takes, noises)
-        except BadInput as problems:
-            refuse(self, source, str(problems).splitlines())
+        except BadInput as problem:
+            Problems(str(problem).splitlines()).raise_for(self, source)
             raise
 
     def classes(self, clips: Clips) -> tuple[str, ...]:  # noqa: ARG002 (the same for all)
-        """The ten digits."""
+        """Return the ten digits."""
         return tuple(map(str, DIGITS))
 
 
 @final
-@dataclass
 class Pairs(Clips):
-    """Pairs made of their ingredients.
+    """Pairs made of their sources.
 
     Args:
-        options: How.
+        options: How they are made.
         images: All images.
         takes: All spoken digits.
         noises: All noises.
     """
 
-    options: AVMNIST
-    images: Images
-    takes: Sequence[Take]
-    noises: Sequence[Noise]
-    listed: Sequence[Clip] = field(init=False)
-    remains: Remains = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._said = {(part, digit): [] for part in PARTS for digit in DIGITS}
-        for take in self.takes:
-            self._said[take.part, take.digit].append(take)
-        self._heard = {part: [noise for noise in self.noises if noise.part == part] for part in PARTS}
-        self.remains = Remains.of(self.images.pixels[self.images.part == "train"], self.options.energy)
-        self.listed = [self._clip(number) for number in range(len(self.images.label))]
+    def __init__(
+        self, options: AVMNIST, images: DigitImages, takes: Sequence[SpokenDigit], noises: Sequence[Noise]
+    ) -> None:
+        self.options, self.images, self.takes = options, images, takes
+        self._takes = {(part, digit): [] for part in PARTS for digit in DIGITS}
+        for take in takes:
+            self._takes[take.part, take.digit].append(take)
+        self._noises = {part: [noise for noise in noises if noise.part == part] for part in PARTS}
+        self.components = PrincipalComponents.fit(images.pixels[images.part == "train"], options.energy)
+        self.listed = [self._clip(number) for number in range(len(images.label))]
 
     def read(self, number: int) -> dict[str, np.ndarray]:
         """Make one pair."""
         take, noise, start = self.drawn(number)
         sound = spectrogram(mixed(take.wave, noise.wave[start : start + SAMPLES], self.options.snr))
-        image = self.remains.seen(self.images.pixels[number]) / 255
+        image = self.components.project(self.images.pixels[number]) / 255
         return {"image": image.astype(np.float16)[None], "sound": sound[None]}
 
-    def drawn(self, number: int) -> tuple[Take, Noise, int]:
-        """What is heard beside an image: a take of its digit, a noise, and where in the noise the second starts."""
+    def drawn(self, number: int) -> tuple[SpokenDigit, Noise, int]:
+        """Draw what is heard with an image: a take of its digit, a noise, and where in the noise the second starts."""
         digest = hashlib.sha256(f"{self.options.seed}/{number}".encode()).digest()
-        draws = [int.from_bytes(digest[start : start + 8], "big") for start in (0, 8, 16)]
+        first, second, third = (int.from_bytes(digest[start : start + 8], "big") for start in (0, 8, 16))
         part = str(self.images.part[number])
-        said, heard = self._said[part, int(self.images.label[number])], self._heard[part]
-        take, noise = said[draws[0] % len(said)], heard[draws[1] % len(heard)]
-        return take, noise, draws[2] % (len(noise.wave) - SAMPLES)
+        takes, noises = self._takes[part, int(self.images.label[number])], self._noises[part]
+        noise = noises[second % len(noises)]
+        return takes[first % len(takes)], noise, third % (len(noise.wave) - SAMPLES)
 
     def _clip(self, number: int) -> Clip:
         take, noise, _ = self.drawn(number)
-        parts = {SPEAKERS: str(self.images.part[number])}
-        return Clip(f"{number:05d}/{take.name}/{noise.name}", int(self.images.label[number]), take.speaker, parts)
+        name = f"{number:05d}/{take.name}/{noise.name}"
+        return Clip(name, int(self.images.label[number]), take.speaker, {SPEAKERS: str(self.images.part[number])})
 
 
 @final
 @dataclass(frozen=True)
-class Remains:
-    """What is left of images when only their leading principal components are kept.
+class PrincipalComponents:
+    """The leading principal components of images.
 
     Args:
         mean: Of the training images, [784].
@@ -194,8 +212,8 @@ class Remains:
     kept: float
 
     @classmethod
-    def of(cls, training: np.ndarray, energy: float) -> Remains:
-        """As many leading components of the training images as hold at most this share of their variance.
+    def fit(cls, training: np.ndarray, energy: float) -> PrincipalComponents:
+        """Keep as many leading components of the training images as hold at most this share of their variance.
 
         Args:
             training: Bytes, [N, 28, 28].
@@ -207,9 +225,9 @@ class Remains:
         pixels = torch.from_numpy(training.reshape(len(training), -1))
         size = pixels.shape[1]
         total, products = torch.zeros(size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64)
-        for some in pixels.split(4096):
+        for batch in pixels.split(4096):
             # Sums of products of bytes are whole numbers below 2⁵³: exact, in whatever order they are added up.
-            exact = some.double()
+            exact = batch.double()
             total += exact.sum(dim=0)
             products += exact.T @ exact
         mean = total / len(pixels)
@@ -218,17 +236,83 @@ class Remains:
         share = (variance.cumsum(0) / variance.sum().clamp(min=torch.finfo(torch.float64).tiny)).numpy()
         count = int(np.sum(share <= energy + 1e-9))
         if count == 0:
-            raise BadInput(
-                f"avmnist: energy: expected at least {share[0]:.4f}, the share of the first component, found {energy}"
-            )
+            least = f"expected at least {share[0]:.4f}, the share of the first component"
+            raise BadInput(f"avmnist: energy: {least}, found {energy}")
         return cls(mean.numpy(), components[:count].numpy(), float(share[count - 1]))
 
-    def seen(self, image: np.ndarray) -> np.ndarray:
-        """What is left of one image [28, 28], on the scale of its bytes but beyond their limits."""
+    def project(self, image: np.ndarray) -> np.ndarray:
+        """Return what is left of one image [28, 28], on the scale of its bytes but beyond their limits."""
         # einsum, since matrix products may add up in another order where there are other threads.
         weights = np.einsum("kp,p->k", self.components, image.reshape(-1) - self.mean)
         return (self.mean + np.einsum("k,kp->p", weights, self.components)).reshape(image.shape)
 
 
-def _names(text: str) -> list[str]:
-    return [name for word in text.split(",") if (name := word.strip())]
+def open_published(source: Path, validation: int) -> PublishedPairs:
+    """Map the files that go round.
+
+    Args:
+        source: Their folder.
+        validation: How many of the last training pairs validate in MultiBench's split.
+
+    Raises:
+        BadInput: With everything that is wrong.
+    """
+    paths = {(part, kind): source / FILES[kind].format(part) for part in ("train", "test") for kind in SHAPES}
+    arrays = dict(zip(paths, collect(*(partial(_map_array, path) for path in paths.values())), strict=True))
+    problems = []
+    for (part, kind), array in arrays.items():
+        path, shape, count = paths[part, kind], SHAPES[kind], len(arrays[part, "label"])
+        if array.shape[1:] != shape or not array.ndim or array.dtype.kind not in ("iu" if kind == "label" else "iuf"):
+            expected = " × ".join(map(str, ("N", *shape)))
+            problems.append(f"{path}: expected numbers, {expected}, found {array.dtype} of shape {array.shape}")
+        elif len(array) != count or not count:
+            problems.append(f"{path}: expected {count} samples, one per label, found {len(array)}")
+        elif kind == "label" and not 0 <= array.min() <= array.max() <= 9:
+            problems.append(f"{path}: expected labels from 0 to 9, found {array.min()} to {array.max()}")
+    if not problems and validation >= (count := len(arrays["train", "label"])):
+        problems.append(f"validation_images: expected fewer than the {count} training pairs, found {validation}")
+    raise_all(problems)
+    return PublishedPairs(arrays, validation)
+
+
+def _map_array(path: Path) -> np.ndarray:
+    with reading(path) as path:
+        try:
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+        except Exception as problem:  # numpy raises whatever it likes at a file that is none of its own
+            expected = "expected a whole array in numpy's format, found another file or a damaged one"
+            raise Unreadable(f"{path}: {expected} ({problem})") from None
+
+
+@final
+class PublishedPairs(Clips):
+    """Pairs of the files that go round: those of the training files, then those of the test files.
+
+    Args:
+        arrays: By part and kind, one array each.
+        validation: How many of the last training pairs validate in MultiBench's split.
+    """
+
+    def __init__(self, arrays: Mapping[tuple[str, str], np.ndarray], validation: int) -> None:
+        self._arrays = arrays
+        train, test = arrays["train", "label"], arrays["test", "label"]
+        self._rows = [("train", row) for row in range(len(train))] + [("test", row) for row in range(len(test))]
+        multibench = np.repeat(PARTS, (len(train) - validation, validation, len(test)))
+        heads = {"train": len(train) * 9 // 10, "test": len(test) * 9 // 10}
+        self.listed = []
+        for (part, row), placed, label in zip(self._rows, multibench, np.concatenate([train, test]), strict=True):
+            agm = "test" if row >= heads[part] else {"train": "train", "test": "validation"}[part]
+            name = f"{part}-{row:05d}"  # who speaks is not told: every pair stands for itself
+            self.listed.append(Clip(name, int(label), name, {MULTIBENCH: str(placed), AGM: agm}))
+
+    def read(self, number: int) -> dict[str, np.ndarray]:
+        """Scale one pair: the image so that 255 becomes 1, as those who train on these files do."""
+        part, row = self._rows[number]
+        image, sound = (np.asarray(self._arrays[part, kind][row], np.float64) for kind in ("image", "audio"))
+        name = self.listed[number].id
+        if not np.isfinite(image).all():
+            raise Unreadable(f"{name}: image: expected finite numbers, found NaN or infinity")
+        if not (np.isfinite(sound).all() and sound.min() >= 0 and sound.max() <= 255):
+            raise Unreadable(f"{name}: sound: expected numbers from 0 to 255, found {sound.min():g} to {sound.max():g}")
+        image = (image / 255).astype(np.float16).reshape(1, 28, 28)
+        return {"image": image, "sound": np.rint(sound).astype(np.uint8)[None]}

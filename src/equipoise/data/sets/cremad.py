@@ -9,21 +9,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import numpy as np
+import torch
 
-from equipoise.data.prepare.original import Clip, Clips, Field, Original, Protocol
-from equipoise.data.sets.filterbank import RATE, SHAPE, filter_bank
-from equipoise.data.sets.footage import Footage, Recordings, positive
-from equipoise.data.sets.hashing import cut
-from equipoise.data.sets.lists import find_list, refuse, rows_of, some
-from equipoise.data.views import VideoFrames
-from equipoise.util.errors import BadInput, Unreadable
+from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
+from equipoise.data.sets.footage import FBANK_RATE, FBANK_SHAPE, AudioVisual, Footage, Recordings, filter_bank
+from equipoise.data.sets.lists import Problems, find_list, part_by_hash, read_list
+from equipoise.media.sound import tile
+from equipoise.media.spectrogram import log_stft
+from equipoise.util.errors import Unreadable
 
 EMOTIONS = ("NEU", "HAP", "SAD", "FEA", "DIS", "ANG")  # the order of OGM-GE and AGM; MMPareto's is alphabetical
-NAME = re.compile(r"(?P<actor>[0-9]{4})_[A-Z]{3}_(?P<emotion>NEU|HAP|SAD|FEA|DIS|ANG)_[A-Z]{1,2}")
-HERTZ, SECONDS, N_FFT, HOP = 22_050, 3, 512, 353
+NAME = re.compile(r"([0-9]{4})_[A-Z]{3}_(NEU|HAP|SAD|FEA|DIS|ANG)_[A-Z]{1,2}")
+RATE, SECONDS, N_FFT, HOP = 22_050, 3, 512, 353
 LONGEST = 6  # seconds; one clip is longer, of which frames are kept all along
 LIST_FOLDERS = ("CREMAD", "data/CREMAD", "data", "annotations")
 SOUND_FOLDERS = ("AudioWAV", "Audio", "audio")
@@ -34,23 +34,21 @@ LFS_POINTER = b"version https://git-lfs"
 
 @final
 @dataclass(frozen=True)
-class CREMAD(Original):
+class CREMAD(AudioVisual):
     """CREMA-D.
 
     Args:
         audio: "log-stft", log(|STFT| + 1e-7) of three seconds at 22,050 Hz, 257 × 188; or "fbank", a Kaldi filter bank
             of 1024 × 128 at 16 kHz.
-        fps: Frames kept of each second of a video.
-        size: Of the sides of a kept frame.
+        fps: Frames stored of each second of a video.
+        size: Of the sides of a stored frame.
         frames: Frames that make an input: OGM-GE and AGM take 1, MMPareto 2, InfoReg and PMR 3.
         crop: Of the sides of an input.
     """
 
     audio: Literal["log-stft", "fbank"] = "log-stft"
     fps: int = 1
-    size: int = 256
     frames: int = 2
-    crop: int = 224
 
     name: ClassVar[str] = "cremad"
     summary: ClassVar[str] = "six emotions, voice and face of 91 actors, 7,442 clips"
@@ -76,79 +74,64 @@ Expected the publisher's repository CheyneyComputerScience/CREMA-D, fetched with
         ),
     }
 
-    def __post_init__(self) -> None:
-        sides = {"fps": self.fps, "size": self.size, "frames": self.frames, "crop": self.crop}
-        problems = positive(sides)
-        if self.audio not in ("log-stft", "fbank"):
-            problems.append(f"expected audio to be log-stft or fbank, found {self.audio!r}")
-        if problems:
-            raise BadInput(f"cremad: {'; '.join(problems)}")
-
     @property
     def fields(self) -> dict[str, Field]:
-        """A spectrogram or a filter bank, and frames."""
-        heard = SHAPE if self.audio == "fbank" else (1, N_FFT // 2 + 1, SECONDS * HERTZ // HOP + 1)
-        view = VideoFrames(self.frames, self.crop)
-        seen = Field((self._kept, 3, self.size, self.size), "uint8", ragged=True, view=view)
-        return {"audio": Field(heard), "video": seen}
+        """Describe a spectrogram or a filter bank, and frames."""
+        sound = FBANK_SHAPE if self.audio == "fbank" else (1, N_FFT // 2 + 1, SECONDS * RATE // HOP + 1)
+        return {"audio": Field(sound), "video": self.video_field(LONGEST * self.fps)}
 
     def open(self, source: Path) -> Recordings:
         """Find the clips: those of the lists in their order, then those that no list names."""
-        problems: list[str] = []
+        problems = Problems()
         train, test = self._lists(source, problems)
         footage = self._footage(source, problems)
         names = list(dict.fromkeys([*train, *test, *sorted({*footage.sounds, *footage.videos, *footage.pictures})]))
-        if strange := [name for name in names if not NAME.fullmatch(name)]:
-            problems.append(f"expected clips named like 1001_DFA_ANG_XX, found {some(strange)}")
+        strange = [name for name in names if not NAME.fullmatch(name)]
+        problems.unexpected("expected clips named like 1001_DFA_ANG_XX", strange)
         problems += footage.ambiguous(names)
-        if both := sorted(set(train) & set(test)):
-            problems.append(f"expected no clip in both train.csv and test.csv, found {some(both)}")
-        refuse(self, source, problems)
-        listed = _clips(names, train, test)
-        return Recordings(listed, names, footage, EMOTIONS, self.decode)
+        problems.unexpected("expected no clip in both train.csv and test.csv", sorted(set(train) & set(test)))
+        problems.raise_for(self, source)
+        return Recordings(_clips(names, train, test), names, footage, EMOTIONS, self.decode)
 
     def classes(self, clips: Clips) -> tuple[str, ...]:  # noqa: ARG002 (they are the same for any clips)
-        """The emotions as OGM-GE and AGM number them."""
+        """Return the emotions as OGM-GE and AGM number them."""
         return EMOTIONS
 
     def decode(self, footage: Footage, key: str) -> dict[str, np.ndarray]:
-        """The arrays of one clip."""
-        rate = RATE if self.audio == "fbank" else HERTZ
-        wave = footage.wave(key, rate, track=False)
+        """Read the arrays of one clip; a spectrogram is of three seconds, a shorter clip repeated."""
+        wave = footage.wave(key, FBANK_RATE if self.audio == "fbank" else RATE, track=False)
         if not np.any(wave != wave[0]):
             raise Unreadable(f"{footage.sounds[key]}: expected a voice, found silence")
-        heard = filter_bank(wave, key) if self.audio == "fbank" else _spectrogram(wave)
-        return {"audio": heard, "video": footage.frames(key, self.fps, self._kept, self.size)}
+        if self.audio == "fbank":
+            sound = filter_bank(wave, key)
+        else:
+            sound = log_stft(torch.from_numpy(tile(wave, SECONDS * RATE)), N_FFT, HOP).unsqueeze(0).numpy()
+        return {"audio": sound, "video": footage.frames(key, self.fps, LONGEST * self.fps, self.size)}
 
-    @property
-    def _kept(self) -> int:
-        return LONGEST * self.fps
-
-    def _lists(self, source: Path, problems: list[str]) -> tuple[list[str], list[str]]:
-        """The clips of train.csv and of test.csv; none where there are no lists."""
-        found = {name: find_list(source, name, LIST_FOLDERS) for name in ("train.csv", "test.csv")}
-        if len(there := [str(path) for path in found.values() if path]) == 1:
+    def _lists(self, source: Path, problems: Problems) -> list[list[str]]:
+        """Read the clips of train.csv and of test.csv; none where there are no lists."""
+        paths = [find_list(source, name, LIST_FOLDERS) for name in ("train.csv", "test.csv")]
+        if len(there := [path for path in paths if path]) == 1:
             problems.append(f"expected train.csv and test.csv, or neither, found {there[0]} only")
         lists = []
-        for path in found.values():
-            rows = [] if path is None else rows_of(path, 2, problems)
-            if wrong := [",".join(row) for row in rows if row[0].split("_")[2:3] != [row[1]]]:
-                problems.append(f"{path}: expected the emotion of each clip's name beside it, found {some(wrong)}")
+        for path in paths:
+            rows = read_list(path, 2, problems) if path else []
+            wrong = [",".join(row) for row in rows if row[0].split("_")[2:3] != [row[1]]]
+            problems.unexpected(f"{path}: expected the emotion of each clip's name beside it", wrong)
             lists.append(list(dict.fromkeys(row[0] for row in rows)))
-        return lists[0], lists[1]
+        return lists
 
-    def _footage(self, source: Path, problems: list[str]) -> Footage:
+    def _footage(self, source: Path, problems: Problems) -> Footage:
         pictures = f"Image-{self.fps:02d}-FPS"
-        where = {
-            "sounds": [source / name for name in SOUND_FOLDERS],
-            "pictures": [source / name for name in ("VideoFlash", pictures, f"visual/{pictures}", "visual")],
-        }
-        there = {kind: [folder for folder in folders if folder.is_dir()][:1] for kind, folders in where.items()}
-        for kind, folders in where.items():
-            if not there[kind]:
-                names = ", ".join(str(folder.relative_to(source)) for folder in folders)
-                problems.append(f"expected {kind} in one of the folders {names}; found none of them in {source}")
-        footage = Footage.find([*there["sounds"], *there["pictures"]])
+        picture_folders = ("VideoFlash", pictures, f"visual/{pictures}", "visual")
+        folders = []
+        for kind, names in (("sounds", SOUND_FOLDERS), ("pictures", picture_folders)):
+            there = [source / name for name in names if (source / name).is_dir()]
+            folders += there[:1]
+            if not there:
+                expected = f"expected {kind} in one of the folders {', '.join(names)}"
+                problems.append(f"{expected}; found none of them in {source}")
+        footage = Footage.find(folders)
         for path in (*sorted(footage.sounds.values())[:1], *sorted(footage.videos.values())[:1]):
             with path.open("rb") as file:
                 if file.read(len(LFS_POINTER)) == LFS_POINTER:
@@ -159,30 +142,17 @@ Expected the publisher's repository CheyneyComputerScience/CREMA-D, fetched with
 def _clips(names: list[str], train: list[str], test: list[str]) -> list[Clip]:
     parts: dict[str, dict[str, str]] = {name: {} for name in names}
     for name in train:
-        parts[name]["official"] = cut(name, {"train": 0.9, "validation": 0.1}, "cremad official")
+        parts[name]["official"] = part_by_hash(name, {"train": 0.9, "validation": 0.1}, "cremad official")
     for name in test:
         parts[name]["official"] = "test"
     for listed, head in ((train, "train"), (test, "validation")):
         # AGM's loader cuts what it finds; with the one name left out, the cut no longer depends on which files exist.
-        found = [name for name in listed if name != MISSING_IN_AGM]
-        border = int(len(found) * 0.9)
-        for number, name in enumerate(found):
-            parts[name][AGM] = head if number < border else "test"
+        used = [name for name in listed if name != MISSING_IN_AGM]
+        for number, name in enumerate(used):
+            parts[name][AGM] = head if number < int(len(used) * 0.9) else "test"
     clips = []
     for name in names:
-        match = NAME.fullmatch(name)
-        said: dict[str, Any] = match.groupdict() if match else {}
-        by_actor = cut(said["actor"], {"train": 0.7, "validation": 0.15, "test": 0.15}, "cremad actors")
-        label = EMOTIONS.index(said["emotion"])
-        clips.append(Clip(name, label, said["actor"], {**parts[name], "actors": by_actor}))
+        actor, _, emotion, _ = name.split("_")
+        by_actor = part_by_hash(actor, {"train": 0.7, "validation": 0.15, "test": 0.15}, "cremad actors")
+        clips.append(Clip(name, EMOTIONS.index(emotion), actor, {**parts[name], "actors": by_actor}))
     return clips
-
-
-def _spectrogram(wave: np.ndarray) -> np.ndarray:
-    """Three seconds, the clip said over and over, [1, 257, 188]."""
-    import torch
-
-    from equipoise.media.sound import tile
-    from equipoise.media.spectrogram import log_stft
-
-    return log_stft(torch.from_numpy(tile(wave, SECONDS * HERTZ)), N_FFT, HOP).unsqueeze(0).numpy()

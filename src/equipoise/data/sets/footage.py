@@ -1,29 +1,65 @@
-"""Sounds, videos and folders of pictures: where those of each clip lie, and what they hold.
+"""Sounds, videos and folders of pictures: the files of each clip, found by name, and what they hold.
 
-Everything is found by name once, and read by name; no order of a directory's listing has a say in anything.
+Every file is found by name once, and read by name; the order of a directory's listing has no effect.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import final
+from typing import Literal, final, get_args, get_origin, get_type_hints
 
 import numpy as np
+import torch
 
-from equipoise.data.prepare.original import Clip, Clips
+from equipoise.data.prepare.original import Clip, Clips, Field, Original
 from equipoise.data.sets.lists import some
-from equipoise.util.errors import Unreadable
+from equipoise.data.views import VideoFrames
+from equipoise.media.image import read_image
+from equipoise.media.sound import read_sound, tile
+from equipoise.media.spectrogram import kinetics_fbank
+from equipoise.media.video import evenly_spaced, read_frames
+from equipoise.util.errors import BadInput, Unreadable
 
-KINDS = {
-    **dict.fromkeys(("wav", "flac", "ogg", "mp3", "m4a"), "sound"),
-    **dict.fromkeys(("flv", "mp4", "webm", "mkv", "avi", "mov"), "video"),
-    **dict.fromkeys(("jpg", "jpeg", "png"), "picture"),
-}
+SUFFIXES = {"sounds": "wav flac ogg mp3 m4a", "videos": "flv mp4 webm mkv avi mov", "pictures": "jpg jpeg png"}
+KINDS = {suffix: kind for kind, suffixes in SUFFIXES.items() for suffix in suffixes.split()}
+FBANK_RATE, FBANK_SHAPE = 16_000, (1, 1024, 128)  # one channel, time, mel bins
+FBANK_SHORTEST = 400  # samples, one frame of 25 ms
+
+
+@dataclass(frozen=True)
+class AudioVisual(Original):
+    """A data set of clips with sound and frames.
+
+    Args:
+        size: Of the sides of a stored frame.
+        frames: Frames that make an input.
+        crop: Of the sides of an input.
+    """
+
+    size: int = 256
+    frames: int = 3
+    crop: int = 224
+
+    def __post_init__(self) -> None:
+        numbers = {name: getattr(self, name, 1) for name in ("fps", "size", "frames", "crop")}
+        problems = [
+            f"expected {name} above 0, found {number!r}" for name, number in numbers.items() if not 0 < number < inf
+        ]
+        for name, kind in get_type_hints(type(self)).items():
+            choices = get_args(kind) if get_origin(kind) is Literal else ()
+            if choices and (value := getattr(self, name)) not in choices:
+                problems.append(f"expected {name} to be {' or '.join(choices)}, found {value!r}")
+        if problems:
+            raise BadInput(f"{self.name}: {'; '.join(problems)}")
+
+    def video_field(self, most: int) -> Field:
+        """Describe up to `most` frames of a clip."""
+        view = VideoFrames(self.frames, self.crop)
+        return Field((most, 3, self.size, self.size), "uint8", ragged=True, view=view)
 
 
 @final
@@ -45,18 +81,18 @@ class Footage:
 
     @classmethod
     def find(cls, folders: Iterable[Path], key_of: Callable[[str], str] = str) -> Footage:
-        """All that lies under some folders, at any depth.
+        """Find all that lies under some folders, at any depth.
 
         Args:
             folders: Where to look; those that do not exist hold nothing.
             key_of: From the name of a file, without its suffix, or of a folder to the key of the clip it belongs to.
         """
         footage, seen = cls(), set()
-        kinds = {"sound": footage.sounds, "video": footage.videos, "pictures": footage.pictures}
         for folder in folders:
             for path, kind in _walk(folder, seen):
-                key = key_of(_bare(path))
-                first = kinds[kind].setdefault(key, path)
+                # A folder of frames is sometimes called like its video.
+                key = key_of(path.stem if _kind(path.name) else path.name)
+                first = getattr(footage, kind).setdefault(key, path)
                 if first != path:
                     footage.twice[key] = (first, path)
         return footage
@@ -65,45 +101,37 @@ class Footage:
         return key in self.sounds or key in self.videos or key in self.pictures
 
     def ambiguous(self, keys: Iterable[str]) -> list[str]:
-        """A problem, if some of these clips have two files of a kind."""
+        """Return a problem, if some of these clips have two files of a kind."""
         both = [" and ".join(map(str, self.twice[key])) for key in keys if key in self.twice]
         return [f"expected one file of a kind per clip, found {some(both)}; keep one of each"] if both else []
 
     def wave(self, key: str, rate: int, *, track: bool = True) -> np.ndarray:
-        """The sound of a clip, mono, float32 [T].
+        """Read the sound of a clip, mono, float32 [T].
 
         Args:
             key: Of the clip.
             rate: Samples per second.
             track: Whether the sound track of a video will do where there is no sound file.
         """
-        from equipoise.media.sound import read_sound
-
         path = self.sounds.get(key) or (self.videos.get(key) if track else None)
         if path is None:
             raise Unreadable(f"{key}: expected {'a sound file or a video' if track else 'a sound file'}, found none")
         return read_sound(path, rate)[0]
 
     def frames(self, key: str, per_second: float, most: int, size: int) -> np.ndarray:
-        """The frames of a clip in the order of time, uint8 [F, 3, size, size], F ≤ most.
+        """Read the frames of a clip in the order of time, uint8 [F, 3, size, size], F ≤ most.
 
         Args:
             key: Of the clip.
-            per_second: How many frames of each second of a video; a folder of pictures was cut out by somebody already.
+            per_second: How many frames of each second of a video; a folder of pictures was extracted already.
             most: How many are kept, spread over the clip.
             size: Of each side.
         """
-        from equipoise.media.image import read_image
-        from equipoise.media.video import read_frames
-
         if key in self.videos:
             return read_frames(self.videos[key], per_second, most, size)
         if key not in self.pictures:
             raise Unreadable(f"{key}: expected a video or a folder of its frames, found neither")
-        paths = in_order(self.pictures[key])
-        middles = [(2 * part + 1) * len(paths) // (2 * most) for part in range(most)]
-        chosen = paths if len(paths) <= most else [paths[number] for number in middles]
-        return np.stack([read_image(path, size) for path in chosen])
+        return np.stack([read_image(path, size) for path in evenly_spaced(pictures_in(self.pictures[key]), most)])
 
 
 @final
@@ -130,19 +158,33 @@ class Recordings(Clips):
         return self.decode(self.footage, self.keys[number])
 
 
-def in_order(folder: Path) -> list[Path]:
-    """The pictures of a folder by the numbers in their names: frame_2 before frame_10, however they are listed."""
-    paths = [path for path in folder.iterdir() if _kind(path.name) == "picture"]
+def pictures_in(folder: Path) -> list[Path]:
+    """Return the pictures of a folder by the numbers in their names: frame_2 before frame_10, however listed."""
+    paths = [path for path in folder.iterdir() if _kind(path.name) == "pictures"]
     return sorted(paths, key=lambda path: ([int(digits) for digits in re.findall("[0-9]+", path.stem)], path.name))
 
 
-def positive(options: Mapping[str, float]) -> list[str]:
-    """A problem for each option that is not above zero."""
-    return [f"expected {name} above 0, found {value!r}" for name, value in options.items() if not 0 < value < inf]
+def filter_bank(wave: np.ndarray, name: str) -> np.ndarray:
+    """Compute the filter bank of Kinetics-Sounds: Kaldi's, 1024 frames, normalised as published.
+
+    Frames that are missing hold 0.438, a shifted zero.
+
+    Args:
+        wave: Mono, at 16 kHz.
+        name: Of the clip, for the message.
+    """
+    if len(wave) < FBANK_SHORTEST:
+        raise Unreadable(f"{name}: expected a sound of 25 ms or more, found {len(wave)} samples at {FBANK_RATE} Hz")
+    return kinetics_fbank(torch.from_numpy(wave), FBANK_RATE).reshape(FBANK_SHAPE).numpy()
+
+
+def as_int16(wave: np.ndarray, samples: int) -> np.ndarray:
+    """Repeat or cut a sound to that many samples, and store them in 16 bits; loud ones are clipped, not wrapped."""
+    return np.rint(tile(wave, samples) * 2**15).clip(-(2**15), 2**15 - 1).astype(np.int16)
 
 
 def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str]]:
-    """The files and folders of pictures under a folder, each directory once, wherever links lead."""
+    """Yield the files and folders of pictures under a folder, each directory once, wherever links lead."""
     waiting = [folder]
     while waiting:  # no recursion: folders may be in each other a thousand times
         here = waiting.pop()
@@ -152,27 +194,21 @@ def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str]
         if (status.st_dev, status.st_ino) in seen:
             continue
         seen.add((status.st_dev, status.st_ino))
-        deeper, pictures = [], False
-        with os.scandir(here) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.name.startswith("."):  # what file managers leave behind
-                    continue
-                if Path(entry.path).is_dir():  # not by the entry, which raises where links lead in a circle
-                    deeper.append(Path(entry.path))
-                elif (kind := _kind(entry.name)) == "picture":
-                    pictures = True
-                elif kind:
-                    yield Path(entry.path), kind
+        subfolders, pictures = [], False
+        for path in sorted(here.iterdir(), key=lambda path: path.name):
+            if path.name.startswith("."):  # what file managers leave behind
+                continue
+            if path.is_dir():
+                subfolders.append(path)
+            elif (kind := _kind(path.name)) == "pictures":
+                pictures = True
+            elif kind:
+                yield path, kind
         if pictures:
             yield here, "pictures"
-        waiting += reversed(deeper)
+        waiting += reversed(subfolders)
 
 
 def _kind(name: str) -> str | None:
     _, dot, suffix = name.rpartition(".")  # no Path: there may be millions of names
     return KINDS.get(suffix.lower()) if dot and not name.startswith(".") else None
-
-
-def _bare(path: Path) -> str:
-    """The name without its suffix; a folder of frames is sometimes called like its video."""
-    return path.stem if _kind(path.name) else path.name

@@ -1,26 +1,56 @@
-"""The lists that publishers ship with a data set: small text files, read without trust, every problem kept."""
+"""Publishers' lists, read without trust; the problems of a folder, collected; and parts drawn by a hash of names."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, final
 
 from equipoise.data.prepare.original import Original
-from equipoise.util.errors import raise_all
+from equipoise.util.errors import BadInput, Unreadable, raise_all
 
 SHOWN = 5  # of a kind, before the rest is only counted
 
 
+@final
+class Problems(list[str]):
+    """The problems of a publisher's folder, collected to be told in one message."""
+
+    def unexpected(self, expected: str, items: Sequence[str]) -> None:
+        """Add a problem that shows the first few of these items; none where there are no items."""
+        if items:
+            self.append(f"{expected}, found {some(items)}")
+
+    def attempt(self, read: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a reader returns; None where it fails, and the reason is added."""
+        try:
+            return read(*arguments)
+        except (BadInput, Unreadable) as problem:
+            self.append(str(problem))
+
+    def raise_for(self, original: Original, source: Path) -> None:
+        """Raise one error with every problem and the expected layout of the folder; nothing where there is none."""
+        raise_all(self, f"{source} cannot be read as {original.name}:", original.layout)
+
+
+def some(items: Sequence[str]) -> str:
+    """Join the first few, and say how many more there are."""
+    shown = ", ".join(items[:SHOWN])
+    return shown if len(items) <= SHOWN else f"{shown} and {len(items) - SHOWN} more"
+
+
 def find_list(source: Path, name: str, folders: Sequence[str]) -> Path | None:
-    """The list of that name, in the folder itself or in the first of its subfolders that has it."""
-    places = (source / folder / name for folder in ("", *folders))
-    return next((place for place in places if place.is_file()), None)
+    """Return the list of that name, in the folder itself or in the first of its subfolders that has it."""
+    paths = (source / folder / name for folder in ("", *folders))
+    return next((path for path in paths if path.is_file()), None)
 
 
-def rows_of(path: Path, columns: int, problems: list[str]) -> list[list[str]]:
-    """The rows of a list without a header, blank lines left out, cells stripped.
+def read_list(path: Path, columns: int, problems: Problems) -> list[list[str]]:
+    """Read the rows of a list without a header, blank lines left out, cells stripped.
 
     Args:
         path: Text in UTF-8, with or without a byte order mark; commas between cells, quotes around a cell that has one.
@@ -35,17 +65,39 @@ def rows_of(path: Path, columns: int, problems: list[str]) -> list[list[str]]:
         return []
     filled = [(number, row) for number, row in enumerate(rows, 1) if any(row)]
     short = [f"row {number}: {','.join(row)!r}" for number, row in filled if len(row) < columns]
-    if short:
-        problems.append(f"{path}: expected {columns} columns, found {some(short)}")
+    problems.unexpected(f"{path}: expected {columns} columns", short)
     return [row for _, row in filled if len(row) >= columns]
 
 
-def some(things: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
-    shown = ", ".join(things[:SHOWN])
-    return shown if len(things) <= SHOWN else f"{shown} and {len(things) - SHOWN} more"
+def part_by_hash(key: str, shares: Mapping[str, float], salt: str = "") -> str:
+    """Draw the part of a sample, or of its group, by its name alone: not by which files exist, nor by their order.
+
+    The first 64 bits of sha256("salt/key") are a point in [0, 1), where the shares lie side by side in their order.
+
+    Args:
+        key: Name of the sample or of the group: whatever must not be split.
+        shares: How much of the whole each part gets; they add up to one.
+        salt: Names the split, so that two splits of the same keys are independent.
+
+    Example:
+        >>> part_by_hash("actor 1001", {"train": 0.8, "validation": 0.1, "test": 0.1})
+        'train'
+    """
+    if not shares or min(shares.values()) < 0 or not math.isclose(math.fsum(shares.values()), 1.0):
+        raise ValueError(f"Shares must be at least 0 and add up to 1; found {dict(shares)}.")
+    digest = hashlib.sha256(f"{salt}/{key}".encode("utf-8", "surrogateescape")).digest()
+    point, end = int.from_bytes(digest[:8], "big") / 2**64, 0.0
+    for part, share in shares.items():
+        end += share
+        if point < end:
+            return part
+    return [part for part, share in shares.items() if share > 0][-1]  # only rounding of the sum comes here
 
 
-def refuse(original: Original, source: Path, problems: Sequence[str]) -> None:
-    """Raise one error with every problem and what the folder should look like; nothing where there is none."""
-    raise_all(problems, f"{source} cannot be read as {original.name}:", original.layout)
+def official_and_agm(part: str) -> dict[str, str]:
+    """Return a sample's part under "official" and, but for the test part, under "agm-valid".
+
+    AGM's code reports the validation part on which it also selects the epoch, and leaves the test part unused.
+    """
+    agm = {"train": "train", "validation": "test"}
+    return {"official": part} | ({"agm-valid": agm[part]} if part in agm else {})

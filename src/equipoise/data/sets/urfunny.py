@@ -15,18 +15,8 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from equipoise.data.prepare.original import Clip, Clips, Field, InMemory, Original, Protocol
-from equipoise.data.sets.affect import (
-    PART_OF,
-    SplitClips,
-    cut_together,
-    finite,
-    plain,
-    read_pickle,
-    read_splits,
-    shared_keys,
-    without_silence,
-)
-from equipoise.data.sets.lists import refuse, some
+from equipoise.data.sets import affect
+from equipoise.data.sets.lists import Problems, official_and_agm, some
 from equipoise.data.views import TimeLast
 from equipoise.util.errors import Unreadable, demand
 
@@ -41,6 +31,7 @@ SIX = {
     "labels": "humor_label_sdk.pkl",
     "vectors": "word_embedding_list.pkl",
 }
+BY_ID = ("words", "vision", "audio", "labels")
 
 
 @final
@@ -84,130 +75,95 @@ or the six of the publisher's "extracted features" of UR-FUNNY-V2 (ROC-HCI/UR-FU
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Face, voice and words, one row per word."""
-        return {
-            modality: Field((self.steps, width), "float32", ragged=True, view=TimeLast())
-            for modality, width in WIDTHS.items()
-        }
+        """Describe face, voice and words, one row per word."""
+        return {modality: Field(shape, ragged=True, view=TimeLast()) for modality, shape in self._shapes.items()}
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, int]]:
+        return {modality: (self.steps, width) for modality, width in WIDTHS.items()}
 
     def open(self, source: Path) -> Clips:
-        """The samples of a folder, or of the pickle itself."""
-        source = Path(source)
+        """Open the samples of a folder, or of the pickle itself."""
+        source, problems = Path(source), Problems()
         pickle = source if source.is_file() else source / PICKLE
-        problems: list[str] = []
+        clips: Clips = InMemory([])
         if pickle.is_file():
-            shapes = {modality: (self.steps, width) for modality, width in WIDTHS.items()}
-            splits = read_splits(pickle, shapes, problems)
-            clips: Clips = SplitClips(pickle, splits, _clip, cut_together)
+            clips = affect.open_splits(pickle, self._shapes, _clip, affect.trim_together, problems)
         elif any((source / file).exists() for file in SIX.values()):
-            clips = _SixClips(source, _read_six(source, problems), self.steps, self.context)
+            clips = self._open_six(source, problems)
         else:
-            clips = InMemory([])
             problems.append(f"expected {PICKLE}, or {', '.join(SIX.values())}; found none of them")
-        refuse(self, source, problems)
+        problems.raise_for(self, source)
         return clips
 
     def classes(self, clips: Clips) -> tuple[str, ...]:  # noqa: ARG002 (they are the same for all)
-        """What the audience does."""
+        """Return what the audience does."""
         return ("no laughter", "laughter")
 
+    def _open_six(self, source: Path, problems: Problems) -> Clips:
+        """Put samples together from the publisher's pickles: the words of the context, then of the punchline."""
+        content = affect.read_pickles({part: source / file for part, file in SIX.items()}, problems)
+        problems += _six_problems(content)
+        if problems:
+            return InMemory([])
+        entries = [
+            (_clip(split, (affect.as_text(key),), affect.first_number(content["labels"].get(key))), key)
+            for fold, split in FOLDS.items()
+            for key in content["folds"][fold]
+        ]
 
-def _clip(split: str, key: tuple[str, ...], label: float) -> Clip:
-    part = PART_OF[split]
-    parts = {"official": part}
-    if split != "test":
-        parts["agm-valid"] = "train" if split == "train" else "test"
-    name = " ".join(key)
-    return Clip(name, int(label >= 1), name, parts)
+        def sample(key: Any) -> affect.Sample:
+            return affect.finite(affect.trim_together(affect.without_silence(self._aligned(content, key))))
 
+        return affect.PickledClips(entries, lambda key: f"{source}, id {affect.as_text(key)}", sample)
 
-@final
-class _SixClips(Clips):
-    """Samples put together from the publisher's pickles."""
-
-    def __init__(self, source: Path, content: Mapping[str, Any], steps: int, context: bool) -> None:
-        self._source, self._content, self._steps, self._context = source, content, steps, context
-        folds, labels = content.get("folds", {}), content.get("labels", {})
-        self._keys = [(fold, key) for fold in FOLDS for key in folds.get(fold, ())]
-        self.listed = [_clip(FOLDS[fold], (plain(key),), _number(labels.get(key))) for fold, key in self._keys]
-
-    def read(self, number: int) -> dict[str, np.ndarray]:
-        """The words of the context and of the punchline, one after the other."""
-        key = self._keys[number][1]
-        try:
-            return finite(cut_together(without_silence(self._aligned(key))))
-        except Unreadable as problem:
-            raise Unreadable(f"{self._source}, id {plain(key)}: {problem}") from None
-
-    def _aligned(self, key: Any) -> dict[str, np.ndarray]:
-        missing = [SIX[part] for part in ("words", "vision", "audio", "labels") if key not in self._content[part]]
-        if missing:
+    def _aligned(self, content: Mapping[str, Any], key: Any) -> affect.Sample:
+        if missing := [SIX[part] for part in BY_ID if key not in content[part]]:
             raise Unreadable(f"expected it in every file, found none in {', '.join(missing)}")
-        vectors = self._content["vectors"]
         try:
-            indexes = self._joined(self._content["words"][key], "embedding_indexes").astype(np.int64).reshape(-1)
-            sample = {part: self._joined(self._content[part][key], "features") for part in ("vision", "audio")}
-            sample["text"] = np.asarray([vectors[index] for index in indexes], dtype=np.float64)
+            indexes = self._joined(content["words"][key], "embedding_indexes").astype(np.int64).reshape(-1)
+            sample = {part: self._joined(content[part][key], "features") for part in ("vision", "audio")}
+            sample["text"] = np.asarray([content["vectors"][index] for index in indexes], dtype=np.float64)
         except (KeyError, IndexError, TypeError, ValueError) as problem:
             raise Unreadable(f"not laid out as the publisher says: {type(problem).__name__}: {problem}") from None
         if not len(indexes):
             raise Unreadable("expected words, found none")
-        if found := [
-            f"{part} {list(each.shape)}" for part, each in sample.items() if each.shape[1:] != (WIDTHS[part],)
-        ]:
-            raise Unreadable(f"expected a row of {WIDTHS} per word, found {', '.join(found)}")
-        counts = {part: len(each) for part, each in sample.items()}
+        if odd := [f"{part} {list(rows.shape)}" for part, rows in sample.items() if rows.shape[1:] != (WIDTHS[part],)]:
+            raise Unreadable(f"expected a row of {WIDTHS} per word, found {', '.join(odd)}")
+        counts = {part: len(rows) for part, rows in sample.items()}
         if len(set(counts.values())) > 1:
             raise Unreadable(f"expected as many words in every modality, found {counts}")
-        return {part: each[-self._steps :] for part, each in sample.items()}
+        return {part: rows[-self.steps :] for part, rows in sample.items()}
 
     def _joined(self, entry: Any, what: str) -> np.ndarray:
-        """Sentence after sentence: the publisher keeps the context as a list of them."""
-        sentences = [*(entry[f"context_{what}"] if self._context else ()), entry[f"punchline_{what}"]]
-        real = [np.asarray(each, dtype=np.float64) for each in sentences if len(each)]
+        """Join the sentences: the publisher keeps the context as a list of them."""
+        sentences = [*(entry[f"context_{what}"] if self.context else ()), entry[f"punchline_{what}"]]
+        real = [np.asarray(sentence, dtype=np.float64) for sentence in sentences if len(sentence)]
         return np.concatenate(real) if real else np.zeros(0)
 
 
-def _read_six(source: Path, problems: list[str]) -> dict[str, Any]:
-    """What the six files hold; nothing where something is wrong."""
-    content, found = {}, []
-    for part, file in SIX.items():
-        try:
-            content[part] = read_pickle(source / file)
-        except Unreadable as problem:
-            found.append(str(problem))
-    found += _problems_of(content)
-    problems += found
-    return {} if found else content
+def _clip(split: str, key: tuple[str, ...], label: float) -> Clip:
+    name = " ".join(key)
+    return Clip(name, int(label >= 1), name, official_and_agm(affect.PART_OF[split]))
 
 
-def _problems_of(content: Mapping[str, Any]) -> Iterator[str]:
-    for part in ("words", "vision", "audio", "labels"):
+def _six_problems(content: Mapping[str, Any]) -> Iterator[str]:
+    for part in BY_ID:
         if part in content and not isinstance(content[part], dict):
             yield f"{SIX[part]}: expected a dictionary by id, found {type(content[part]).__name__}"
     if "vectors" in content and not hasattr(content["vectors"], "__getitem__"):
         yield f"{SIX['vectors']}: expected a list of word vectors, found {type(content['vectors']).__name__}"
     if "folds" not in content:
         return
-    folds = content["folds"]
-    missing = [fold for fold in FOLDS if not isinstance(folds, dict) or not hasattr(folds.get(fold), "__iter__")]
-    if missing:
+    folds, labels = content["folds"], content.get("labels")
+    if missing := [fold for fold in FOLDS if not isinstance(folds, dict) or not hasattr(folds.get(fold), "__iter__")]:
         yield f"{SIX['folds']}: expected lists of ids called {', '.join(FOLDS)}; found none called {', '.join(missing)}"
         return
     keys = [key for fold in FOLDS for key in folds[fold]]
-    if odd := [key for key in keys if not isinstance(key, (str, bytes, int, float, np.generic))]:
-        yield f"{SIX['folds']}: expected ids that are texts or numbers, found {some([repr(key) for key in odd])}"
+    if odd := [repr(key) for key in keys if not isinstance(key, (str, bytes, int, float, np.generic))]:
+        yield f"{SIX['folds']}: expected ids that are texts or numbers, found {some(odd)}"
         return
-    yield from shared_keys({fold: [(plain(key),) for key in folds[fold]] for fold in FOLDS})
-    labels = content.get("labels")
-    if isinstance(labels, dict):
-        odd = [plain(key) for key in keys if key in labels and math.isnan(_number(labels[key]))]
-        if odd:
-            yield f"{SIX['labels']}: expected 0 or 1 for each id, found something else for {some(odd)}"
-
-
-def _number(label: Any) -> float:
-    try:
-        return float(np.asarray(label, dtype=np.float64).reshape(-1)[0])
-    except (TypeError, ValueError, IndexError):
-        return float("nan")
+    yield from affect.shared_keys({fold: [(affect.as_text(key),) for key in folds[fold]] for fold in FOLDS})
+    known = labels if isinstance(labels, dict) else {}
+    if odd := [affect.as_text(key) for key in keys if key in known and math.isnan(affect.first_number(known[key]))]:
+        yield f"{SIX['labels']}: expected 0 or 1 for each id, found something else for {some(odd)}"

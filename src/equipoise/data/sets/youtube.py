@@ -1,19 +1,34 @@
-"""Names of clips cut out of YouTube videos: the video's eleven characters, and the second at which the clip starts."""
+"""Clips of ten seconds cut out of YouTube videos: Kinetics-Sounds and VGGSound.
+
+Both are lists of videos and starts, with files named after them. What differs is the list, the classes, the sound and
+the parts.
+"""
 
 from __future__ import annotations
 
 import re
+import warnings
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple, final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple, final
 
-from equipoise.data.sets.footage import Footage
+import numpy as np
+
+from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
+from equipoise.data.sets.footage import FBANK_SHAPE, AudioVisual, Footage, Recordings, as_int16, filter_bank
+from equipoise.data.sets.lists import Problems, find_list, part_by_hash, read_list, some
+from equipoise.data.splits import PARTS
+from equipoise.data.views import LogSTFT
 
 NAME = re.compile(r"(?P<video>[A-Za-z0-9_-]{11})(_(?P<start>[0-9]{1,9})(_[0-9]{1,9})?)?")
+RATE, SECONDS, HEARD = 16_000, 10, 5  # VGGSound stores ten seconds, and five are heard at a time
 
 
 @final
-class Cut(NamedTuple):
+class VideoSegment(NamedTuple):
     """A clip of a video.
 
     Args:
@@ -30,25 +45,276 @@ class Cut(NamedTuple):
         return self.video if self.start is None else f"{self.video}_{self.start}"
 
 
-def cut_of(name: str) -> Cut | None:
-    """What a name such as -3Mwkq-7TV4_2, -3Mwkq-7TV4_000002 or -3Mwkq-7TV4_000002_000012 stands for, if anything."""
-    found = NAME.fullmatch(name)
-    if found is None:
+@final
+class ListedClip(NamedTuple):
+    """A row of a publisher's list: the segment, the clip's id, its label as written, and train or test."""
+
+    segment: VideoSegment
+    id: str
+    label: str
+    part: str
+
+
+@dataclass(frozen=True)
+class YouTubeDataset(AudioVisual):
+    """A data set of clips that lists name by video and start.
+
+    Args:
+        fps: Frames stored of each second of a video; 0.3 stores three of a clip, in a third of the space.
+    """
+
+    fps: float = 1
+
+    # The publisher's lists, each with the part its clips are in; "" where the rows name it.
+    lists: ClassVar[dict[str, str]]
+    list_folders: ClassVar[tuple[str, ...]]
+    columns: ClassVar[int]
+    # What a row should hold, for messages: the clip, and its label or part.
+    row_rules: ClassVar[tuple[str, str]]
+    # Labels as the lists write them, in the order of the classes; none where all that occur, sorted, are the classes.
+    labels: ClassVar[tuple[str, ...]] = ()
+    sound: ClassVar[Field]
+    # By protocol, the shares of the parts, drawn by a hash of the video's id; for "official" of what is not tested.
+    shares: ClassVar[dict[str, tuple[float, ...]]]
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """Describe the sound and the frames."""
+        return {"audio": self.sound, "video": self.video_field(self._stored)}
+
+    def open(self, source: Path) -> Recordings:
+        """Find the clips of the lists, in their order."""
+        problems = Problems()
+        rows = self._rows(source, problems)
+        labels = self.labels or tuple(sorted({row.label for row in rows}))
+        number = {label: index for index, label in enumerate(labels)}
+        first = {row.segment: row for row in reversed(rows)}
+        relabelled = [
+            f"{row.id} ({first[row.segment].label}, then {row.label})"
+            for row in rows
+            if row.label != first[row.segment].label
+        ]
+        segments = list(dict.fromkeys(row.segment for row in rows))
+        tested = {row.segment for row in rows if row.part == "test"}  # even if other rows say train
+        if self.protocols["official"].by_group:
+            both = {row.segment.video for row in rows if row.part == "train"} & {segment.video for segment in tested}
+            problems.unexpected("expected no video in both lists", sorted(both))
+        classes = self._class_names(source, labels, problems)
+        footage = Footage.find([source], key_of)
+        keys = keys_in(footage, segments)
+        problems += footage.ambiguous(keys)
+        problems.raise_for(self, source)
+        if relabelled:
+            kind = "clips listed twice with different labels, of which the first counts"
+            warnings.warn(f"{self.name}: {kind}: {some(relabelled)}", stacklevel=2)
+        listed = [
+            Clip(row.id, number[row.label], row.segment.video, self._parts(row.segment.video, row.segment in tested))
+            for row in map(first.__getitem__, segments)
+        ]
+        return Recordings(listed, keys, footage, classes, self.decode)
+
+    def classes(self, clips: Clips) -> tuple[str, ...]:
+        """Return the names of the classes, whichever clips are there."""
+        return clips.classes if isinstance(clips, Recordings) else self.labels
+
+    def decode(self, footage: Footage, key: str) -> dict[str, np.ndarray]:
+        """Read the arrays of one clip."""
+        sound = self._stored_sound(footage.wave(key, RATE), key)
+        return {"audio": sound, "video": footage.frames(key, self.fps, self._stored, self.size)}
+
+    @property
+    def _stored(self) -> int:
+        return max(1, round(SECONDS * self.fps))
+
+    @abstractmethod
+    def _stored_sound(self, wave: np.ndarray, key: str) -> np.ndarray:
+        """Make what is stored of a sound."""
+
+    @abstractmethod
+    def _row(self, cells: list[str], part: str) -> ListedClip | None:
+        """Read a row of a list; None where it names no clip."""
+
+    def _class_names(self, source: Path, labels: tuple[str, ...], problems: Problems) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the names of the classes: here the labels themselves."""
+        return labels
+
+    def _rows(self, source: Path, problems: Problems) -> list[ListedClip]:
+        rows = []
+        for name, part in self.lists.items():
+            path = find_list(source, name, self.list_folders)
+            if path is None:
+                problems.append(
+                    f"expected the list {name} in {source} or its folder {self.list_folders[0]}; found none"
+                )
+                continue
+            strange, outside = [], []
+            cells_of_rows = read_list(path, self.columns, problems)
+            for cells in cells_of_rows:
+                row = self._row(cells, part)
+                if row is None:
+                    strange.append(",".join(cells))
+                elif row.part not in ("train", "test") or (self.labels and row.label not in self.labels):
+                    outside.append(",".join(cells))
+                else:
+                    rows.append(row)
+            for rule, odd in zip(self.row_rules, (strange, outside), strict=True):
+                problems.unexpected(f"{path}: expected {rule}", odd)
+            if not cells_of_rows:
+                problems.append(f"{path}: expected clips, found none")
+        return rows
+
+    def _parts(self, video: str, tested: bool) -> dict[str, str]:
+        parts = {}
+        for protocol, shares in self.shares.items():
+            salt = f"{self.name} {protocol.partition('-')[0]}"
+            parts[protocol] = part_by_hash(video, dict(zip(PARTS, shares, strict=False)), salt)
+        return parts | {"official": "test"} if tested else parts
+
+
+@final
+@dataclass(frozen=True)
+class KineticsSounds(YouTubeDataset):
+    """Kinetics-Sounds: 31 of the actions of Kinetics-400 that are both seen and heard, ten seconds each.
+
+    Arandjelović and Zisserman, "Look, Listen and Learn" (2017); the lists and the filter bank are those of OGM-GE.
+
+    Args:
+        fps: Frames stored of each second of a video.
+        size: Of the sides of a stored frame.
+        frames: Frames that make an input.
+        crop: Of the sides of an input.
+    """
+
+    name: ClassVar[str] = "kinetics-sounds"
+    summary: ClassVar[str] = "31 actions, sound and picture, 17,396 clips of ten seconds"
+    layout: ClassVar[str] = """\
+Expected the lists of OGM-GE (data/KineticSound in its repository) and clips named after the ids in them, at any depth:
+  my_train.txt, my_test.txt     rows such as --4-0ihtnBU_000058_000068,10,4: id, seconds, class from 0 to 30
+  stat.txt                      optional: names of the 31 classes, one a line, in the order of their numbers
+  train/playing_drums/--4-0ihtnBU_000058_000068.mp4     a video with its sound (mp4, webm, mkv, avi, flv), or
+  audio/--4-0ihtnBU_000058_000068.wav with visual/--4-0ihtnBU_000058_000068/*.jpg
+A start may be padded with zeros or not, and an end may be missing: -3Mwkq-7TV4_2 is -3Mwkq-7TV4_000002_000012."""
+    protocols: ClassVar[dict[str, Protocol]] = {
+        "official": Protocol(
+            "my_train.txt and my_test.txt of OGM-GE (14,799 and 2,597 clips, no video in both); validation is a tenth"
+            " of the videos of my_train.txt, drawn by a hash of the video's id, as no validation list was published",
+            by_group=True,
+        ),
+        "mimo-80-10-10": Protocol(
+            "the proportions of the paper of MIMO, 15k, 1.9k and 1.9k clips; its lists are not published and had more"
+            " clips than these, so the videos of both lists are drawn anew by a hash of the video's id; epochs are"
+            " chosen on validation",
+            by_group=True,
+        ),
+        "videos": Protocol(
+            "no video in two parts: 70, 15 and 15 % of the videos of both lists, drawn by a hash of the video's id",
+            by_group=True,
+        ),
+    }
+    lists: ClassVar[dict[str, str]] = {"my_train.txt": "train", "my_test.txt": "test"}
+    list_folders: ClassVar[tuple[str, ...]] = ("KineticSound", "data/KineticSound", "data", "annotations")
+    columns: ClassVar[int] = 3
+    row_rules: ClassVar[tuple[str, str]] = ("a video's id and a start, such as -3Mwkq-7TV4_2", "classes from 0 to 30")
+    labels: ClassVar[tuple[str, ...]] = tuple(map(str, range(31)))
+    sound: ClassVar[Field] = Field(FBANK_SHAPE)
+    shares: ClassVar[dict[str, tuple[float, ...]]] = {
+        "official": (0.9, 0.1),
+        "mimo-80-10-10": (0.8, 0.1, 0.1),
+        "videos": (0.7, 0.15, 0.15),
+    }
+
+    def _stored_sound(self, wave: np.ndarray, key: str) -> np.ndarray:
+        return filter_bank(wave, key)
+
+    def _row(self, cells: list[str], part: str) -> ListedClip | None:
+        segment = segment_of(cells[0])
+        return None if segment is None or segment.start is None else ListedClip(segment, cells[0], cells[2], part)
+
+    def _class_names(self, source: Path, labels: tuple[str, ...], problems: Problems) -> tuple[str, ...]:
+        """Return the names in stat.txt, where it is there."""
+        path = find_list(source, "stat.txt", self.list_folders)
+        if path is None:
+            return labels
+        names = tuple(cells[0] for cells in read_list(path, 1, problems))
+        if not len(set(names)) == len(names) == len(labels):
+            found = f"{len(set(names))} on {len(names)} lines"
+            problems.append(f"{path}: expected {len(labels)} different names, found {found}")
+        return names
+
+
+@final
+@dataclass(frozen=True)
+class VGGSound(YouTubeDataset):
+    """VGGSound: 309 kinds of sound whose source is in the picture, ten seconds each.
+
+    Chen et al., "VGGSound: A Large-scale Audio-Visual Dataset" (2020). Sound and frames are made as in OGM-GE, except
+    that evaluation listens to the same five seconds every time.
+
+    Args:
+        fps: Frames stored of each second of a video; 0.3 stores three of a clip, in a third of the space.
+        size: Of the sides of a stored frame.
+        frames: Frames that make an input.
+        crop: Of the sides of an input.
+    """
+
+    name: ClassVar[str] = "vggsound"
+    summary: ClassVar[str] = "309 kinds of sound, with the picture, 199,467 clips of ten seconds"
+    layout: ClassVar[str] = """\
+Expected the publisher's list and clips named after its rows, at any depth:
+  vggsound.csv                       rows such as ---g-f_I2yQ,1,people marching,test: video, start, label, train or test
+  video/---g-f_I2yQ_000001.mp4       a video with its sound (mp4, webm, mkv, avi, flv), or
+  audio/---g-f_I2yQ_000001.wav       with frames/---g-f_I2yQ_000001/*.jpg
+A start may be padded with zeros or not; a folder of frames may be called like the video."""
+    protocols: ClassVar[dict[str, Protocol]] = {
+        "official": Protocol(
+            "train and test as vggsound.csv says, as in the paper of MIMO, which lost clips to the web (168,618 and"
+            " 13,954 left); validation is a twentieth of the videos of train, drawn by a hash of the video's id, as no"
+            " validation list was published; a video with clips in both lists stays in both"
+        ),
+        "videos": Protocol(
+            "no video in two parts: 80, 10 and 10 % of all videos, drawn by a hash of the video's id", by_group=True
+        ),
+    }
+    lists: ClassVar[dict[str, str]] = {"vggsound.csv": ""}
+    list_folders: ClassVar[tuple[str, ...]] = ("data", "VGGSound", "data/VGGSound", "annotations")
+    columns: ClassVar[int] = 4
+    row_rules: ClassVar[tuple[str, str]] = ("a video's id, a start and a label", "train or test in the fourth column")
+    sound: ClassVar[Field] = Field((SECONDS * RATE,), "int16", view=LogSTFT(HEARD * RATE, n_fft=256, hop=128))
+    shares: ClassVar[dict[str, tuple[float, ...]]] = {"official": (0.95, 0.05), "videos": (0.8, 0.1, 0.1)}
+
+    def _stored_sound(self, wave: np.ndarray, key: str) -> np.ndarray:  # noqa: ARG002 (any sound will do)
+        return as_int16(wave, SECONDS * RATE)
+
+    def _row(self, cells: list[str], part: str) -> ListedClip | None:  # noqa: ARG002 (the row names it)
+        segment = segment_of(f"{cells[0]}_{cells[1]}")
+        if segment is None or segment.video != cells[0] or not cells[2]:
+            return None
+        return ListedClip(segment, segment.key, cells[2], cells[3])
+
+
+def segment_of(name: str) -> VideoSegment | None:
+    """Read a name such as -3Mwkq-7TV4_2, -3Mwkq-7TV4_000002 or -3Mwkq-7TV4_000002_000012; None for any other."""
+    match = NAME.fullmatch(name)
+    if match is None:
         return None
-    return Cut(found["video"], None if found["start"] is None else int(found["start"]))
+    return VideoSegment(match["video"], None if match["start"] is None else int(match["start"]))
 
 
 def key_of(name: str) -> str:
-    """The one spelling of a name; names of another kind stay as they are."""
-    found = cut_of(name)
-    return name if found is None else found.key
+    """Return the one spelling of a name; names of another kind stay as they are."""
+    segment = segment_of(name)
+    return name if segment is None else segment.key
 
 
-def keys_in(footage: Footage, cuts: Sequence[Cut]) -> list[str]:
-    """Under which key the footage has each clip.
+def keys_in(footage: Footage, segments: Sequence[VideoSegment]) -> list[str]:
+    """Return the key under which the footage has each clip.
 
     A file named by the video alone stands for its one clip; where lists name two clips of a video, for neither.
     """
-    clips = Counter(each.video for each in cuts)
-    alone = {each.video for each in cuts if clips[each.video] == 1 and each.key not in footage}
-    return [each.video if each.video in alone and each.video in footage else each.key for each in cuts]
+    clips = Counter(segment.video for segment in segments)
+
+    def key(segment: VideoSegment) -> str:
+        by_video = clips[segment.video] == 1 and segment.key not in footage and segment.video in footage
+        return segment.video if by_video else segment.key
+
+    return [key(segment) for segment in segments]

@@ -12,7 +12,7 @@ from equipoise.data.splits import Splits
 from equipoise.study.job import ERROR, Job, keep_traceback
 from equipoise.study.store import Store, cannot_write, is_of_the_disk
 from equipoise.training.checkpoint import damage_in
-from equipoise.training.distributed import agreed, leads
+from equipoise.training.launch import broadcast, is_main
 from equipoise.util.errors import BadInput
 
 
@@ -38,19 +38,19 @@ def run_together(
         BadInput: If the folder holds damaged results or checkpoints, cannot be written, or belongs to a study that is
             running.
     """
-    with store.locked() if leads() else nullcontext():
-        done, problem = agreed(_found(jobs, store) if leads() else ({}, ""))
+    with store.locked() if is_main() else nullcontext():
+        done, problem = broadcast(_found(jobs, store) if is_main() else ({}, ""))
         if problem:
             raise BadInput(problem)
         for job in {job.config: job for job in jobs if job.config not in done}.values():
-            if leads():
+            if is_main():
                 tell("start", job, {})
             folder = store.run_folder(job.config)
             row = _attempt(job, splits[job.fold], folder, run, tell)
-            if leads():
+            if is_main():
                 store.append(row)
                 tell("done", job, row)
-            done[job.config] = agreed(row)
+            done[job.config] = broadcast(row)
     return [done[job.config] for job in jobs]
 
 
@@ -76,5 +76,5 @@ def _attempt(
     except Exception as found:
         if is_of_the_disk(found, folder):
             raise BadInput(cannot_write(folder, found)) from found
-        keep_traceback(found, folder, ERROR if leads() else f"error-rank-{collectives.rank()}.txt")
+        keep_traceback(found, folder, ERROR if is_main() else f"error-rank-{collectives.rank()}.txt")
         raise

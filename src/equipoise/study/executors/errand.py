@@ -14,7 +14,7 @@ from equipoise.data.splits import Splits
 from equipoise.study.job import ERROR, Job, clear_up, keep_traceback, reason_of, traceback_of
 from equipoise.study.store import cannot_write, is_of_the_disk
 from equipoise.training.checkpoint import checkpoints
-from equipoise.training.machinery import device_of
+from equipoise.training.launch import device_of
 from equipoise.util.files import inside, write_atomic
 from equipoise.util.processes import lock_folder
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, final
 from equipoise.data.splits import Splits
 from equipoise.study.job import Job
 from equipoise.study.store import Store
-from equipoise.training.machinery import device_of
+from equipoise.training.launch import device_of
 from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput
 

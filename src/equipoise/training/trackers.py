@@ -1,0 +1,120 @@
+"""Experiment trackers that log a run while it trains: TensorBoard, Weights & Biases, MLflow."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, final
+
+from equipoise.util.errors import BadInput, raise_all
+from equipoise.util.files import inside
+from equipoise.util.names import unknown_name
+
+NAMES = ("tensorboard", "wandb", "mlflow")
+"""Trackers by name, each the name of its package too."""
+PROJECT = "equipoise"
+_PREPARE = {
+    "wandb": "import wandb; wandb.login()",
+    "mlflow": f"import os, mlflow; mlflow.set_experiment(os.environ.get('MLFLOW_EXPERIMENT_NAME', {PROJECT!r}))",
+}
+"""Done once before runs begin side by side, which would otherwise all do it at once: log in, and make the experiment
+with its data base."""
+
+
+@final
+@dataclass(frozen=True)
+class Trackers:
+    """The trackers of one run.
+
+    Args:
+        names: Some of `NAMES`.
+        run: Name of the run.
+        facts: Logged beside its settings.
+
+    Example:
+        >>> Trackers(("tensorboard",), run="mimo, seed 0", facts={"seed": 0}).names
+        ('tensorboard',)
+    """
+
+    names: tuple[str, ...] = ()
+    run: str = "run"
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = [name for name in self.names if name in NAMES]
+        problems = [f"trackers: {unknown_name(name, NAMES)}" for name in self.names if name not in known]
+        missing = [name for name in known if not _installed(name)]
+        if missing:
+            problems.append(
+                f"trackers: expected {' and '.join(missing)} to be installed, found nothing of that name; "
+                f"type: pip install {' '.join(missing)}"
+            )
+        raise_all(problems)
+
+    def try_out(self) -> None:
+        """Check that runs can be logged, before the first one begins.
+
+        Raises:
+            BadInput: With what a tracker says, where it cannot be used.
+        """
+        quick = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "WANDB_SILENT": "true", **os.environ}
+        for name in self.names:
+            # In a process of its own: what a tracker opens must not be inherited by the runs.
+            program = [sys.executable, "-c", _PREPARE.get(name, "")]
+            done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=quick)
+            if done.returncode:
+                message = done.stderr.strip().rpartition("\n")[2]
+                raise BadInput(
+                    f"trackers: {name} cannot be used: {message}\nCorrect it, or leave {name} out of --track"
+                )
+
+    def make(self, folder: Path | None) -> list[Any]:
+        """Make Accelerate's trackers; what they store on this machine goes to the folder of the run."""
+        if not self.names:
+            return []
+        from accelerate.tracking import MLflowTracker, TensorBoardTracker, WandBTracker
+
+        if folder is None:
+            raise BadInput("trackers: expected a folder for what they write, found none; type train(…, folder=…)")
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("WANDB_SILENT", "true")  # runs side by side share a terminal with the progress of all
+        plain = re.sub(r"[^\w.]+", "-", self.run)
+        make = {
+            "tensorboard": lambda: TensorBoardTracker(plain, inside(folder, "tensorboard", plain).parent),
+            "wandb": lambda: WandBTracker(PROJECT, name=self.run, dir=inside(folder, "wandb").parent),
+            "mlflow": lambda: MLflowTracker(PROJECT, run_name=self.run),
+        }
+        return [make[name]() for name in self.names]
+
+
+def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Flatten the record of an epoch, as trackers take it.
+
+    Example:
+        >>> flat_numbers({"epoch": 3, "train": {"fused": 0.5}, "table": {"fused": {"audio": 1.0}}})
+        {'train/fused': 0.5, 'table/fused/audio': 1.0}
+    """
+    return {
+        re.sub(r"[^\w./ -]", "_", f"{part}/{name}"): value  # no tracker takes more signs than these
+        for part in ("train", "validation", "table")
+        for name, value in _flat(record.get(part, {}))
+    }
+
+
+def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{inner}", number) for inner, number in _flat(value))
+        else:
+            yield name, value
+
+
+def _installed(name: str) -> bool:
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None  # a folder of that name, such as wandb makes, has none
