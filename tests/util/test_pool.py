@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from equipoise.paper import landscape_plane
-from equipoise.paper.landscape import Recipe, gather
+from equipoise.paper.landscape import LandscapeSettings, gather
 from equipoise.study.registry import entries
 from equipoise.util import pool as module
 from equipoise.util.errors import BadInput
 from equipoise.util.pool import Pool, Tell, parallel_workers, run_parallel
-from experiments.test_landscape import signals
+from paper.test_landscape import signals
 
 pytestmark = pytest.mark.slow
 
@@ -86,14 +86,14 @@ def test_children_use_one_core_each_and_have_no_children(monkeypatch: pytest.Mon
 def test_a_landscape_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = entries(["msl", "mimo"], ["fusion=sum", "batch=20"])
     # Convolutions are judged eight places at a time: 50 places are seven shares for three processes.
-    recipe = Recipe(steps=3, points=7, samples=20)
+    settings = LandscapeSettings(steps=3, points=7, samples=20)
     before, found = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
         for count in (1, 3):
             for where in (module, landscape_plane):
                 monkeypatch.setattr(where, "parallel_workers", lambda count=count: count)
-            found.append(gather(signals(), lines, recipe))
+            found.append(gather(signals(), lines, settings))
     finally:
         torch.set_num_threads(before)
     assert found[0].as_dict() == found[1].as_dict()

@@ -21,7 +21,7 @@ from equipoise.util.errors import collect
 from equipoise.util.version import VERSION
 
 if TYPE_CHECKING:
-    from equipoise.paper.landscape import Facts, Recipe, Tell
+    from equipoise.paper.landscape import LandscapeResults, LandscapeSettings, Tell
 
 EXAMPLE = "Example: equipoise landscape --data watch --out runs/landscape steps=1500 mimo.penalty=10"
 FUSION = "fusion=sum"  # as the paper; a word of the user's comes later, and wins
@@ -51,7 +51,7 @@ def landscape(
 ) -> None:
     """Figure 2 of the paper: the loss around the solutions of joint training and MIMO, and which sensor leads there."""
     view = {"plane": plane, "points": points, "reach": reach, "samples": samples, "protocol": protocol, "seed": seed}
-    source, chosen, recipe = _asked(data, split, preset, words or (), view)
+    source, chosen, picture = _asked(data, split, preset, words or (), view)
     import torch
 
     torch.set_num_threads(1)  # places are judged side by side, and more threads only wait for each other
@@ -60,24 +60,26 @@ def landscape(
 
     drawing.check_ready()
     with telling("landscape", quiet=as_json) as tell:
-        facts = _found(source, chosen, recipe, out, tell)
+        results = _found(source, chosen, picture, out, tell)
         tell("drawing")
         chosen_data = {"data": data, "split": split, "preset": None if preset == "auto" else preset}
-        figures = draw(facts, out, f"Made by `{_typed(chosen_data, view, words or ())}`: {recipe.steps:,} steps.")
-    content = {**facts.as_dict(), "figures": [str(path) for path in figures]}
-    options.write_json(out, f"{recipe.stem}.json", content)
+        figures = draw(results, out, f"Made by `{_typed(chosen_data, view, words or ())}`: {picture.steps:,} steps.")
+    content = {**results.as_dict(), "figures": [str(path) for path in figures]}
+    options.write_json(out, f"{picture.stem}.json", content)
     if as_json:
         print(json.dumps(content))
         return
-    print(_table(facts))
-    print(f"\nThe figure as SVG and PNG, all numbers in {recipe.stem}.json, and the grids in {recipe.stem}.npz: {out}")
+    print(_table(results))
+    print(
+        f"\nThe figure as SVG and PNG, all numbers in {picture.stem}.json, and the grids in {picture.stem}.npz: {out}"
+    )
 
 
 def _asked(
     data: str, split: str | None, preset: str, words: Sequence[str], view: dict[str, Any]
-) -> tuple[DataSet, list[Entry], Recipe]:
-    """The data, the two methods and the recipe, or one message with everything that is wrong."""
-    from equipoise.paper.landscape import Recipe, chosen_protocol
+) -> tuple[DataSet, list[Entry], LandscapeSettings]:
+    """The data, the two methods and the picture, or one message with everything that is wrong."""
+    from equipoise.paper.landscape import LandscapeSettings
 
     steps = [word.removeprefix("steps=") for word in words if word.startswith("steps=")]
     others = [FUSION, *(word for word in words if not word.startswith("steps="))]
@@ -88,35 +90,36 @@ def _asked(
         return chosen
 
     def number_of_steps() -> int:
-        return settings.convert("steps", steps[-1], int) if steps else Recipe().steps
+        return settings.convert("steps", steps[-1], int) if steps else LandscapeSettings().steps
 
-    def recipe() -> Recipe:
-        made = Recipe(**view)
+    def picture() -> LandscapeSettings:
+        made = LandscapeSettings(**view)
         if chosen:
-            chosen_protocol(made, chosen[0].settings.fusion)
+            made.protocol_for(chosen[0].settings.fusion)
         return made
 
-    found, both, count, made = options.data_and(data, split, preset, methods, number_of_steps, recipe)
+    found, both, count, made = options.data_and(data, split, preset, methods, number_of_steps, picture)
     (whole,) = collect(lambda: dataclasses.replace(made, steps=count))
     return found, both, whole
 
 
 def _typed(data: dict[str, str | None], view: dict[str, Any], words: Sequence[str]) -> str:
     """The command that gives this figure, without what is so by default and without places on this machine."""
-    from equipoise.paper.landscape import Recipe
+    from equipoise.paper.landscape import LandscapeSettings
 
-    plain = dataclasses.asdict(Recipe())
+    plain = dataclasses.asdict(LandscapeSettings())
     options = {name: value for name, value in data.items() if value is not None}
     options |= {name: value for name, value in view.items() if value != plain[name]}
     said = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return shlex.join(["equipoise", "landscape", *said, *words])
 
 
-def _found(source: DataSet, chosen: Sequence[Entry], recipe: Recipe, out: Path, tell: Tell) -> Facts:
+def _found(
+    source: DataSet, chosen: Sequence[Entry], picture: LandscapeSettings, out: Path, tell: Tell
+) -> LandscapeResults:
     """What an earlier call found for the same question, or else what is found now."""
     from equipoise.data.source import mark_tokens
-    from equipoise.paper.landscape import gather
-    from equipoise.paper.landscape_store import keep, kept
+    from equipoise.paper.landscape import gather, load_results, save_results
 
     tell("loading the data")
     encoders = [(entry.settings.encoder, entry.settings.features) for entry in chosen]
@@ -124,32 +127,33 @@ def _found(source: DataSet, chosen: Sequence[Entry], recipe: Recipe, out: Path, 
     asked = {
         "version": VERSION,
         "data": splits.fingerprint(),
-        "recipe": dataclasses.asdict(recipe),
+        "recipe": dataclasses.asdict(picture),
         "methods": {entry.method.name: {**entry.params, **entry.settings.as_dict()} for entry in chosen},
     }
-    facts = kept(out, recipe.stem, asked)
-    if facts is None:
-        facts = gather(splits, chosen, recipe, tell)
-        keep(out, asked, facts)
-    return facts
+    results = load_results(out, picture.stem, asked)
+    if results is None:
+        results = gather(splits, chosen, picture, tell)
+        save_results(out, asked, results)
+    return results
 
 
-def _table(facts: Facts) -> str:
+def _table(results: LandscapeResults) -> str:
     """The two solutions in a few lines."""
     from equipoise.paper.landscape import TITLES
 
+    counts = results.samples
     lines = [
-        f"After {facts.recipe.steps:,} steps, on {facts.samples['train']:,} training and {facts.samples['test']:,} "
-        f"test samples of {facts.data} (± standard error); accuracy alone: training, protocol {facts.protocol}"
+        f"After {results.settings.steps:,} steps, on {counts['train']:,} training and {counts['test']:,} test samples "
+        f"of {results.data} (± standard error); accuracy alone: training, protocol {results.protocol}"
     ]
-    for star in facts.stars:
+    for star in results.stars:
         losses = ", ".join(f"{name} loss {star.loss[name]:.3f} ± {star.error[name]:.3f}" for name in star.loss)
-        alone = ", ".join(f"{name} {star.accuracy['train'][name]:.1%}" for name in facts.modalities)
-        low, high = facts.late(star.name)
+        alone = ", ".join(f"{name} {star.accuracy['train'][name]:.1%}" for name in results.modalities)
+        low, high = results.late(star.name)
         lines.append(
             f"  {TITLES[star.name]}: {losses}; right in test {star.accuracy['test']['fused']:.1%}; alone {alone}; "
             f"test loss over the last fifth of training {low:.3f} to {high:.3f}"
         )
-    worst = max(star.difference for star in facts.stars)
+    worst = max(star.difference for star in results.stars)
     lines.append(f"The planes and the models themselves agree at the stars to {worst:.0e}.")
     return "\n".join(lines)

@@ -1,39 +1,57 @@
-"""The paper's Figure 2: the loss around the solutions of joint training and of MIMO, and who leads there."""
+"""The paper's Figure 2: the loss around the solutions of joint training and of MIMO, and the modality that leads there.
+
+The training steps are those of every run. `equipoise.training.train` counts epochs, and never touches the test part; a
+figure of the test loss has to. Nothing is chosen by what is seen here.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Literal, final, get_args
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, final, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from equipoise.data.own.npz import read_arrays
 from equipoise.data.splits import Part, Splits
-from equipoise.paper.landscape_plane import Plane, Values, values_at
-from equipoise.paper.landscape_training import Look, Protocol, Solution, solve, subset
+from equipoise.models import LateFusion
+from equipoise.models.choose import build_encoders
+from equipoise.paper.landscape_plane import Plane, values_at
 from equipoise.study.registry import Entry
 from equipoise.training.launch import device_of
 from equipoise.training.step import evaluate
+from equipoise.training.train import Run
 from equipoise.util.errors import BadInput, raise_all
+from equipoise.util.files import inside
 from equipoise.util.pool import Tell, run_parallel
 
-Through = Literal["own", "both"]
+PlaneKind = Literal["own", "both"]
+Protocol = Literal["split", "head"]
+CurvePoint = dict[str, Any]
+"""After a number of steps: {"step": …, "train": {output: {"loss": …, "accuracy": …}}, "test": …}."""
+
 TITLES = {"msl": "joint training", "mimo": "MIMO"}
 MARGIN = 0.5  # of the way between two solutions, that their plane shows on either side
+CURVE_POINTS, MESSAGES_EVERY = 50, 10
+"""Number of measurements during training, and of measurements between messages to the user."""
 
 
 @final
 @dataclass(frozen=True)
-class Recipe:
-    """What to draw.
+class LandscapeSettings:
+    """The picture to draw.
 
     Args:
         steps: Iterations of training.
-        points: Places along each side of a plane.
-        reach: How far a plane goes from its solution; at 1 every filter has moved by its own length.
+        points: Points along each side of a plane.
+        reach: Distance from its solution that a plane shows; at 1 every filter has moved by its own length.
         samples: Of the training and of the test part, each; stratified by class.
         plane: "own": one plane around each solution, in the same random draw; "both": one through the two.
         protocol: Where uni-modal accuracies are read. "split": from each modality's share of the fused output, which
@@ -45,40 +63,48 @@ class Recipe:
     points: int = 51
     reach: float = 1.0
     samples: int = 200
-    plane: Through = "own"
+    plane: PlaneKind = "own"
     protocol: Protocol | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = (("steps", 1), ("points", 3), ("samples", 2))
+        least, values = {"steps": 1, "points": 3, "samples": 2}, asdict(self)
         problems = [
-            f"{name} should be a whole number of at least {low}, found {getattr(self, name)!r}"
-            for name, low in least
-            if not (isinstance(getattr(self, name), int) and getattr(self, name) >= low)
+            f"{name} should be a whole number of at least {low}, found {values[name]!r}"
+            for name, low in least.items()
+            if not (isinstance(values[name], int) and values[name] >= low)
         ]
         if not 0 < self.reach < math.inf:
             problems.append(f"reach should be above zero and finite, found {self.reach!r}")
-        for name, choices in (("plane", get_args(Through)), ("protocol", (*get_args(Protocol), None))):
-            if getattr(self, name) not in choices:
-                words = ", ".join(choice for choice in choices if choice)
-                problems.append(f"{name} should be one of {words}, found {getattr(self, name)!r}")
+        for name, choices in {"plane": get_args(PlaneKind), "protocol": (*get_args(Protocol), None)}.items():
+            if values[name] not in choices:
+                words = ", ".join(filter(None, choices))
+                problems.append(f"{name} should be one of {words}, found {values[name]!r}")
         raise_all(problems)
 
     @property
     def stem(self) -> str:
-        """What the files are called, so that both kinds of planes can lie in one folder."""
+        """The name of the files, so that both kinds of planes can lie in one folder."""
         return "landscape" if self.plane == "own" else f"landscape-{self.plane}"
+
+    def protocol_for(self, fusion: str) -> Protocol:
+        """Choose the protocol of uni-modal accuracies that a fusion allows, or refuse the one that was asked for."""
+        additive = fusion in ("sum", "concat")
+        if self.protocol == "split" and not additive:
+            expected = "--protocol split expected an additive fusion, sum or concat"
+            raise BadInput(f"{expected}, found {fusion}; type --protocol head")
+        return self.protocol or ("split" if additive else "head")
 
 
 @final
 @dataclass(frozen=True)
-class Star:
+class SolutionPoint:
     """A solution in its plane.
 
     Args:
         name: Of its method.
-        x: Where it lies.
-        y: Where it lies.
+        x: Its coordinate to the right.
+        y: Its coordinate up.
         loss: On the training and on the test samples, as the plane has it.
         error: Standard error of these over samples, as if they were independent.
         alone: The same losses by evaluating the model itself, beside any plane.
@@ -95,14 +121,12 @@ class Star:
 
     @property
     def difference(self) -> float:
-        """How far the plane is from the model itself, the larger of both parts."""
+        """The distance of the plane from the model itself, the larger of both parts."""
         return max(abs(self.loss[part] - self.alone[part]) for part in self.loss)
 
 
-@final
-@dataclass(frozen=True)
-class Surface:
-    """What was found in one plane; rows go up, columns to the right.
+class LossSurface(NamedTuple):
+    """The measurements in one plane; rows go up, columns to the right.
 
     Args:
         x: The columns.
@@ -118,30 +142,30 @@ class Surface:
     train: np.ndarray
     test: np.ndarray
     accuracy: dict[str, np.ndarray]
-    stars: list[Star]
+    stars: list[SolutionPoint]
 
 
 @final
 @dataclass(frozen=True)
-class Facts:
+class LandscapeResults:
     """Everything that was measured.
 
     Args:
-        recipe: What was asked for.
+        settings: The picture that was asked for.
         data: Name of the data set.
         protocol: Of the uni-modal accuracies.
-        samples: How many samples each part gave.
-        curves: Per method what was seen while it trained.
+        samples: Number of samples of each part.
+        curves: Losses and accuracies during training, per method.
         surfaces: One around each solution, or one through both.
-        normalised: Whether the model has batch norm, whose statistics then have to be spoken of.
+        normalised: True if the model has batch norm, whose statistics then have to be spoken of.
     """
 
-    recipe: Recipe
+    settings: LandscapeSettings
     data: str
     protocol: Protocol
     samples: dict[str, int]
-    curves: dict[str, list[Look]]
-    surfaces: list[Surface] = field(default_factory=list)
+    curves: dict[str, list[CurvePoint]]
+    surfaces: list[LossSurface] = field(default_factory=list)
     normalised: bool = False
 
     @property
@@ -150,143 +174,239 @@ class Facts:
         return tuple(self.surfaces[0].accuracy)
 
     @property
-    def stars(self) -> list[Star]:
+    def stars(self) -> list[SolutionPoint]:
         """Every solution, joint training first."""
         return [star for surface in self.surfaces for star in surface.stars]
 
     def late(self, name: str) -> tuple[float, float]:
         """The least and the largest test loss over the last fifth of training: how much of the end is chance."""
-        late = [look for look in self.curves[name] if look["step"] >= 0.8 * self.recipe.steps]
-        losses = [look["test"]["fused"]["loss"] for look in late]
+        curve = [point for point in self.curves[name] if point["step"] >= 0.8 * self.settings.steps]
+        losses = [point["test"]["fused"]["loss"] for point in curve]
         return min(losses), max(losses)
 
     def as_dict(self) -> dict[str, Any]:
         """All but the grids, in plain values."""
-        return {
-            "recipe": asdict(self.recipe),
-            "data": self.data,
-            "protocol": self.protocol,
-            "samples": self.samples,
-            "normalised": self.normalised,
-            "curves": self.curves,
-            "stars": [[asdict(star) for star in surface.stars] for surface in self.surfaces],
-        }
+        names = ("data", "protocol", "samples", "normalised", "curves")
+        stars = [[asdict(star) for star in surface.stars] for surface in self.surfaces]
+        return {"recipe": asdict(self.settings), **{name: getattr(self, name) for name in names}, "stars": stars}
 
 
-def chosen_protocol(recipe: Recipe, fusion: str) -> Protocol:
-    """The protocol of uni-modal accuracies that a fusion allows."""
-    additive = fusion in ("sum", "concat")
-    if recipe.protocol == "split" and not additive:
+# -- training --
+
+
+class Solution(NamedTuple):
+    """A trained model.
+
+    Args:
+        name: Of the method.
+        model: In the view that uni-modal accuracies are read from.
+        curve: Losses and accuracies during training.
+    """
+
+    name: str
+    model: LateFusion
+    curve: list[CurvePoint]
+
+
+def stratified(label: Tensor, size: int, seed: int = 0) -> Tensor:
+    """Draw rows of a fixed subset in which every class has its share, to within one sample.
+
+    Args:
+        label: The classes, [N].
+        size: Number of rows; all where there are fewer.
+        seed: Of the draw.
+
+    Example:
+        >>> rows = stratified(torch.tensor([0, 0, 0, 0, 1, 1]), 3)
+        >>> torch.tensor([0, 0, 0, 0, 1, 1])[rows].tolist()
+        [0, 0, 1]
+    """
+    order = torch.randperm(len(label), generator=torch.Generator().manual_seed(seed)).to(label.device)
+    by_class = order[label[order].argsort(stable=True)]
+    size = min(size, len(label))
+    # Equal strides through the samples in the order of their classes.
+    chosen = (torch.arange(size, dtype=torch.float64) + 0.5) * (len(label) / max(size, 1))
+    return by_class[chosen.long().to(label.device)].sort().values
+
+
+def subset(part: Part, size: int, seed: int, device: torch.device | str) -> Part:
+    """A stratified subset of a part, as encoders read it in evaluation."""
+    return part.take(stratified(part.label, size, seed)).to(device).ready()
+
+
+def solve(
+    splits: Splits, entry: Entry, settings: LandscapeSettings, protocol: Protocol, parts: dict[str, Part], tell: Tell
+) -> Solution:
+    """Train for a number of iterations, and measure losses and accuracies on the way.
+
+    Args:
+        splits: The data.
+        entry: The method, which must not need the end of an epoch, and how to build and train the model.
+        settings: Steps and seed; the same start for every method.
+        protocol: Of the uni-modal accuracies.
+        parts: The samples to measure on, by name, as `subset` gives them.
+        tell: Called with words on the progress.
+
+    Raises:
+        BadInput: If training diverged.
+    """
+    steps, run_settings = settings.steps, entry.settings
+    run = Run(splits, entry.balancer(), run_settings, settings.seed)
+    every = max(1, steps // CURVE_POINTS)
+
+    def view() -> LateFusion:
+        """Copy the model with uni-modal outputs of the protocol; under "split" it has no other heads to perturb."""
+        encoders = build_encoders(run_settings.encoder, splits.shapes, run_settings.features)
+        copied = LateFusion(encoders, len(splits.classes), fusion=run_settings.fusion, unimodal=protocol)
+        wanted = copied.state_dict()
+        copied.load_state_dict({name: value for name, value in run.model.state_dict().items() if name in wanted})
+        return copied.to(run.model.committee.device).eval()
+
+    def measured(step: int) -> CurvePoint:
+        with torch.random.fork_rng():  # building a view draws weights, which must not change what training draws
+            model = view()
+            return {"step": step, **{name: evaluate(model, part) for name, part in parts.items()}}
+
+    try:
+        curve = [measured(0)]
+        for step in islice(_steps_of(run), steps):
+            if step % every == 0 or step == steps:
+                curve.append(measured(step))
+            if step % (MESSAGES_EVERY * every) == 0 or step == steps:
+                tell(f"training {entry.label}: step {step:,} of {steps:,}")
+        loss = curve[-1]["train"]["fused"]["loss"]
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"expected a finite training loss after {steps} steps, found {loss}")
+    except FloatingPointError as problem:
         raise BadInput(
-            f"--protocol split expected an additive fusion, sum or concat, found {fusion}; type --protocol head"
-        )
-    return recipe.protocol or ("split" if additive else "head")
+            f"{entry.label} diverged, and there is nothing to draw around; type a smaller learning rate than "
+            f"lr={run_settings.lr:g}. {problem}"
+        ) from None
+    return Solution(entry.method.name, view(), curve)
 
 
-def gather(splits: Splits, entries: Sequence[Entry], recipe: Recipe, tell: Tell = lambda _: None) -> Facts:
-    """Train both models, and judge them all over their planes.
+def _steps_of(run: Run) -> Iterator[int]:
+    """Take the steps of a run from one on, without an end, each when it is asked for."""
+    numbers = count(1)
+    while True:
+        for _ in run.steps():
+            yield next(numbers)
+        run.end_epoch()
+
+
+# -- surfaces --
+
+
+def gather(
+    splits: Splits, entries: Sequence[Entry], settings: LandscapeSettings, tell: Tell = lambda _: None
+) -> LandscapeResults:
+    """Train both models, and evaluate them all over their planes.
 
     Args:
         splits: The data.
         entries: Joint training and MIMO, with the settings of both.
-        recipe: What to draw.
-        tell: Called with words on how far it is.
+        settings: The picture to draw.
+        tell: Called with words on the progress.
 
     Raises:
         BadInput: If training diverged.
         ValueError: If the fusion does not allow the protocol.
     """
-    protocol = chosen_protocol(recipe, entries[0].settings.fusion)
-    device = device_of(entries[0].settings)
-    parts = {name: subset(splits.parts[name], recipe.samples, recipe.seed, device) for name in ("train", "test")}
-    found = run_parallel([partial(_solved, splits, entry, recipe, protocol, parts) for entry in entries], tell)
-    if recipe.plane == "both":
-        surfaces = [_through(found[0], found[1], recipe, parts, tell)]
+    protocol = settings.protocol_for(entries[0].settings.fusion)
+    device, seed = device_of(entries[0].settings), settings.seed
+    parts = {name: subset(splits.parts[name], settings.samples, seed, device) for name in ("train", "test")}
+    works = [partial(solve, splits, entry, settings, protocol, parts) for entry in entries]
+    solutions = run_parallel(works, tell)
+    side = np.linspace(-settings.reach, settings.reach, settings.points)
+    if settings.plane == "both":
+        plane = Plane.through(solutions[0].model, solutions[1].model, seed)
+        along = np.linspace(-MARGIN, 1 + MARGIN, settings.points)
+        surfaces = [_surface(plane, along, side, solutions, parts, tell)]
     else:
-        surfaces = [_around(solution, recipe, parts, tell) for solution in found]
+        surfaces = [_surface(Plane.around(one.model, seed), side, side, [one], parts, tell) for one in solutions]
     counts = {name: len(part) for name, part in parts.items()}
-    curves = {solution.name: solution.curves for solution in found}
-    return Facts(recipe, splits.name, protocol, counts, curves, surfaces, _normalised(found[0]))
+    curves = {solution.name: solution.curve for solution in solutions}
+    normalised = any("running_mean" in name for name, _ in solutions[0].model.named_buffers())
+    return LandscapeResults(settings, splits.name, protocol, counts, curves, surfaces, normalised)
 
 
-def _solved(
-    splits: Splits, entry: Entry, recipe: Recipe, protocol: Protocol, parts: dict[str, Part], tell: Tell
-) -> Solution:
-    try:
-        return solve(splits, entry, recipe.steps, recipe.seed, protocol, parts, tell)
-    except FloatingPointError as found:
-        raise BadInput(
-            f"{entry.label} diverged, and there is nothing to draw around; type a smaller learning rate than "
-            f"lr={entry.settings.lr:g}. {found}"
-        ) from None
-
-
-def _around(solution: Solution, recipe: Recipe, parts: dict[str, Part], tell: Tell) -> Surface:
-    plane = Plane.around(solution.model, recipe.seed)
-    side = np.linspace(-recipe.reach, recipe.reach, recipe.points)
-    return _survey(plane, side, side, [(solution, 0.0)], parts, tell)
-
-
-def _through(one: Solution, other: Solution, recipe: Recipe, parts: dict[str, Part], tell: Tell) -> Surface:
-    plane = Plane.through(one.model, other.model, recipe.seed)
-    along = np.linspace(-MARGIN, 1 + MARGIN, recipe.points)
-    across = np.linspace(-recipe.reach, recipe.reach, recipe.points)
-    return _survey(plane, along, across, [(one, 0.0), (other, 1.0)], parts, tell)
-
-
-def _survey(
-    plane: Plane,
-    x: np.ndarray,
-    y: np.ndarray,
-    solutions: Sequence[tuple[Solution, float]],
-    parts: dict[str, Part],
-    tell: Tell,
-) -> Surface:
-    """Judge every place of a grid, and each solution where it lies, which need not be on the grid."""
+def _surface(
+    plane: Plane, x: np.ndarray, y: np.ndarray, solutions: Sequence[Solution], parts: dict[str, Part], tell: Tell
+) -> LossSurface:
+    """Evaluate every point of a grid, and the solutions at x = 0 and 1, which need not be on the grid."""
     grid = [(float(column), float(row)) for row in y for column in x]
-    places = torch.tensor([*grid, *((place, 0.0) for _, place in solutions)], dtype=torch.float64)
-    model, who = solutions[0][0].model, " and ".join(TITLES[each.name] for each, _ in solutions)
-    values: dict[str, Values] = {}
-    for name, part in parts.items():
-        done = [0]
+    points = torch.tensor([*grid, *((float(at), 0.0) for at in range(len(solutions)))], dtype=torch.float64)
+    titles = " and ".join(TITLES[solution.name] for solution in solutions)
 
-        def count(more: int, done: list[int] = done, name: str = name) -> None:
-            done[0] += more
-            if done[0] % (10 * len(x)) < more or done[0] == len(places):
-                tell(f"{name} loss around {who}: {done[0]:,} of {len(places):,} points")
+    def progress(name: str) -> Callable[[int], None]:
+        """Count points that are done, and tell of every tenth row of the grid."""
+        done = 0
 
-        values[name] = values_at(model, plane, places, part, on_done=count)
+        def add(more: int) -> None:
+            nonlocal done
+            done += more
+            if done % (10 * len(x)) < more or done == len(points):
+                tell(f"{name} loss around {titles}: {done:,} of {len(points):,} points")
+
+        return add
+
+    model = solutions[0].model
+    values = {name: values_at(model, plane, points, part, on_done=progress(name)) for name, part in parts.items()}
     shape, size = (len(y), len(x)), len(grid)
-    loss = {name: each.loss[:size].reshape(shape).numpy() for name, each in values.items()}
-    accuracy = {
-        name: column[:size].reshape(shape).numpy()
-        for name, column in values["train"].accuracy.items()
-        if name != "fused"
-    }
+    train, test = (values[name].loss[:size].reshape(shape).numpy() for name in ("train", "test"))
+    accuracy = {name: column[:size].reshape(shape).numpy() for name, column in values["train"].accuracy.items()}
+    del accuracy["fused"]
     stars = [
-        _star(solution, place, {name: _only(each, size + number) for name, each in values.items()}, parts)
-        for number, (solution, place) in enumerate(solutions)
+        SolutionPoint(
+            solution.name,
+            *points[at].tolist(),
+            loss={name: float(part.loss[at]) for name, part in values.items()},
+            error={name: float(part.error[at]) for name, part in values.items()},
+            alone={name: evaluate(solution.model, part)["fused"]["loss"] for name, part in parts.items()},
+            accuracy={name: {one: float(p[at]) for one, p in part.accuracy.items()} for name, part in values.items()},
+        )
+        for at, solution in enumerate(solutions, start=size)
     ]
-    return Surface(x, y, loss["train"], loss["test"], accuracy, stars)
+    return LossSurface(x, y, train, test, accuracy, stars)
 
 
-def _only(values: Values, place: int) -> Values:
-    accuracy = {name: column[place] for name, column in values.accuracy.items()}
-    return Values(values.loss[place], values.error[place], accuracy)
+# -- files --
+
+GRIDS = ("x", "y", "train", "test")
 
 
-def _star(solution: Solution, place: float, values: dict[str, Values], parts: dict[str, Part]) -> Star:
-    alone = {name: evaluate(solution.model, part)["fused"]["loss"] for name, part in parts.items()}
-    return Star(
-        solution.name,
-        place,
-        0.0,
-        {name: float(each.loss) for name, each in values.items()},
-        {name: float(each.error) for name, each in values.items()},
-        alone,
-        {name: {one: float(right) for one, right in each.accuracy.items()} for name, each in values.items()},
-    )
+def save_results(folder: Path, asked: dict[str, Any], results: LandscapeResults) -> Path:
+    """Write everything into one `.npz`, since it took minutes to find.
+
+    Args:
+        folder: Where to.
+        asked: Everything that the results depend on: data, methods, settings, versions.
+        results: The results.
+    """
+    arrays: dict[str, np.ndarray] = {"about": np.array(json.dumps({"asked": asked, "facts": results.as_dict()}))}
+    for number, surface in enumerate(results.surfaces):
+        arrays |= {f"{number} {name}": getattr(surface, name) for name in GRIDS}
+        arrays |= {f"{number} accuracy of {name}": grid for name, grid in surface.accuracy.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{results.settings.stem}.npz"
+    unfinished = inside(folder, f"unfinished-{name}")
+    np.savez_compressed(unfinished, **arrays)  # ty: ignore[invalid-argument-type]
+    return unfinished.replace(inside(folder, name))  # a kill leaves the old file or the new one
 
 
-def _normalised(solution: Solution) -> bool:
-    return any("running_mean" in name for name, _ in solution.model.named_buffers())
+def load_results(folder: Path, stem: str, asked: dict[str, Any]) -> LandscapeResults | None:
+    """Read the results for the same question; None where there are none, or those of another one."""
+    try:
+        arrays, _ = read_arrays(folder / f"{stem}.npz")
+        about = json.loads(str(arrays.pop("about")))
+        if about["asked"] != json.loads(json.dumps(asked)):
+            return None
+        content, surfaces = about["facts"], []
+        for number, stars in enumerate(content.pop("stars")):
+            prefix = f"{number} accuracy of "
+            accuracy = {name.removeprefix(prefix): grid for name, grid in arrays.items() if name.startswith(prefix)}
+            grids = [arrays[f"{number} {name}"] for name in GRIDS]
+            surfaces.append(LossSurface(*grids, accuracy, [SolutionPoint(**star) for star in stars]))
+        return LandscapeResults(LandscapeSettings(**content.pop("recipe")), surfaces=surfaces, **content)
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # not there, or not ours: found anew
+        return None

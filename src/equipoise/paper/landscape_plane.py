@@ -1,16 +1,16 @@
-"""Planes through the weights of a model, and what the model is worth at many points of one.
+"""Planes through the weights of a model, and the model's loss and accuracies at many points of one.
 
 Random directions are filter-normalised (Li et al., "Visualizing the Loss Landscape of Neural Nets", 2018): a filter,
-the weights of one output of a layer, moves by as much as it is long, so that weights whose scale means nothing do not
+the weights of one output of a layer, moves by as much as it is long, so that weights whose scale is irrelevant do not
 decide how sharp a picture looks. Biases and the parameters of normalisation stay where they are, as usual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +29,16 @@ SHARE = 0.25  # of a GPU's free memory that one call may take
 
 
 def filter_normalised(weights: Weights, random: torch.Generator) -> Weights:
-    """A random direction in which every filter is as long as that filter of the weights; vectors are left out.
+    """Draw a direction in which every filter is as long as that filter of the weights; vectors are left out.
 
     Drawn on the CPU, so that one seed gives weights of one shape the same draw everywhere.
     """
     direction = {}
     for name, weight in weights.items():
-        if weight.dim() < 2:
-            continue
-        drawn = torch.randn(weight.shape, generator=random).to(weight)
-        lengths = weight.flatten(1).norm(dim=1) / drawn.flatten(1).norm(dim=1)
-        direction[name] = drawn * lengths.reshape(-1, *[1] * (weight.dim() - 1))
+        if weight.dim() > 1:
+            drawn = torch.randn(weight.shape, generator=random).to(weight)
+            lengths = weight.flatten(1).norm(dim=1) / drawn.flatten(1).norm(dim=1)
+            direction[name] = drawn * lengths.reshape(-1, *[1] * (weight.dim() - 1))
     return direction
 
 
@@ -50,9 +49,9 @@ class Plane:
 
     Args:
         start: Every parameter and buffer at (0, 0).
-        right: What moves with x, by name.
-        up: What moves with y.
-        drift: How buffers, the statistics of batch norm, change from x = 0 to x = 1; beyond, they stay.
+        right: The change with x, by name.
+        up: The change with y.
+        drift: The change of buffers, the statistics of batch norm, from x = 0 to x = 1; beyond, they stay.
     """
 
     start: Weights
@@ -64,41 +63,51 @@ class Plane:
     def around(cls, model: nn.Module, seed: int) -> Plane:
         """The plane of two filter-normalised random directions through a model: one seed, the same draw for each."""
         random = torch.Generator().manual_seed(seed)
-        weights = _parameters(model)
+        weights = _copied(model.named_parameters())
         right, up = filter_normalised(weights, random), filter_normalised(weights, random)
-        return cls(weights | _buffers(model), right, up)
+        return cls(weights | _copied(model.named_buffers()), right, up)
 
     @classmethod
     def through(cls, one: nn.Module, other: nn.Module, seed: int) -> Plane:
         """The plane with one model at (0, 0), the other at (1, 0), and a filter-normalised direction across."""
-        start, end = _parameters(one), _parameters(other)
-        right = {name: end[name] - weight for name, weight in start.items()}
-        up = filter_normalised(start, torch.Generator().manual_seed(seed))
-        share = _inner(up, right) / _inner(right, right).clamp(min=torch.finfo(torch.float64).tiny)
+        start, end = _copied(one.named_parameters()), dict(other.named_parameters())
+        right = {name: end[name].detach() - weight for name, weight in start.items()}
+        drawn = filter_normalised(start, torch.Generator().manual_seed(seed))
+        share = _inner(drawn, right) / _inner(right, right).clamp(min=torch.finfo(torch.float64).tiny)
         none = torch.zeros((), dtype=torch.float64)
-        up = {name: (up.get(name, none) - share * along.double()).to(along) for name, along in right.items()}
-        before, after = _buffers(one), _buffers(other)
+        up = {name: (drawn.get(name, none) - share * along.double()).to(along) for name, along in right.items()}
+        before, after = _copied(one.named_buffers()), dict(other.named_buffers())
         drift = {name: after[name] - value for name, value in before.items() if value.is_floating_point()}
         return cls(start | before, right, up, drift)
 
-    def at(self, places: Tensor) -> Weights:
-        """What moves, at each of several places [P, 2]: stacked, [P, …] by name."""
-        x, y = places.unbind(dim=1)
-        found = {}
+    def at(self, points: Tensor) -> Weights:
+        """Compute the weights that move, at each of several points [P, 2]: stacked, [P, …] by name."""
+        x, y = points.unbind(dim=1)
+        moved = {}
         for name in {**self.right, **self.up}:
-            found[name] = self.start[name].expand(len(places), *self.start[name].shape)
+            moved[name] = self.start[name].expand(len(points), *self.start[name].shape)
             for step, direction in ((x, self.right), (y, self.up)):
                 if name in direction:
-                    found[name] = found[name] + _times(step, direction[name])
+                    moved[name] = moved[name] + _times(step, direction[name])
         for name, change in self.drift.items():
-            found[name] = self.start[name] + _times(x.clamp(0, 1), change)
-        return found
+            moved[name] = self.start[name] + _times(x.clamp(0, 1), change)
+        return moved
 
 
-@final
-@dataclass(frozen=True)
-class Values:
-    """What a model is worth at P places, on one part.
+def _copied(tensors: Iterable[tuple[str, Tensor]]) -> Weights:
+    return {name: value.detach().clone() for name, value in tensors}
+
+
+def _times(steps: Tensor, direction: Tensor) -> Tensor:
+    return steps.to(direction).reshape(-1, *[1] * direction.dim()) * direction
+
+
+def _inner(one: Weights, other: Weights) -> Tensor:
+    return torch.stack([(one[name].double() * other[name].double()).sum() for name in one]).sum()
+
+
+class PlaneValues(NamedTuple):
+    """Loss and accuracies of a model at P points, on one part.
 
     Args:
         loss: Mean cross-entropy of the fused output, [P].
@@ -114,58 +123,58 @@ class Values:
 def values_at(
     model: LateFusion,
     plane: Plane,
-    places: Tensor,
+    points: Tensor,
     part: Part,
     *,
     together: bool | None = None,
     on_done: Callable[[int], None] = lambda _: None,
-) -> Values:
-    """Judge the model at many places of a plane, in evaluation mode.
+) -> PlaneValues:
+    """Evaluate the model at many points of a plane, in evaluation mode.
 
     Args:
         model: Gives its form only; weights and buffers come from the plane.
-        plane: Where the places lie.
-        places: x and y of each, [P, 2].
+        plane: The plane of the points.
+        points: x and y of each, [P, 2].
         part: The samples, as encoders read them, on the model's device.
-        together: Many places in one batched call, or one after the other; None for what is faster.
-        on_done: Called with the number of places after each call.
+        together: Many points in one batched call, or one after the other; None for the faster way.
+        on_done: Called with the number of points after each call.
     """
-    batched = batches_well(model, part.label.device) if together is None else together
-    rows, chunk = _sizes(model, part, len(places), batched=batched)
     device = part.label.device
-    chunks = places.to(device, torch.float32).split(chunk)
+    batched = batches_well(model, device) if together is None else together
+    rows, chunk = _call_size(model, part, len(points), batched=batched)
+    chunks = points.to(device, torch.float32).split(chunk)
+    workers = min(len(chunks), parallel_workers())
 
     def share(first: int, tell: Tell) -> list[Tensor]:
-        found = []
+        sums = []
         with evaluating(model), torch.no_grad():
             for some in chunks[first::workers]:
-                found.append(_sums(model, plane, some, part, rows, batched=batched).cpu())
-                tell(str(len(some)))
-        return found
+                sums.append(_sums(model, plane, some, part, rows, batched=batched).cpu())
+                tell(len(some))
+        return sums
 
-    workers = min(len(chunks), parallel_workers())
-    shares = run_parallel([partial(share, first) for first in range(workers)], lambda words: on_done(int(words)))
+    shares = run_parallel([partial(share, first) for first in range(workers)], on_done)
     sums = torch.cat([shares[number % workers][number // workers] for number in range(len(chunks))])
     count, names = len(part), ["fused", *model.encoders]
     loss = sums[:, 0] / count
     spread = (sums[:, 1] / count - loss.square()).clamp(min=0)
     accuracy = {name: column / count for name, column in zip(names, sums[:, 2:].unbind(dim=1), strict=True)}
-    return Values(loss, (spread / max(count - 1, 1)).sqrt(), accuracy)
+    return PlaneValues(loss, (spread / max(count - 1, 1)).sqrt(), accuracy)
 
 
 def batches_well(model: nn.Module, device: torch.device) -> bool:
-    """Whether many places in one call pay.
+    """Tell whether many points in one call pay.
 
-    On a CPU, convolutions with other weights for every place take twice as long as one after the other; and torch
+    On a CPU, convolutions with other weights for every point take twice as long as one after the other; and torch
     cannot batch recurrent layers and those of transformers over their weights at all.
     """
     slow = UNBATCHED if device.type == "cuda" else (*UNBATCHED, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     return not any(isinstance(module, slow) for module in model.modules())
 
 
-def _sums(model: LateFusion, plane: Plane, places: Tensor, part: Part, rows: int, *, batched: bool) -> Tensor:
-    """Per place, over all samples: the sum of losses, of their squares, and the hits of every output, [P, …]."""
-    moved = plane.at(places)
+def _sums(model: LateFusion, plane: Plane, points: Tensor, part: Part, rows: int, *, batched: bool) -> Tensor:
+    """Per point, over all samples: the sum of losses, of their squares, and the hits of every output, [P, …]."""
+    moved = plane.at(points)
     still = {name: value for name, value in plane.start.items() if name not in moved}
 
     def judge(weights: Weights, inputs: Weights, label: Tensor) -> Tensor:
@@ -174,43 +183,36 @@ def _sums(model: LateFusion, plane: Plane, places: Tensor, part: Part, rows: int
         hits = [(logits.argmax(dim=1) == label).double().sum() for logits in outputs.values()]
         return torch.stack([loss.sum(), loss.square().sum(), *hits])
 
-    many = vmap(judge, in_dims=(0, None, None))
-    total = torch.zeros((), dtype=torch.float64, device=places.device)
-    for some in _in_batches(part, rows):
-        if batched:
-            total = total + many(moved, some.inputs, some.label)
-        else:
-            each = [{name: value[place] for name, value in moved.items()} for place in range(len(places))]
-            total = total + torch.stack([judge(one, some.inputs, some.label) for one in each])
+    def one_by_one(weights: Weights, inputs: Weights, label: Tensor) -> Tensor:
+        each = [{name: value[at] for name, value in weights.items()} for at in range(len(points))]
+        return torch.stack([judge(one, inputs, label) for one in each])
+
+    call = vmap(judge, in_dims=(0, None, None)) if batched else one_by_one
+    total = torch.zeros((), dtype=torch.float64, device=points.device)
+    for chosen in torch.arange(len(part), device=part.label.device).split(rows):
+        some = part if rows >= len(part) else part.take(chosen)
+        total = total + call(moved, some.inputs, some.label)
     return total
 
 
-def _in_batches(part: Part, rows: int) -> Iterator[Part]:
-    if rows >= len(part):
-        yield part
-        return
-    for some in torch.arange(len(part), device=part.label.device).split(rows):
-        yield part.take(some)
-
-
-def _sizes(model: LateFusion, part: Part, places: int, *, batched: bool) -> tuple[int, int]:
-    """How many samples and how many places one call takes: all samples if they fit, and then as many places as fit."""
+def _call_size(model: LateFusion, part: Part, points: int, *, batched: bool) -> tuple[int, int]:
+    """The samples and the points that one call takes: all samples if they fit, and then as many points as fit."""
     device = part.label.device
     room = MEMORY if device.type != "cuda" else int(SHARE * torch.cuda.mem_get_info(device)[0])
     activations = _bytes_of_one(model, part)
     weights = sum(value.nbytes for value in model.parameters())
     rows = max(1, min(len(part), room // max(activations, 1)))
     fit = max(1, room // (activations * rows + weights))
-    return rows, min(fit if batched else 8, places)
+    return rows, min(fit if batched else 8, points)
 
 
 def _bytes_of_one(model: LateFusion, part: Part) -> int:
-    """What the outputs of all layers take for one sample."""
-    seen = [0]
+    """The memory of the outputs of all layers for one sample."""
+    sizes: list[int] = []
 
     def count(_module: nn.Module, _inputs: object, output: object) -> None:
         if isinstance(output, Tensor):
-            seen[0] += output.nbytes
+            sizes.append(output.nbytes)
 
     hooks = [module.register_forward_hook(count) for module in model.modules()]
     try:
@@ -219,21 +221,4 @@ def _bytes_of_one(model: LateFusion, part: Part) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    return seen[0]
-
-
-def _parameters(model: nn.Module) -> Weights:
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
-
-
-def _buffers(model: nn.Module) -> Weights:
-    return {name: value.detach().clone() for name, value in model.named_buffers()}
-
-
-def _times(steps: Tensor, direction: Tensor) -> Tensor:
-    return steps.to(direction).reshape(-1, *[1] * direction.dim()) * direction
-
-
-def _inner(one: Weights, other: Weights) -> Tensor:
-    shared = [name for name in one if name in other]
-    return torch.stack([(one[name].double() * other[name].double()).sum() for name in shared]).sum()
+    return sum(sizes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -14,7 +13,7 @@ from equipoise.paper.toy import VARIANTS, Label, Manifold, ToySettings, Trace
 from equipoise.paper.toy_conflict import MAXIMA, ConflictSolution
 from equipoise.paper.toy_results import PENALTIES, TheoryResults, ToyResults, claims
 from equipoise.report import drawing
-from equipoise.report.drawing import FAINT, INK, JOINT, LINE, MODALITIES
+from equipoise.report.drawing import FAINT, INK, JOINT, LINE, modality_colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -201,10 +200,6 @@ def draw_all(results: ToyResults, folder: Path, made: str) -> list[Path]:
     return paths
 
 
-def _colours(settings: ToySettings) -> dict[str, str]:
-    return dict(zip(settings.names, cycle(MODALITIES), strict=False))
-
-
 def _draw_figure_1(results: ToyResults, folder: Path, made: str) -> list[Path]:
     """(a) joint training and (b) MIMO: the model, the fused loss, and the norms of the encoders."""
     settings, places = results.settings, results.seeds[0].places
@@ -213,7 +208,7 @@ def _draw_figure_1(results: ToyResults, folder: Path, made: str) -> list[Path]:
     learnt = []
     for column, (variant, title) in enumerate({"joint": "(a) Joint training", "mimo-exact": "(b) MIMO"}.items()):
         trace, (model, loss, norm) = results.traces[variant], grid[:, column]
-        _diagram(model, _colours(settings), heads=variant != "joint")
+        _diagram(model, modality_colours(settings.names), heads=variant != "joint")
         model.set_title(title, fontsize=11.5, fontweight="bold")
         _losses(loss, trace, settings, places if variant == "joint" else {})
         _norms(norm, trace, settings)
@@ -236,7 +231,7 @@ def _draw_figure_1(results: ToyResults, folder: Path, made: str) -> list[Path]:
 def _losses(axes: Axes, trace: Trace, settings: ToySettings, places: dict[str, Manifold]) -> None:
     axes.plot(trace.fused, color=JOINT)
     axes.set_xlim(0, settings.steps)
-    colours = _colours(settings)
+    colours = modality_colours(settings.names)
     offset: Any = {"textcoords": "offset points", "fontsize": 8.5}
     for name, place in places.items():
         axes.axhline(place.loss, color=colours[name], lw=1, ls=(0, (4, 3)), zorder=1)
@@ -257,7 +252,7 @@ def _losses(axes: Axes, trace: Trace, settings: ToySettings, places: dict[str, M
 
 
 def _norms(axes: Axes, trace: Trace, settings: ToySettings) -> None:
-    for name, colour in _colours(settings).items():
+    for name, colour in modality_colours(settings.names).items():
         norm, learnt = trace.norms[name], trace.learnt(name)
         axes.plot(norm, color=colour, label=rf"$\Vert \theta_{{{name}}} \Vert$")
         axes.plot([learnt], [float(norm[learnt])], "o", color=colour, ms=5)
@@ -311,7 +306,7 @@ def _draw_runs(results: ToyResults, folder: Path, made: str) -> list[Path]:
     left.set(xlabel="step", ylabel="fused loss", xlim=(0, settings.steps), ylim=(0, top), title="Every way of training")
     left.legend(loc="upper right", handlelength=1.3, fontsize=7.8, borderaxespad=0)
     for variant, dashes in (("mimo-exact", "-"), ("mimo-zero", "--")):
-        for name, colour in _colours(settings).items():
+        for name, colour in modality_colours(settings.names).items():
             label = f"{name}, {VARIANTS[variant].title.partition(', ')[2]}"
             middle.plot(results.traces[variant].weights[name], color=colour, ls=dashes, lw=1.5, label=label)
     middle.set(xlabel="step", ylabel="weight λσ of each modality", xlim=(0, settings.steps / 2))
@@ -346,7 +341,7 @@ def _draw_theory(results: ToyResults, theory: TheoryResults, folder: Path, made:
     figure = drawing.canvas(9.2, 6.2)
     (condition, first), (second, rates) = figure.subplots(2, 2)
     samples = [rate.samples for rate in results.condition]
-    for name, colour in _colours(results.settings).items():
+    for name, colour in modality_colours(results.settings.names).items():
         pulls, label = [rate.pull[name] for rate in results.condition], rf"$\Vert C_{{y{name}}} \Vert$"
         condition.plot(samples, pulls, "o-", color=colour, ms=4, label=label)
     below = condition.get_xaxis_transform()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 INK, FAINT, LINE, JOINT = "#1f2328", "#59636e", "#8c959f", "#6639ba"
 MODALITIES = ("#0b5cad", "#b35900", "#1a7f37", "#a40e26", "#57606a", "#8250df")
 LETTERS_PER_INCH = 16.5  # of the caption's size
+
+
+def modality_colours(names: Iterable[str]) -> dict[str, str]:
+    """Give each modality a colour; the colours repeat where there are many."""
+    return dict(zip(names, cycle(MODALITIES), strict=False))
 
 
 @contextmanager

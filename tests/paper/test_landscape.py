@@ -14,10 +14,18 @@ import typer
 from equipoise.cli import landscape as command
 from equipoise.data.sets.generated import two_sensors
 from equipoise.data.splits import Splits, split_by_group
-from equipoise.paper import landscape_store
-from equipoise.paper.landscape import Facts, Recipe, Surface, chosen_protocol, gather
-from equipoise.paper.landscape_figure import SURE, caption, draw, lead, tints
-from equipoise.paper.landscape_training import solve, stratified, subset
+from equipoise.paper.landscape import (
+    LandscapeResults,
+    LandscapeSettings,
+    LossSurface,
+    gather,
+    load_results,
+    save_results,
+    solve,
+    stratified,
+    subset,
+)
+from equipoise.paper.landscape_figure import STRONGEST, caption, draw, lead, tints
 from equipoise.study.registry import entries
 from equipoise.training.optimisers import words_for
 from equipoise.training.train import train
@@ -67,59 +75,59 @@ def test_whole_epochs_of_steps_are_the_training_loop(number: int, way: str) -> N
     entry = entries(["msl", "mimo"], ["fusion=sum", "batch=20", "epochs=3", *WAYS[way]])[number]
     parts = {name: subset(splits.parts[name], 20, 0, "cpu") for name in ("train", "test")}
     steps = 3 * -(-len(splits.train) // 20)
-    found = solve(splits, entry, steps, 4, "head", parts, lambda _: None)
+    found = solve(splits, entry, LandscapeSettings(steps=steps, seed=4), "head", parts, lambda _: None)
     expected = train(splits, entry.balancer(), entry.settings, seed=4).model.state_dict()
     for name, value in found.model.state_dict().items():
         assert torch.equal(value, expected[name]), name
-    assert [found.curves[0]["step"], found.curves[-1]["step"]] == [0, steps]
+    assert [found.curve[0]["step"], found.curve[-1]["step"]] == [0, steps]
 
 
 @pytest.mark.parametrize("steps", [1, 8])
 def test_a_solution_that_diverged_is_refused(steps: int) -> None:
     entry = entries(["msl"], ["fusion=sum", "lr=1e30"])[0]
     with pytest.raises(BadInput, match=r"msl diverged, .* than lr=1e\+30"):
-        gather(two_sensors(samples=100), [entry, entry], Recipe(steps=steps, points=3, samples=10))
+        gather(two_sensors(samples=100), [entry, entry], LandscapeSettings(steps=steps, points=3, samples=10))
 
 
 # -- all of it --
 
 
 @pytest.fixture(scope="module", params=["own", "both"])
-def facts(request: pytest.FixtureRequest) -> Facts:
-    recipe = Recipe(steps=12, points=5, samples=30, plane=request.param)
+def results(request: pytest.FixtureRequest) -> LandscapeResults:
+    recipe = LandscapeSettings(steps=12, points=5, samples=30, plane=request.param)
     return gather(signals(), entries(["msl", "mimo"], ["fusion=sum", "batch=24"]), recipe)
 
 
-def test_the_star_is_the_solution(facts: Facts) -> None:
-    assert [star.name for star in facts.stars] == ["msl", "mimo"]
-    for star in facts.stars:
+def test_the_star_is_the_solution(results: LandscapeResults) -> None:
+    assert [star.name for star in results.stars] == ["msl", "mimo"]
+    for star in results.stars:
         assert star.difference < 1e-5
-        last = facts.curves[star.name][-1]
+        last = results.curves[star.name][-1]
         for part in ("train", "test"):
             assert star.loss[part] == pytest.approx(last[part]["fused"]["loss"], abs=1e-5)
             assert star.accuracy[part]["fused"] == pytest.approx(last[part]["fused"]["accuracy"])
-    if facts.recipe.plane == "own":
-        for surface in facts.surfaces:
+    if results.settings.plane == "own":
+        for surface in results.surfaces:
             assert surface.train[2, 2] == pytest.approx(surface.stars[0].loss["train"], abs=1e-5)
             assert surface.test[2, 2] == pytest.approx(surface.stars[0].loss["test"], abs=1e-5)
 
 
-def test_the_figure_says_how_it_was_made(facts: Facts, tmp_path: Path) -> None:
-    svg, png = draw(facts, tmp_path, "Made by a test.")
+def test_the_figure_says_how_it_was_made(results: LandscapeResults, tmp_path: Path) -> None:
+    svg, png = draw(results, tmp_path, "Made by a test.")
     assert png.read_bytes().startswith(b"\x89PNG")
     picture = svg.read_text(encoding="utf-8")
     assert "Made by a test." in picture
-    words = caption(facts)
-    counts = f"{facts.samples['train']} training and {facts.samples['test']} test samples"
+    words = caption(results)
+    counts = f"{results.samples['train']} training and {results.samples['test']} test samples"
     for expected in (counts, "protocol split", "Batch norm", "standard error", "5 × 5"):
         assert expected in words
-    assert f"± {facts.stars[0].error['test']:.3f}" in words
+    assert f"± {results.stars[0].error['test']:.3f}" in words
 
 
-def test_the_end_of_training_is_put_in_proportion(facts: Facts) -> None:
-    losses = [look["test"]["fused"]["loss"] for look in facts.curves["mimo"] if look["step"] >= 9.6]  # of 12
+def test_the_end_of_training_is_put_in_proportion(results: LandscapeResults) -> None:
+    losses = [look["test"]["fused"]["loss"] for look in results.curves["mimo"] if look["step"] >= 9.6]  # of 12
     assert len(losses) == 3
-    assert facts.late("mimo") == (min(losses), max(losses))
+    assert results.late("mimo") == (min(losses), max(losses))
 
 
 def test_the_command_in_the_caption_gives_this_figure() -> None:
@@ -128,42 +136,42 @@ def test_the_command_in_the_caption_gives_this_figure() -> None:
     assert found == "equipoise landscape --data watch --plane both --reach 0.5 lr=0.1"
 
 
-def test_what_is_kept_is_found_again(facts: Facts, tmp_path: Path) -> None:
+def test_what_is_kept_is_found_again(results: LandscapeResults, tmp_path: Path) -> None:
     asked = {"data": "sha256:…", "seeds": (1, 2)}
-    stem = {"own": "landscape", "both": "landscape-both"}[facts.recipe.plane]
-    assert landscape_store.kept(tmp_path, stem, asked) is None
-    landscape_store.keep(tmp_path, asked, facts)
-    found = landscape_store.kept(tmp_path, stem, asked)
+    stem = {"own": "landscape", "both": "landscape-both"}[results.settings.plane]
+    assert load_results(tmp_path, stem, asked) is None
+    save_results(tmp_path, asked, results)
+    found = load_results(tmp_path, stem, asked)
     assert found is not None
-    assert found.as_dict() == facts.as_dict()
-    for ours, theirs in zip(facts.surfaces, found.surfaces, strict=True):
+    assert found.as_dict() == results.as_dict()
+    for ours, theirs in zip(results.surfaces, found.surfaces, strict=True):
         np.testing.assert_array_equal(ours.train, theirs.train)
         np.testing.assert_array_equal(ours.test, theirs.test)
         assert list(ours.accuracy) == list(theirs.accuracy)
-    assert landscape_store.kept(tmp_path, stem, {**asked, "data": "another"}) is None
+    assert load_results(tmp_path, stem, {**asked, "data": "another"}) is None
     (tmp_path / f"{stem}.npz").write_bytes(b"no zip")
-    assert landscape_store.kept(tmp_path, stem, asked) is None
+    assert load_results(tmp_path, stem, asked) is None
     assert [path.name for path in tmp_path.iterdir()] == [f"{stem}.npz"]
 
 
 def test_colours_by_hand() -> None:
     accuracy = {"left": np.array([[0.9, 0.5]]), "right": np.array([[0.1, 0.5]]), "third": np.array([[0.1, 0.1]])}
     nothing = np.zeros((1, 2))
-    surface = Surface(np.arange(2), np.arange(1), nothing, nothing, accuracy, [])
+    surface = LossSurface(np.arange(2), np.arange(1), nothing, nothing, accuracy, [])
     assert lead(np.array([0.9, 0.1, 0.4])) == pytest.approx(0.5)
     assert lead(np.array([0.9])) == 0
     found = tints(surface, most=0.8)
     blue = np.array([0x0B, 0x5C, 0xAD]) / 255
-    np.testing.assert_allclose(found[0, 0], 1 - SURE * (1 - blue), atol=1e-9)
+    np.testing.assert_allclose(found[0, 0], 1 - STRONGEST * (1 - blue), atol=1e-9)
     np.testing.assert_allclose(found[0, 1], np.ones(3))
 
 
 def test_the_protocol_follows_the_fusion() -> None:
-    assert chosen_protocol(Recipe(), "sum") == "split"
-    assert chosen_protocol(Recipe(), "film") == "head"
-    assert chosen_protocol(Recipe(protocol="head"), "sum") == "head"
+    assert LandscapeSettings().protocol_for("sum") == "split"
+    assert LandscapeSettings().protocol_for("film") == "head"
+    assert LandscapeSettings(protocol="head").protocol_for("sum") == "head"
     with pytest.raises(ValueError, match="protocol split expected an additive fusion, sum or concat, found gated"):
-        chosen_protocol(Recipe(protocol="split"), "gated")
+        LandscapeSettings(protocol="split").protocol_for("gated")
 
 
 # -- the command --
