@@ -6,18 +6,18 @@ import accelerate  # noqa: F401 (before the processes part: each would spend two
 import safetensors.torch  # noqa: F401
 import torch._dynamo  # noqa: F401
 
-from equipoise.study.executors import Place
-from equipoise.study.executors.hands import Hands
+from equipoise.study.executors.cluster import Cluster
+from equipoise.study.executors.local import LocalExecutor
 from equipoise.study.store import Store
 
 
-class Elsewhere(Place):
+class Elsewhere(Cluster):
     """Has runs done by processes of this machine, and remembers for which folders, and how many at once."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int | None]] = []
 
-    def workforce(self, run: Any, splits: Any, store: Store, limit: int | None) -> Hands:
+    def executor(self, run: Any, splits: Any, store: Store, limit: int | None) -> LocalExecutor:
         """Two at once, whatever was said."""
         self.asked.append((store.folder.name, limit))
-        return Hands(run, splits, store, 2)
+        return LocalExecutor(run, splits, store, 2)

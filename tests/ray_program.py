@@ -12,8 +12,8 @@ from ray.cluster_utils import Cluster
 from equipoise.data.sets.generated import two_sensors
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
-from equipoise.study.executors.place import OnRay
-from equipoise.study.executors.ray_hands import RayHands
+from equipoise.study.executors.cluster import RayCluster
+from equipoise.study.executors.ray import RayExecutor
 from equipoise.study.job import Job
 from equipoise.study.registry import entries
 from equipoise.study.store import Store
@@ -41,20 +41,20 @@ def main(folder: Path) -> None:
     cluster.wait_for_nodes()
     os.environ["RAY_ADDRESS"] = cluster.address
     told: dict[str, Any] = {"begun": [], "done": 0, "killed": False}
-    begin = RayHands._begin
+    begin = RayExecutor._begin
 
-    def count(hands: RayHands, job: Job, tries: int) -> None:
+    def count(executor: RayExecutor, job: Job, tries: int) -> None:
         told["begun"].append(tries)
-        begin(hands, job, tries)
+        begin(executor, job, tries)
 
     def kill_at_work(kind: str, *_: object) -> None:
         told["done"] += kind == "done"
         if kind == "epoch" and told["done"] >= ENOUGH and not told["killed"]:
             told["killed"] = kill(doomed.all_processes["raylet"][0].process.pid)
 
-    RayHands._begin = count  # ty: ignore[invalid-assignment]
+    RayExecutor._begin = count  # ty: ignore[invalid-assignment]
     jobs, splits = planned()
-    run_study(jobs, splits, Store(folder), on=OnRay(), on_event=kill_at_work, checkpoint_seconds=0.1)
+    run_study(jobs, splits, Store(folder), on=RayCluster(), on_event=kill_at_work, checkpoint_seconds=0.1)
     print(json.dumps(told))
     cluster.shutdown()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import rich.progress
 import torch
 
 import equipoise_command
@@ -22,10 +23,9 @@ from equipoise.data import Splits
 from equipoise.data.sets.generated import two_sensors
 from equipoise.data.source import DataSet, all_data
 from equipoise.study import compare as comparison
-from equipoise.study.progress import Progress
 from equipoise.study.registry import entries
 from equipoise.study.store import Store
-from equipoise.study.study import plan
+from equipoise.study.study import plan, run_progress
 from equipoise.training import checkpoint, trackers
 from process_group import assert_gone
 from report.example import write_study
@@ -419,7 +419,7 @@ def test_a_fault_of_the_program_is_no_bad_input(
         ("equipoise.study.study.device_of", ["train", *QUICK, "--out", tmp_path]),
         ("equipoise.study.study.kinds_of", ["train", *QUICK, "--out", tmp_path]),
         ("equipoise.paper.bench.chosen_methods", ["bench", "--out", tmp_path]),
-        ("equipoise.study.tune._read", ["tune", "--data", "generated", "--out", tmp_path, "lr=0.1,0.2"]),
+        ("equipoise.study.tuning._read", ["tune", "--data", "generated", "--out", tmp_path, "lr=0.1,0.2"]),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, faulty)
@@ -528,11 +528,10 @@ def test_ctrl_c_ends_at_once_and_says_how_to_go_on(tmp_path: Path, heard_signals
 def test_progress_in_a_terminal_is_live(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     (job,), _ = plan(entries(["msl"], ["epochs=2"]), all_data()["generated"], [0], [None])
-    with Progress(1, "runs") as progress:
-        progress.event("start", job, {})
-        progress.event("epoch", job, {"epoch": 1})
-        progress.event("done", job, {"validation": {"fused": 0.5}})
-        assert progress.finished == 1
+    with run_progress(1, "runs") as tell:
+        tell("start", job, {})
+        tell("epoch", job, {"epoch": 1})
+        tell("done", job, {"validation": {"fused": 0.5}})
     assert capsys.readouterr().out == ""
 
 
@@ -540,21 +539,27 @@ def test_live_progress_of_a_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     (job,), _ = plan(entries(["msl"], ["epochs=5"]), all_data()["generated"], [0], [None])
     shown = []
-    with Progress(1, "runs") as progress:
-        progress.event("start", job, {})
+    update = rich.progress.Progress.update
+
+    def watch(bars: rich.progress.Progress, *args: Any, **options: Any) -> None:
+        update(bars, *args, **options)
+        shown.append([(task.description.strip(), task.completed) for task in bars.tasks[1:]])
+
+    monkeypatch.setattr(rich.progress.Progress, "update", watch)
+    with run_progress(1, "runs") as tell:
+        tell("start", job, {})
         for epoch in (4, 5):
-            progress.event("epoch", job, {"epoch": epoch})
-            shown.append([(task.description.strip(), task.completed) for task in progress._bars.tasks[1:]])
-    assert shown == [[("msl, seed 0", 4)], [("msl, seed 0, measuring", 5)]]
+            tell("epoch", job, {"epoch": epoch})
+    assert shown[-2:] == [[("msl, seed 0", 4)], [("msl, seed 0, measuring", 5)]]
 
 
 def test_quiet_progress_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     (job,), _ = plan(entries(["unimodal"], ["epochs=2"]), all_data()["generated"], [0], [3])
     for quiet in (True, False):
-        with Progress(2, "runs", quiet=quiet) as progress:
-            progress.event("start", job, {})
-            progress.event("failed", job, {"reason": "no luck"})
-            progress.event("done", job, {"validation": {"fused": None}})
+        with run_progress(2, "runs", quiet=quiet) as tell:
+            tell("start", job, {})
+            tell("failed", job, {"reason": "no luck"})
+            tell("done", job, {"validation": {"fused": None}})
         err = capsys.readouterr().err
         lines = [line.rpartition(" (")[0] for line in err.splitlines()]
         assert lines == (

@@ -146,7 +146,7 @@ def test_an_ablation_goes_on_where_it_was(
     equipoise_ablate: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = Elsewhere()
-    monkeypatch.setattr(command, "place_of", {"ray": there, None: None}.__getitem__)
+    monkeypatch.setattr(command, "cluster_of", {"ray": there, None: None}.__getitem__)
     equipoise_ablate(*SHORT, "penalty=1,10", "--seeds", "2", "--on", "ray", "--json", "--out", tmp_path)
     assert there.asked == [(tmp_path.name, None)]
     printed = capsys.readouterr()

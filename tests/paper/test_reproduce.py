@@ -390,7 +390,7 @@ def test_every_table_runs_on_its_stand_in_and_elsewhere(
     name: str,
 ) -> None:
     there = Elsewhere()
-    monkeypatch.setattr(reproduce, "place_of", {"ray": there}.__getitem__)
+    monkeypatch.setattr(reproduce, "cluster_of", {"ray": there}.__getitem__)
     words = (name, "--scale", "small", "--seeds", "1", "--on", "ray", "--workers", "5", "--out", tmp_path)
     equipoise_reproduce(*words, "--json")
     assert there.asked == [("grid", 5), (tmp_path.name, 5)]

@@ -13,7 +13,7 @@ import typer
 from equipoise.cli import options
 from equipoise.cli.config import Config, after_config
 from equipoise.paper.ablation import sweep_of
-from equipoise.study.executors import place_of
+from equipoise.study.executors.cluster import cluster_of
 
 EXAMPLE = "Example: equipoise ablate --data watch --method mimo penalty=1,10,100 smoothing=0.01,0.1,1 epochs=20"
 
@@ -47,7 +47,7 @@ def ablate(
 ) -> None:
     """Figure 3 of the paper: accuracy over a method's parameters, with errors, and what validation would choose."""
     lines = partial(sweep_of, method, words or (), grid=grid, divided=scaled_rate)
-    source, sweep, place = options.data_and(data, split, preset, lines, lambda: place_of(on))
+    source, sweep, place = options.data_and(data, split, preset, lines, lambda: cluster_of(on))
     from equipoise.paper import ablation_report
     from equipoise.paper.ablation import run
     from equipoise.report import drawing

@@ -13,7 +13,7 @@ from equipoise.cli import options
 from equipoise.cli.config import Config
 from equipoise.cli.report import print_tables
 from equipoise.study import compare as comparison
-from equipoise.study.executors import place_of
+from equipoise.study.executors.cluster import cluster_of
 from equipoise.study.registry import entries
 from equipoise.training import launch
 
@@ -41,7 +41,7 @@ def compare(
 ) -> None:
     """Train every method on the same data and print the table; the page is written beside it."""
     lines = partial(entries, methods.split(","), words or ())
-    trackers_and_place = (lambda: options.trackers_of(track), lambda: place_of(on))
+    trackers_and_place = (lambda: options.trackers_of(track), lambda: cluster_of(on))
     source, chosen, trackers, place = options.data_and(data, split, preset, lines, *trackers_and_place)
     if controls:
         chosen += comparison.controls(chosen, source)

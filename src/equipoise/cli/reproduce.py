@@ -12,7 +12,7 @@ import typer
 
 from equipoise.cli import options
 from equipoise.paper.published import TABLES
-from equipoise.study.executors import place_of
+from equipoise.study.executors.cluster import cluster_of
 from equipoise.util.errors import BadInput, FailedRuns, collect, look_up
 
 EXAMPLE = "Example: equipoise reproduce avmnist --data data/avmnist --out runs/reproduce-avmnist"
@@ -57,7 +57,7 @@ def reproduce(
 
     scales = {"full": False, "small": True}
     table, small, _ = collect(
-        lambda: look_up("table", name, TABLES), lambda: look_up("scale", scale, scales), lambda: place_of(on)
+        lambda: look_up("table", name, TABLES), lambda: look_up("scale", scale, scales), lambda: cluster_of(on)
     )
     folder = out or Path("runs") / f"reproduce-{name}{'-small' if small else ''}"
     if small and (data or split or preset != "auto"):

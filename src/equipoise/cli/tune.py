@@ -12,8 +12,8 @@ import typer
 
 from equipoise.cli import options
 from equipoise.cli.config import Config, after_config
-from equipoise.study.executors import place_of
-from equipoise.study.tune import as_typed, search_of
+from equipoise.study.executors.cluster import cluster_of
+from equipoise.study.tuning import as_typed, search_of
 from equipoise.util.files import write_atomic
 
 EXAMPLE = "Example: equipoise tune --data watch --method mimo penalty=1..100:log lr=0.001..0.1:log epochs=20"
@@ -43,13 +43,13 @@ def tune(
 ) -> None:
     """Look for a method's best parameters on validation data; what falls behind is pruned."""
     lines = partial(search_of, method, words or ())
-    source, search, place = options.data_and(data, split, preset, lines, lambda: place_of(on))
+    source, search, place = options.data_and(data, split, preset, lines, lambda: cluster_of(on))
     from equipoise.report import drawing, tune_figure, tune_report
-    from equipoise.study.tune_runs import run
+    from equipoise.study.search import run_search
 
     drawing.check_ready()
     how = {"seed": seed, "workers": workers, "on": place, "quiet": as_json, "command": options.typed_command()}
-    outcome = run(search, source, trials, out, **how)
+    outcome = run_search(search, source, trials, out, **how)
     cut = [] if split is None else ["--split", split]
     settings = [] if preset == "auto" else ["--preset", preset]
     given = ["--data", data, *cut, *settings, "--method", method, "--seed", str(seed)]

@@ -13,7 +13,7 @@ from equipoise.data.source import DataSet
 from equipoise.paper.runs import DIVERGED, diverged, in_words, run_jobs
 from equipoise.report.aggregate import MeanStd, Row, RunGroup, mean_std, modalities
 from equipoise.study.compare import record_command
-from equipoise.study.executors import Place
+from equipoise.study.executors.cluster import Cluster
 from equipoise.study.job import Job
 from equipoise.study.registry import WITH_COMMAS, Entry, all_methods, entries, own_name
 from equipoise.study.store import Store
@@ -265,7 +265,7 @@ def run(
     *,
     folds: bool = False,
     workers: int | None = None,
-    on: Place | None = None,
+    on: Cluster | None = None,
     quiet: bool = False,
     command: str | None = None,
 ) -> AblationResult:

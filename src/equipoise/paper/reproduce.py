@@ -20,7 +20,7 @@ from equipoise.paper.runs import diverged, in_words, run_jobs
 from equipoise.paper.stand_in import SMALL_GRID, small_preset, stand_in
 from equipoise.report.aggregate import Row, RunGroup, mean_std
 from equipoise.study.compare import record_command
-from equipoise.study.executors import place_of
+from equipoise.study.executors.cluster import cluster_of
 from equipoise.study.job import SEE, Job
 from equipoise.study.registry import Entry, all_methods, entries
 from equipoise.study.store import Store
@@ -255,7 +255,7 @@ def run(
         FailedRuns: If no run at all was finished, or none of the grid.
         BadInput: If the data does not fit, or there is no such cluster.
     """
-    cluster = place_of(on)
+    cluster = cluster_of(on)
     store = Store(out)
     jobs, splits = plan(asked.entries, asked.source, range(seeds), [None], measure="quick", on=cluster)
     _check_modalities(asked.table, splits[None])

@@ -7,11 +7,10 @@ from typing import Any
 
 from equipoise.data.splits import Splits
 from equipoise.report.aggregate import Row
-from equipoise.study.executors import Place
+from equipoise.study.executors.cluster import Cluster
 from equipoise.study.job import Job
-from equipoise.study.progress import Progress
 from equipoise.study.store import Store
-from equipoise.study.study import run_study
+from equipoise.study.study import run_progress, run_study
 from equipoise.util.errors import FailedRuns
 
 DIVERGED = FloatingPointError.__name__  # how the reason of a run starts whose loss is no number any more
@@ -24,7 +23,7 @@ def run_jobs(
     title: str = "runs",
     *,
     workers: int | None = None,
-    on: Place | None = None,
+    on: Cluster | None = None,
     quiet: bool = False,
 ) -> dict[str, str]:
     """Run the jobs that are not done yet, and return the reasons of those that failed, by config.
@@ -38,15 +37,14 @@ def run_jobs(
         on: The cluster, if not this machine.
         quiet: Show no progress.
     """
-    done = {row["config"] for row in store.rows()}
     reasons: dict[str, str] = {}
 
     def watch(kind: str, job: Job, content: dict[str, Any]) -> None:
         if kind == "failed":
             reasons[job.config] = f"{job.name}: {content['reason']}"
-        progress.event(kind, job, content)
+        tell(kind, job, content)
 
-    with Progress(sum(job.config not in done for job in jobs), title, quiet=quiet) as progress:
+    with run_progress(store.missing(job.config for job in jobs), title, quiet=quiet) as tell:
         try:
             run_study(jobs, dict(splits), store, workers=workers, on=on, on_event=watch)
         except FailedRuns:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.report import drawing
 from equipoise.report.drawing import FAINT, INK, JOINT, MODALITIES
 from equipoise.report.tune_report import head
-from equipoise.study.tune import Interval, as_typed
-from equipoise.study.tune_outcome import Outcome, Tried
+from equipoise.study.tuning import Interval, SearchResult, SearchTrial, as_typed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +19,7 @@ COLUMNS = 3  # panels of parameters in a row
 GRID = "#d1d9e0"
 
 
-def draw(outcome: Outcome, folder: Path, made: str) -> list[Path]:
+def draw(outcome: SearchResult, folder: Path, made: str) -> list[Path]:
     """As SVG and PNG.
 
     Args:
@@ -47,7 +46,7 @@ def draw(outcome: Outcome, folder: Path, made: str) -> list[Path]:
         return drawing.save(figure, folder, NAME, f"{made} {head(outcome)} {_reading(outcome)}")
 
 
-def _progress(axes: Axes, outcome: Outcome) -> None:
+def _progress(axes: Axes, outcome: SearchResult) -> None:
     """Every trial, and the best until then."""
     from matplotlib.ticker import MaxNLocator
 
@@ -60,7 +59,7 @@ def _progress(axes: Axes, outcome: Outcome) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _shares(axes: Axes, outcome: Outcome) -> None:
+def _shares(axes: Axes, outcome: SearchResult) -> None:
     """How much each parameter decides."""
     axes.set(title="what mattered")
     if not outcome.importance:
@@ -75,7 +74,7 @@ def _shares(axes: Axes, outcome: Outcome) -> None:
     axes.tick_params(axis="y", length=0, labelcolor=INK)
 
 
-def _over(axes: Axes, outcome: Outcome, key: str) -> None:
+def _over(axes: Axes, outcome: SearchResult, key: str) -> None:
     """Accuracy over one parameter; words and few values stand at equal distances."""
     space = outcome.search.space[key]
     if isinstance(space, Interval):
@@ -89,11 +88,11 @@ def _over(axes: Axes, outcome: Outcome, key: str) -> None:
     axes.set_xlabel(key)
 
 
-def _points(axes: Axes, outcome: Outcome, place: Any, colour: str = FAINT) -> None:
+def _points(axes: Axes, outcome: SearchResult, place: Any, colour: str = FAINT) -> None:
     seen = [each for each in outcome.trials if each.score is not None]
     done, pruned = ([each for each in seen if each.state == state] for state in ("finished", "pruned"))
     best = [outcome.best]
-    looks: list[tuple[list[Tried], dict[str, Any]]] = [
+    looks: list[tuple[list[SearchTrial], dict[str, Any]]] = [
         (done, {"color": colour}),
         (pruned, {"facecolors": "none", "edgecolors": colour, "lw": 0.8}),
     ]
@@ -104,15 +103,15 @@ def _points(axes: Axes, outcome: Outcome, place: Any, colour: str = FAINT) -> No
     axes.set_axisbelow(True)
 
 
-def _scores(some: list[Tried]) -> list[float]:
+def _scores(some: list[SearchTrial]) -> list[float]:
     return [100 * (each.score or 0.0) for each in some]
 
 
-def _colour(outcome: Outcome, key: str) -> str:
+def _colour(outcome: SearchResult, key: str) -> str:
     return MODALITIES[list(outcome.search.space).index(key) % len(MODALITIES)]
 
 
-def _reading(outcome: Outcome) -> str:
+def _reading(outcome: SearchResult) -> str:
     pruned = any(each.state == "pruned" for each in outcome.trials)
     hollow = " Hollow: pruned, at the accuracy they had then." if pruned else ""
     left = sum(each.score is None for each in outcome.trials)

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from equipoise.study.tune import as_typed
-from equipoise.study.tune_outcome import Outcome, Tried
+from equipoise.study.tuning import SearchResult, SearchTrial, as_typed
 
 SHOWN = 10  # trials in a table
 
 
-def text(outcome: Outcome, command: str) -> str:
+def text(outcome: SearchResult, command: str) -> str:
     """The whole report."""
     lines = [*textwrap.wrap(head(outcome), 118), ""]
     lines += _aligned([_titles(outcome), *(_cells(outcome, each) for each in ranked(outcome)[:SHOWN])])
@@ -21,7 +20,7 @@ def text(outcome: Outcome, command: str) -> str:
     return "\n".join([*lines, "To train with the best, type:", f"  {command}"])
 
 
-def markdown(outcome: Outcome, command: str) -> str:
+def markdown(outcome: SearchResult, command: str) -> str:
     """The same with every trial."""
     rows = [_titles(outcome), *(_cells(outcome, each) for each in ranked(outcome))]
     table = ["| " + " | ".join(row) + " |" for row in rows]
@@ -30,7 +29,7 @@ def markdown(outcome: Outcome, command: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def as_dict(outcome: Outcome, command: str) -> dict[str, Any]:
+def as_dict(outcome: SearchResult, command: str) -> dict[str, Any]:
     """All numbers in plain values."""
     base = outcome.search.base
     return {
@@ -48,13 +47,13 @@ def as_dict(outcome: Outcome, command: str) -> dict[str, Any]:
     }
 
 
-def ranked(outcome: Outcome) -> list[Tried]:
+def ranked(outcome: SearchResult) -> list[SearchTrial]:
     """The best first; what did not come to its end after all that did."""
     order = ("finished", "pruned", "diverged", "failed", "killed")
     return sorted(outcome.trials, key=lambda each: (order.index(each.state), -(each.score or 0.0), each.number))
 
 
-def head(outcome: Outcome) -> str:
+def head(outcome: SearchResult) -> str:
     """What was done, in one sentence or two."""
     base, states = outcome.search.base, [each.state for each in outcome.trials]
     space = " ".join(f"{key}={each}" for key, each in outcome.search.space.items())
@@ -66,7 +65,7 @@ def head(outcome: Outcome) -> str:
     )
 
 
-def importance(outcome: Outcome) -> str:
+def importance(outcome: SearchResult) -> str:
     """What mattered."""
     if not outcome.importance:
         return "What mattered: too few trials to tell."
@@ -74,7 +73,7 @@ def importance(outcome: Outcome) -> str:
     return f"What mattered, as a share of what decides whether a trial is among the best (PED-ANOVA): {shares}."
 
 
-def caution(outcome: Outcome) -> str:
+def caution(outcome: SearchResult) -> str:
     """What the best is worth."""
     start = next((each for each in outcome.trials if each.number == 0 and each.score is not None), None)
     stands = outcome.search.start()
@@ -87,16 +86,16 @@ def caution(outcome: Outcome) -> str:
     return beside + luck + again
 
 
-def percent(each: Tried) -> str:
+def percent(each: SearchTrial) -> str:
     """Its score."""
     return "–" if each.score is None else f"{100 * each.score:.1f}"
 
 
-def _titles(outcome: Outcome) -> list[str]:
+def _titles(outcome: SearchResult) -> list[str]:
     return ["trial", *outcome.search.space, "validation %", "epochs", ""]
 
 
-def _cells(outcome: Outcome, each: Tried) -> list[str]:
+def _cells(outcome: SearchResult, each: SearchTrial) -> list[str]:
     values = [as_typed(each.values[key]) if key in each.values else "–" for key in outcome.search.space]
     note = "" if each.state == "finished" else each.state
     note = "best" if each.number == outcome.best.number else note

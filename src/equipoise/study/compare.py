@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from equipoise.data.source import DataSet
 from equipoise.study import tuning
-from equipoise.study.executors import Place
-from equipoise.study.job import Job
-from equipoise.study.progress import Progress
+from equipoise.study.executors.cluster import Cluster
 from equipoise.study.registry import Entry, all_methods
 from equipoise.study.store import Store, cannot_write
-from equipoise.study.study import plan, run_study
+from equipoise.study.study import plan, run_progress, run_study
 from equipoise.training import launch
 from equipoise.training.launch import device_of
 from equipoise.training.trackers import Trackers
@@ -24,7 +22,7 @@ from equipoise.util.files import inside, open_inside
 from equipoise.util.processes import threads
 
 COMMAND = "command.txt"
-"""Read the commands that made the results of a folder, with their dates, for the page."""
+"""The file with the commands that made the results of a folder, and their dates."""
 
 
 @threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
@@ -38,26 +36,26 @@ def compare(
     tune: int = 0,
     quick: bool = False,
     workers: int | None = None,
-    on: Place | None = None,
+    on: Cluster | None = None,
     trackers: Trackers | None = None,
     quiet: bool = False,
     command: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Run every method with every seed, and give the rows.
+    """Run every method with every seed, and return the rows.
 
     Args:
         chosen: The lines of the comparison.
         source: The data.
-        seeds: One run each, per line and fold.
+        seeds: One run for each, per line and fold.
         out: Folder for everything that is written.
         folds: Every fold instead of the one fixed cut.
         tune: Trials per method and fold.
         quick: Leave out sensor faults and the costlier protocols.
-        workers: Runs side by side; None for one per core, or as many as the GPUs carry.
-        on: Where they take place, if not on this machine.
+        workers: Runs at the same time; None for one per core, or as many as the GPUs carry.
+        on: The cluster, if not this machine.
         trackers: Where runs are logged while they train. Trials are not: they are many, and no result.
         quiet: Show no progress.
-        command: What was typed, to be recorded beside the results; None where nothing was.
+        command: As it was typed, to be recorded beside the results; None where there is none.
     """
     if folds and not source.folds:
         raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
@@ -75,11 +73,9 @@ def compare(
     if tune:
         with launch.one_rank_at_a_time():
             trials = Store(inside(out, "tuning"))
-        every = [job for some in tuning.plan_trials(chosen, jobs, tune).values() for job in some]
-        with Progress(_left(every, trials), "tuning on validation data", quiet=quiet) as progress:
-            jobs = tuning.tune(chosen, jobs, splits, trials, tune, workers=workers, on=on, on_event=progress.event)
-    with Progress(_left(jobs, store), "runs", quiet=quiet) as progress:
-        return run_study(jobs, splits, store, workers=workers, on=on, on_event=progress.event, trackers=trackers)
+        jobs = tuning.tune(chosen, jobs, splits, trials, tune, workers=workers, on=on, quiet=quiet)
+    with run_progress(store.missing(job.config for job in jobs), "runs", quiet=quiet) as tell:
+        return run_study(jobs, splits, store, workers=workers, on=on, on_event=tell, trackers=trackers)
 
 
 def record_command(out: Path, command: str | None) -> None:
@@ -88,24 +84,17 @@ def record_command(out: Path, command: str | None) -> None:
         return
     entry = f"# {datetime.now().astimezone().isoformat(timespec='seconds')}\n{command}\n"
     try:
-        descriptor = open_inside(out, COMMAND, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(open_inside(out, COMMAND, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb") as file:
             file.write(entry.encode(errors="backslashreplace"))
-    except OSError as found:
-        raise BadInput(cannot_write(out / COMMAND, found)) from None
+    except OSError as error:
+        raise BadInput(cannot_write(out / COMMAND, error)) from None
 
 
 def controls(chosen: Sequence[Entry], source: DataSet) -> list[Entry]:
-    """What has to stand beside MIMO and beside every claim on missing sensors."""
+    """Return the lines that have to stand beside MIMO and beside every claim on missing sensors."""
     known, base = all_methods(), chosen[0].settings
     penalty = next((entry.params["penalty"] for entry in chosen if "penalty" in entry.params), 10.0)
     weight = penalty / len(source.load(None).modalities)
     ew = Entry("ew at λ/K", known["ew"], {"weight": weight}, base, fixed=("weight",))
     dropout = Entry("msl + dropout", known["msl"], {}, base.changed({"dropout": 0.3}))
     return [ew, dropout]
-
-
-def _left(jobs: Iterable[Job], store: Store) -> int:
-    """How many runs are not done yet."""
-    done = {row["config"] for row in store.rows()}
-    return len({job.config for job in jobs} - done)

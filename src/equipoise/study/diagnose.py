@@ -1,4 +1,4 @@
-"""Is there an imbalance worth treating? Joint training against uni-modal training, measured alike."""
+"""The diagnosis of an imbalance: joint training against uni-modal training, measured alike."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any, Literal, NamedTuple
 
 from scipy.special import stdtrit
 
+from equipoise.study.job import finite
+
 WORTH = 0.02
 """A loss of two points is worth treating; less is not."""
 
 
 class Gap(NamedTuple):
-    """How much accuracy a modality loses in joint training.
+    """The accuracy that a modality loses in joint training.
 
     Args:
-        modality: Which.
+        modality: Its name.
         alone: Its accuracy when trained alone.
         joint: Its accuracy after joint training.
         low: Lower end of the 95 % interval of the difference; minus infinity from a single run.
@@ -36,15 +38,12 @@ class Gap(NamedTuple):
         return self.alone - self.joint
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which has no infinity: an end that a single run cannot tell is None."""
-        finite = {
-            name: value if math.isfinite(value) else None for name, value in (("low", self.low), ("high", self.high))
-        }
-        return {**self._asdict(), "difference": self.difference, **finite}
+        """Return it for JSON, which has no infinity: an end that a single run cannot tell is None."""
+        return finite({**self._asdict(), "difference": self.difference})
 
 
 class Diagnosis(NamedTuple):
-    """The answer, and what it rests on.
+    """The answer, and the gaps that it rests on.
 
     Args:
         answer: Whether there is an imbalance worth treating.
@@ -64,12 +63,11 @@ def diagnose(joint: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -
         joint: Rows of method msl.
         alone: Rows of method unimodal, in the same order.
     """
-    modalities = list(joint[0]["test"]["probe"])
     gaps = []
-    for name in modalities:
-        pairs = [(b["test"]["probe"][name], a["test"]["probe"][name]) for a, b in zip(joint, alone, strict=True)]
-        low, high = _interval([single - together for single, together in pairs])
-        gaps.append(Gap(name, mean(single for single, _ in pairs), mean(together for _, together in pairs), low, high))
+    for name in joint[0]["test"]["probe"]:
+        single, together = ([row["test"]["probe"][name] for row in rows] for rows in (alone, joint))
+        low, high = _interval([one - other for one, other in zip(single, together, strict=True)])
+        gaps.append(Gap(name, mean(single), mean(together), low, high))
     worst = max(gaps, key=lambda gap: gap.difference)
     if worst.low > 0 and worst.difference >= WORTH:
         advice = f"joint training neglects {worst.modality}: try mimo, then compare with ew and mmpareto on your folds"

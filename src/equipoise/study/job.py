@@ -1,4 +1,4 @@
-"""One run of a study: all that decides what comes out, and the row that does."""
+"""One run of a study: all that decides its result, and its row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import math
 import platform
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,21 +25,24 @@ from equipoise.measure.timing import PROTOCOL, trained_step
 from equipoise.models import LateFusion
 from equipoise.study.registry import Entry
 from equipoise.study.saved_model import save_model
-from equipoise.study.store import SCHEMA
+from equipoise.study.store import SCHEMA, Store, cannot_write, is_disk_error
+from equipoise.training.checkpoint import damage_in
 from equipoise.training.launch import device_of
 from equipoise.training.optimisers import make_optimizer
 from equipoise.training.trackers import Trackers
 from equipoise.training.train import Trained, train
-from equipoise.util.errors import BadInput
+from equipoise.util.errors import BadInput, raise_all
 from equipoise.util.files import write_atomic
 from equipoise.util.processes import keep_freed_memory
 from equipoise.util.version import VERSION
 
 Measure = Literal["all", "quick", "validation"]
 ERROR = "error.txt"
-"""In the folder of a run: the traceback of what it failed of."""
+"""The file with the traceback of a failed run, in its folder."""
 SEE = "; traceback in "
-"""Between the reason of a failure and the file that has more on it."""
+"""Stands between the reason of a failure and the file with its traceback."""
+DIVERGED = FloatingPointError.__name__
+"""The start of the reason of a run whose loss is no number any more."""
 
 
 @final
@@ -56,7 +59,7 @@ class Job:
         threads: That the run may use.
         measure: "all"; "quick", without sensor faults and the costlier protocols; or "validation", for trials that
             must not see the test part.
-        device: Where it takes place, if not on this machine; "" for what this machine makes of the settings.
+        device: Its device on a cluster; "" for the one that this machine chooses by the settings.
     """
 
     entry: Entry
@@ -70,11 +73,11 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name in messages."""
         return f"{self.entry.label}, seed {self.seed}" + (f", fold {self.fold}" if self.fold is not None else "")
 
     def facts(self) -> dict[str, Any]:
-        """All that decides what comes out."""
+        """Return all that decides the result."""
         return {
             "schema": SCHEMA,
             "data": self.data.name,
@@ -94,38 +97,57 @@ class Job:
     @property
     def config(self) -> str:
         """A hash of the facts: another parameter, another version, another row."""
-        text = json.dumps(self.facts(), sort_keys=True)
-        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        return f"sha256:{hashlib.sha256(json.dumps(self.facts(), sort_keys=True).encode()).hexdigest()}"
 
 
-def reason_of(found: Exception, folder: Path, where: str = "") -> str:
-    """Say why a run failed, and in which file its traceback is.
+def pending(jobs: Sequence[Job], store: Store) -> tuple[dict[str, dict[str, Any]], list[Job]]:
+    """Return the rows there are, by config, and the jobs that are not done, each once.
 
-    Args:
-        found: What went wrong.
-        folder: Of the run.
-        where: The machine, if that matters.
+    Raises:
+        BadInput: If results or checkpoints are damaged.
     """
-    kind = "" if isinstance(found, BadInput) else f"{type(found).__name__}: "
-    return f"{kind}{found}{where}{SEE}{folder / ERROR}"
+    done = {row["config"]: row for row in store.rows()}
+    waiting = list({job.config: job for job in jobs if job.config not in done}.values())
+    raise_all(damage for job in waiting if (damage := damage_in(store.run_folder(job.config))))
+    return done, waiting
 
 
-def traceback_of(found: Exception) -> str:
-    """The whole traceback, with what the error was caused by."""
-    return "".join(traceback.format_exception(type(found), found, found.__traceback__))
+def reason_of(error: Exception, folder: Path, where: str = "") -> str:
+    """Say why a run failed, on which machine if that matters, and in which file its traceback is."""
+    kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
+    return f"{kind}{error}{where}{SEE}{folder / ERROR}"
 
 
-def keep_traceback(found: Exception, folder: Path, file: str = ERROR) -> None:
+def traceback_of(error: Exception) -> str:
+    """Return the whole traceback, with the causes of the error."""
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
+def save_traceback(error: Exception, folder: Path, file: str = ERROR) -> None:
     """Write the traceback of a failed run into its folder, in place of an earlier one; a link there is not followed."""
     with suppress(OSError):  # the reason is told all the same
         folder.mkdir(parents=True, exist_ok=True)
         (folder / file).unlink(missing_ok=True)
         with (folder / file).open("x", encoding="utf-8", errors="backslashreplace") as written:
-            written.write(traceback_of(found))
+            written.write(traceback_of(error))
+
+
+def failure_of(error: Exception, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return "unwritable" or "failed" with the reason, after saving the traceback of the latter."""
+    if is_disk_error(error, folder):
+        return "unwritable", {"reason": cannot_write(folder, error)}
+    save_traceback(error, folder)
+    return "failed", {"reason": reason_of(error, folder)}
+
+
+def diverged(row: dict[str, Any]) -> bool:
+    """Tell whether the fused loss of a finished run is no number."""
+    validation = row["validation"]
+    return validation.get("fused") is not None and validation.get("fused_loss") is None
 
 
 def clear_up() -> None:
-    """Leave nothing of a run to the next one in the same process: its memory, and what it asked of torch."""
+    """Leave nothing of a run to the next one in the same process: its memory, and its settings of torch."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.use_deterministic_algorithms(mode=False)
@@ -140,25 +162,29 @@ def run_job(
     trackers: Trackers | None = None,
     workers: int | None = None,
 ) -> dict[str, Any]:
-    """Train, measure, and give the row of one run; of several processes the first measures, the others' rows are empty.
+    """Train, measure, and return the row of one run; of several ranks the first measures, the others' rows are empty.
 
     Trackers see it under its own name; they decide nothing, so that they are no fact of it. Nor is the number of runs
-    side by side on the machine, `workers`, None where it is not known: the row has it beside the times.
+    at the same time on the machine, `workers`, None where it is not known: the row has it beside the times.
     """
     torch.set_num_threads(job.threads)
     keep_freed_memory()
     if torch.cuda.is_initialized():  # by an earlier run in this process
         torch.cuda.reset_peak_memory_stats()
-    entry, balancer = job.entry, job.entry.balancer()
+    balancer = job.entry.balancer()
+    if trackers is not None:
+        params = {f"{job.entry.method.name}.{name}": value for name, value in job.entry.params.items()}
+        about = {"data": job.data.name, "method": job.entry.method.name, "seed": job.seed, "fold": job.fold}
+        trackers = replace(trackers, run=job.name, facts={**about, **params, "config": job.config})
     trained = train(
         splits,
         balancer,
-        entry.settings,
+        job.entry.settings,
         seed=job.seed,
         folder=folder,
         on_epoch=on_epoch,
         checkpoint_seconds=checkpoint_seconds,
-        trackers=_named(trackers, job),
+        trackers=trackers,
     )
     if collectives.rank() > 0:
         return {}
@@ -171,48 +197,40 @@ def run_job(
 def _row(
     job: Job, trained: Trained, balancer: Balancer, splits: Splits, folder: Path, workers: int | None
 ) -> dict[str, Any]:
-    """Measure what was trained, and keep it."""
-    entry = job.entry
+    """Measure the trained model, save it and its curves, and return the row."""
+    settings, finish = job.entry.settings, job.entry.method.finish
     step, how = trained_step([record["seconds"] for record in trained.curves], trained.steps)
-    parts = step_seconds(
-        trained.model,
-        balancer,
-        make_optimizer(trained.model, entry.settings),
-        splits.train,
-        batch=min(entry.settings.batch, len(splits.train)),
-        steps=10,
-    )
-    model = entry.method.finish(trained.model) if entry.method.finish is not None else trained.model
+    optimizer, batch = make_optimizer(trained.model, settings), min(settings.batch, len(splits.train))
+    parts = step_seconds(trained.model, balancer, optimizer, splits.train, batch=batch, steps=10)
+    model = trained.model if finish is None else finish(trained.model)
     measured = _measured(job, model, splits)
-    _write_curves(folder, trained)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder, "curves.jsonl", "".join(json.dumps(record) + "\n" for record in trained.curves))
+    published = f" on the test set, as the protocol {splits.protocol} was published" if splits.selects_on_test else ""
     row = {
         **job.facts(),
         "config": job.config,
         "status": "done",
         "protocol": splits.protocol,
         "about": splits.about,
-        "selected": {"epoch": trained.epoch, "by": _selected_by(entry.settings.select, splits)},
+        "selected": {"epoch": trained.epoch, "by": settings.select + published},
         **measured,
         "seconds": {**parts, "step": step, "total": trained.seconds},
         "timing": {"step": how, "parts": PROTOCOL, "workers": workers},
         "memory": peak_memory(torch.device(trained.device)),
-        "versions": _versions(),
+        "versions": {
+            "equipoise": VERSION,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        },
         "device": trained.device,
         "path": trained.path,
     }
-    row = _finite(row)
+    row = finite(row)
     if job.measure != "validation":  # trials are many, and nobody ships one
         save_model(folder, model, row, splits)
     return row
-
-
-def _named(trackers: Trackers | None, job: Job) -> Trackers | None:
-    """The trackers under the name of a run, with what makes it different from others."""
-    if trackers is None:
-        return None
-    params = {f"{job.entry.method.name}.{name}": value for name, value in job.entry.params.items()}
-    about = {"data": job.data.name, "method": job.entry.method.name, "seed": job.seed, "fold": job.fold}
-    return replace(trackers, run=job.name, facts={**about, **params, "config": job.config})
 
 
 def _measured(job: Job, model: LateFusion, splits: Splits) -> dict[str, Any]:
@@ -222,38 +240,18 @@ def _measured(job: Job, model: LateFusion, splits: Splits) -> dict[str, Any]:
     measured = measure_run(model, splits, seed=job.seed, with_faults=whole, with_protocols=whole)
     if job.measure == "validation":
         del measured["test"]
-    if not job.entry.method.fused:
-        measured = {part: _without_fused(numbers) for part, numbers in measured.items()}
-    return measured
-
-
-def _selected_by(rule: str, splits: Splits) -> str:
-    published = f" on the test set, as the protocol {splits.protocol} was published" if splits.selects_on_test else ""
-    return rule + published
-
-
-def _without_fused(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Uni-modal training leaves the fused head as it was drawn: what it says is no result."""
+    if job.entry.method.fused:
+        return measured
+    # Uni-modal training leaves the fused head as it was drawn: its output is no result.
     mute = ("fused", "committee", "beats", "faults", "zeroed", "shapley", "split")
-    return {name: None if name.startswith(mute) else value for name, value in numbers.items()}
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for what JSON has no number for."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _versions() -> dict[str, str]:
     return {
-        "equipoise": VERSION,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
+        part: {name: None if name.startswith(mute) else value for name, value in numbers.items()}
+        for part, numbers in measured.items()
     }
 
 
-def _write_curves(folder: Path, trained: Trained) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder, "curves.jsonl", "".join(json.dumps(record) + "\n" for record in trained.curves))
+def finite(value: Any) -> Any:
+    """Return the same with None for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

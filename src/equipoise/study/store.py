@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
 import shlex
 import stat
-import time
 from codecs import BOM_UTF8
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any, NamedTuple, final
 
 from equipoise.util.errors import BadInput
 from equipoise.util.files import inside, open_inside
-from equipoise.util.processes import memory_problem
+from equipoise.util.processes import LOCK_SECONDS, lock, memory_problem
 
 SCHEMA = 1
+JsonObject = dict[str, Any]
 PROBE = ".writable"
 MOST_NAMED = 100  # damaged lines in one message
-PATIENCE = 1.0  # seconds: the runs of a study that was killed hold the folder until they too are gone
 
 
 @final
@@ -42,14 +39,18 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             os.close(open_inside(folder, PROBE, os.O_WRONLY | os.O_CREAT))
             (folder / PROBE).unlink()
-        except OSError as found:
-            raise BadInput(f"cannot write to {folder}: {found.strerror}; choose another folder with --out") from None
+        except OSError as error:
+            raise BadInput(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every complete row. A last line without an end was cut off by a kill, and is not a row."""
+        """Return every complete row. A last line without an end was cut off by a kill, and is not a row."""
         if not os.path.lexists(self.file):
             return []
         return [row for _, row in read_rows(self.file).values if row.get("schema", SCHEMA) == SCHEMA]
+
+    def missing(self, configs: Iterable[str]) -> int:
+        """Count the runs that have no row yet."""
+        return len(set(configs) - {row["config"] for row in self.rows()})
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row: first the remains of a torn one are cut off, then one write, then a flush to the disk."""
@@ -57,48 +58,40 @@ class Store:
         try:
             descriptor = open_inside(self.folder, self.file.name, os.O_RDWR | os.O_CREAT)
             try:
-                _add(descriptor, line)
+                _append(descriptor, line)
             finally:
                 os.close(descriptor)
-        except OSError as found:
-            raise BadInput(cannot_write(self.file, found)) from None
+        except OSError as error:
+            raise BadInput(cannot_write(self.file, error)) from None
 
-    @contextmanager
-    def locked(self) -> Generator[None, None, None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Keep a second study out of this folder."""
-        descriptor = open_inside(self.folder, ".lock", os.O_RDWR | os.O_CREAT)
-        try:
-            if not _try_for(PATIENCE, lambda: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)):
-                msg = f"another study is running in {self.folder}; wait for it, or choose another folder with --out"
-                raise BadInput(msg)
-            yield
-        finally:
-            os.close(descriptor)
+        descriptor = open_inside(self.folder, ".lock", os.O_RDWR | os.O_CREAT)  # some disks lock no folders
+        msg = f"another study is running in {self.folder}; wait for it, or choose another folder with --out"
+        return lock(descriptor, msg, LOCK_SECONDS, OSError)
 
     def run_folder(self, config: str) -> Path:
-        """Where a run keeps its curves and checkpoints."""
+        """Return the folder of a run's curves and checkpoints."""
         return inside(self.folder, "runs", config.removeprefix("sha256:")[:12])
 
 
-def is_of_the_disk(found: Exception, folder: Path) -> bool:
-    """Whether an error says that a folder cannot be written to, which the next run would meet too."""
-    if not isinstance(found, OSError):
+def is_disk_error(error: Exception, folder: Path) -> bool:
+    """Tell whether an error says that a folder cannot be written to, which the next run would meet too."""
+    if not isinstance(error, OSError):
         return False
-    inside = isinstance(found.filename, str | os.PathLike) and Path(found.filename).is_relative_to(folder)
-    written = re.search(r"\(os error (\d+)\)", str(found))  # as libraries in Rust have it, safetensors among them
-    code = found.errno if found.errno is not None else int(written[1]) if written else None
-    return inside or code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+    within = isinstance(error.filename, str | os.PathLike) and Path(error.filename).is_relative_to(folder)
+    written = re.search(r"\(os error (\d+)\)", str(error))  # as libraries in Rust have it, safetensors among them
+    code = error.errno if error.errno is not None else int(written[1]) if written else None
+    return within or code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
-def cannot_write(path: Path, found: Exception) -> str:
-    """What to say when a disk is full or a folder read-only."""
-    reason = getattr(found, "strerror", None) or str(found)
+def cannot_write(path: Path, error: Exception) -> str:
+    """Say that a disk is full or a folder read-only, and what to do."""
+    reason = getattr(error, "strerror", None) or str(error)
     return f"cannot write to {path}: {reason}; finished runs are safe. Make room, and type the same command again"
 
 
-@final
-@dataclass(frozen=True)
-class Lines:
+class JsonLines(NamedTuple):
     """The JSON objects of a file that has one in each line.
 
     Args:
@@ -106,12 +99,12 @@ class Lines:
         torn: The number of a last line without an end, which a kill cut off; None where there is none.
     """
 
-    values: list[tuple[int, dict[str, Any]]]
+    values: list[tuple[int, JsonObject]]
     torn: int | None
 
 
-def read_rows(path: Path, keep: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> Lines:
-    """The rows of a file of results; the one reader of it.
+def read_rows(path: Path, keep: Callable[[JsonObject], JsonObject] = lambda row: row) -> JsonLines:
+    """Read the rows of a file of results.
 
     Args:
         path: Of the file.
@@ -120,75 +113,68 @@ def read_rows(path: Path, keep: Callable[[dict[str, Any]], dict[str, Any]] = lam
     Raises:
         BadInput: If it cannot be read, or a line that has an end holds no row; one message with all such lines.
     """
-
-    def fits(found: dict[str, Any]) -> bool:
-        return found.get("schema", SCHEMA) != SCHEMA or isinstance(found.get("config"), str)
-
-    return read_lines(path, fits, keep)
+    return read_lines(path, lambda row: row.get("schema", SCHEMA) != SCHEMA or isinstance(row.get("config"), str), keep)
 
 
 def read_lines(
     path: Path,
-    fits: Callable[[dict[str, Any]], bool] = lambda _: True,
-    keep: Callable[[dict[str, Any]], dict[str, Any]] = lambda found: found,
-) -> Lines:
-    """The objects of a file that is only ever appended to. Blank lines and a byte order mark hold nothing.
+    fits: Callable[[JsonObject], bool] = lambda _: True,
+    keep: Callable[[JsonObject], JsonObject] = lambda row: row,
+) -> JsonLines:
+    """Read the objects of a file that is only ever appended to. Blank lines and a byte order mark hold nothing.
 
     Args:
         path: Of the file.
-        fits: Says whether an object is one of those that belong there.
+        fits: Tells whether an object belongs there.
         keep: Makes of each object what is kept of it.
 
     Raises:
         BadInput: As `read_rows`.
     """
-    values, damaged = [], []
+    values, damaged, torn = [], [], None
     for number, line in enumerate(_raw_lines(path), start=1):
         if not line.endswith(b"\n"):
-            return Lines(values, number) if not damaged else _refuse(path, damaged)
-        if not line.strip():
-            continue
-        found = _object(line.removeprefix(BOM_UTF8) if number == 1 else line)
-        if found is not None and fits(found):
-            values.append((number, keep(found)))
-        else:
-            damaged.append(number)
-    return Lines(values, None) if not damaged else _refuse(path, damaged)
+            torn = number
+        elif line.strip():
+            value = _object(line.removeprefix(BOM_UTF8) if number == 1 else line)
+            if value is not None and fits(value):
+                values.append((number, keep(value)))
+            else:
+                damaged.append(number)
+    if damaged:
+        damaged, more = damaged[:MOST_NAMED], max(0, len(damaged) - MOST_NAMED)
+        delete = "".join(f"{number}d;" for number in damaged)
+        others = f" and {more:,} more" if more else ""
+        raise BadInput(
+            f"{path}: expected one row a line, found damage in line {', '.join(map(str, damaged))}{others}. Nothing "
+            f"was changed. To do those runs again, type: sed -i '{delete}' {shlex.quote(str(path))}"
+        )
+    return JsonLines(values, torn)
 
 
 def _raw_lines(path: Path) -> Generator[bytes, None, None]:
     try:
-        # A pipe would keep whoever opens it waiting, and a device may never end.
+        # A pipe would block whoever opens it, and a device may never end.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise BadInput(f"{path}: expected a file, found a folder, a pipe or a device")
             if why := memory_problem(os.fstat(file.fileno()).st_size):
                 raise BadInput(f"{path}: {why}")
             yield from file
-    except OSError as found:
-        raise BadInput(f"cannot read {path}: {found.strerror}") from None
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
-    """A line as an object; None where it is none."""
+def _object(line: bytes) -> JsonObject | None:
+    """Parse a line as an object; None where it is none."""
     try:
-        found = json.loads(line.decode("utf-8"))
+        value = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
-def _refuse(path: Path, damaged: list[int]) -> NoReturn:
-    damaged, more = damaged[:MOST_NAMED], max(0, len(damaged) - MOST_NAMED)
-    delete = "".join(f"{number}d;" for number in damaged)
-    others = f" and {more:,} more" if more else ""
-    raise BadInput(
-        f"{path}: expected one row a line, found damage in line {', '.join(map(str, damaged))}{others}. Nothing "
-        f"was changed. To do those runs again, type: sed -i '{delete}' {shlex.quote(str(path))}"
-    )
-
-
-def _add(descriptor: int, line: bytes) -> None:
+def _append(descriptor: int, line: bytes) -> None:
     end = _end_of_last_row(descriptor)
     os.ftruncate(descriptor, end)
     os.lseek(descriptor, end, os.SEEK_SET)
@@ -201,27 +187,11 @@ def _add(descriptor: int, line: bytes) -> None:
         raise
 
 
-def _try_for(seconds: float, attempt: Callable[[], object]) -> bool:
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            attempt()
-        except OSError:
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.02)
-        else:
-            return True
-
-
 def _end_of_last_row(descriptor: int) -> int:
-    size = os.lseek(descriptor, 0, os.SEEK_END)
-    position = size
+    position = os.lseek(descriptor, 0, os.SEEK_END)
     while position > 0:
         start = max(0, position - 65536)
-        os.lseek(descriptor, start, os.SEEK_SET)
-        block = os.read(descriptor, position - start)
-        newline = block.rfind(b"\n")
+        newline = os.pread(descriptor, position - start, start).rfind(b"\n")
         if newline >= 0:
             return start + newline + 1
         position = start

@@ -1,29 +1,39 @@
-"""Equal tuning: every method gets the same number of trials, and they are judged on validation data only."""
+"""Equal tuning for a comparison, where every method gets the same number of trials; and the space of a search.
+
+Trials are judged on validation data only.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, final
 
 import torch
 
 from equipoise.data.splits import Splits
-from equipoise.study.executors import Place
+from equipoise.study.executors.cluster import Cluster
 from equipoise.study.job import Job
-from equipoise.study.registry import Entry
+from equipoise.study.registry import WITH_COMMAS, Entry, own_name
+from equipoise.study.registry import entries as entries_of
 from equipoise.study.store import Store
-from equipoise.study.study import Event, run_study
-from equipoise.util.errors import FailedRuns
+from equipoise.study.study import run_progress, run_study
+from equipoise.training.presets import Preset
+from equipoise.util.errors import BadInput, FailedRuns, collect
 
 RATES = (1.0, 0.3, 3.0)
 """Learning rates that every method may try, as multiples of the one in the settings."""
+DIGITS = 4  # of a number that is tried, so that a person can type it
+SPAN = 10.0  # the learning rate is searched between its tenth and its tenfold, where no word says otherwise
+INTERVAL = re.compile(r"(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?")
 
 
 def trials(entry: Entry, count: int) -> list[Entry]:
-    """The settings a method tries: its own first, then others of its grid in an order drawn once for all.
+    """Return the settings that a method tries: its own first, then others of its grid in an order drawn once for all.
 
     The grid is the method's `search` space times three learning rates. A method with a smaller grid tries all of it.
     """
@@ -38,22 +48,6 @@ def trials(entry: Entry, count: int) -> list[Entry]:
     return list(different.values())[:count]
 
 
-def plan_trials(entries: Sequence[Entry], jobs: Sequence[Job], count: int) -> dict[tuple[str, int | None], list[Job]]:
-    """The runs that are tried for each label and fold.
-
-    Args:
-        entries: The lines of the comparison.
-        jobs: Every run of it.
-        count: Trials per method and fold.
-    """
-    of_fold = {job.fold: job for job in jobs}
-    return {
-        (entry.label, fold): [replace(job, entry=trial, seed=0, measure="validation") for trial in trials(entry, count)]
-        for entry in entries
-        for fold, job in of_fold.items()
-    }
-
-
 def tune(
     entries: Sequence[Entry],
     jobs: Sequence[Job],
@@ -62,10 +56,10 @@ def tune(
     count: int,
     *,
     workers: int | None = None,
-    on: Place | None = None,
-    on_event: Event | None = None,
+    on: Cluster | None = None,
+    quiet: bool = False,
 ) -> list[Job]:
-    """The same jobs with each method's best trial of its fold in place of its entry.
+    """Return the same jobs with each method's best trial of its fold in place of its entry.
 
     Args:
         entries: The lines of the comparison.
@@ -73,14 +67,19 @@ def tune(
         splits: The data of each fold.
         store: Where the trials are kept, apart from the results.
         count: Trials per method and fold.
-        workers: Runs side by side.
-        on: Where they take place, if not on this machine.
-        on_event: Told of everything that happens.
+        workers: Runs at the same time.
+        on: The cluster, if not this machine.
+        quiet: Show no progress.
     """
-    planned = plan_trials(entries, jobs, count)
+    planned = {
+        (entry.label, fold): [replace(job, entry=trial, seed=0, measure="validation") for trial in trials(entry, count)]
+        for entry in entries
+        for fold, job in {job.fold: job for job in jobs}.items()
+    }
     every = [job for some in planned.values() for job in some]
     try:
-        run_study(every, splits, store, workers=workers, on=on, on_event=on_event)
+        with run_progress(store.missing(job.config for job in every), "tuning on validation data", quiet=quiet) as tell:
+            run_study(every, splits, store, workers=workers, on=on, on_event=tell)
     except FailedRuns:
         # A trial that diverges has lost, no more: only a method that fails at every setting stops the comparison.
         judged = {row["config"] for row in store.rows()}
@@ -92,7 +91,7 @@ def tune(
 
 
 def headline(validation: dict[str, Any]) -> float:
-    """What a trial is judged by: the fused accuracy, or the mean of the modalities where none is fused."""
+    """Return the score of a trial: the fused accuracy, or the mean of the modalities where none is fused."""
     if validation.get("fused") is not None:
         return validation["fused"]
     alone = next(validation[view] for view in ("head", "detached", "split") if validation.get(view))
@@ -101,3 +100,210 @@ def headline(validation: dict[str, Any]) -> float:
 
 def _key(entry: Entry) -> str:
     return repr((sorted(entry.params.items()), sorted(entry.settings.as_dict().items(), key=lambda item: item[0])))
+
+
+class Interval(NamedTuple):
+    """Numbers between two limits, both of which count.
+
+    Args:
+        low: The least.
+        high: The largest.
+        log: Whether each power of ten is tried as often as the next.
+    """
+
+    low: float
+    high: float
+    log: bool
+
+    def suggest(self, trial: Any, name: str) -> Any:
+        """Draw a number for a trial of Optuna."""
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return trial.suggest_int(name, self.low, self.high, log=self.log)
+        value = trial.suggest_float(name, self.low, self.high, log=self.log)
+        return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
+
+    def holds(self, value: Any) -> bool:
+        """Tell whether a value lies within."""
+        return isinstance(value, (int, float)) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"{as_typed(self.low)}..{as_typed(self.high)}{':log' if self.log else ''}"
+
+
+class Choice(NamedTuple):
+    """Some values.
+
+    Args:
+        values: All of them.
+    """
+
+    values: tuple[Any, ...]
+
+    def suggest(self, trial: Any, name: str) -> Any:
+        """Draw a value for a trial of Optuna."""
+        return trial.suggest_categorical(name, self.values)
+
+    def holds(self, value: Any) -> bool:
+        """Tell whether a value is among them."""
+        return value in self.values
+
+    def __str__(self) -> str:
+        return ",".join(map(as_typed, self.values))
+
+
+@final
+@dataclass(frozen=True)
+class Search:
+    """A search of parameters and settings.
+
+    Args:
+        base: The method with everything that is not searched; its own values are tried first.
+        space: The values that are searched, by the names one types.
+    """
+
+    base: Entry
+    space: dict[str, Interval | Choice]
+
+    def suggest(self, trial: Any) -> dict[str, Any]:
+        """Draw values for a trial of Optuna.
+
+        Raises:
+            BadInput: If the file of a search that is resumed has a value for this trial that was not asked for.
+        """
+        values = {key: one.suggest(trial, key) for key, one in self.space.items()}
+        if wrong := [f"{key}={values[key]!r}" for key, one in self.space.items() if not one.holds(values[key])]:
+            raise BadInput(f"a trial has {', '.join(wrong)}, which was not asked for; choose another folder with --out")
+        return values
+
+    def at(self, values: dict[str, Any]) -> Entry:
+        """Return the method with these values."""
+        entry = self.base
+        for key, value in values.items():
+            entry = entry.with_value(key, value)
+        return entry.changed({}, {}, " ".join(f"{key}={as_typed(value)}" for key, value in values.items()))
+
+    def start(self) -> dict[str, Any] | None:
+        """Return the method's own values; None where they are outside the space."""
+        values = {key: self.base.value_at(key) for key in self.space}
+        return values if all(one.holds(values[key]) for key, one in self.space.items()) else None
+
+
+@final
+@dataclass(frozen=True)
+class SearchTrial:
+    """One trial of a search.
+
+    Args:
+        number: In the order they were begun.
+        values: That were tried.
+        state: "finished", "pruned", "diverged", "failed", or "killed": its process was, and the same command runs it
+            again.
+        score: Accuracy on validation, at the end or when it was pruned; None where there is none.
+        epochs: That it trained.
+        reason: Why it failed or was killed.
+    """
+
+    number: int
+    values: dict[str, Any]
+    state: str
+    score: float | None
+    epochs: int
+    reason: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of a search.
+
+    Args:
+        search: The space.
+        data: The name of the data set.
+        about: How it was cut, in words.
+        judged_on: Validation samples.
+        seed: Of every run.
+        trials: In their order.
+        importance: The share of each parameter in what decides whether a trial is among the best; none where there are
+            too few trials to tell.
+    """
+
+    search: Search
+    data: str
+    about: str
+    judged_on: int
+    seed: int
+    trials: list[SearchTrial]
+    importance: dict[str, float]
+
+    @property
+    def best(self) -> SearchTrial:
+        """The first of the best that were finished."""
+        return max((one for one in self.trials if one.state == "finished"), key=lambda one: one.score or 0.0)
+
+
+def search_of(method: str, words: Sequence[str], preset: Preset | None = None) -> Search:
+    """Return the search that words ask for, or raise one message with everything that is wrong with them.
+
+    Args:
+        method: Whose parameters.
+        words: ``penalty=1..100:log`` searches between two limits, ``smoothing=0.01,0.1`` among some values,
+            ``epochs=20`` sets one. Where no word searches, the method's own search space is taken, and the learning
+            rate.
+        preset: Settings and parameters where no word sets them.
+    """
+    searched = [word for word in words if _searches(word)]
+    fixed = [word for word in words if word not in searched]
+    (base,) = collect(lambda: entries_of([method], fixed, preset)[0])
+    read = partial(_read, method, preset)
+    return Search(base, dict(collect(*(partial(read, word) for word in searched or _default_words(base, fixed)))))
+
+
+def as_typed(value: Any) -> str:
+    """Write a value as one types it, with all its digits."""
+    if isinstance(value, float):
+        return repr(int(value)) if value.is_integer() and abs(value) < 1e6 else repr(value)
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _searches(word: str) -> bool:
+    key, _, text = word.partition("=")
+    return (".." in text or "," in text) and own_name(key) not in WITH_COMMAS
+
+
+def _default_words(base: Entry, fixed: Iterable[str]) -> list[str]:
+    """Return the words of a usual search: the values that the method's author tries, and the learning rate."""
+    is_set = {own_name(word.partition("=")[0]) for word in fixed}
+    words = [
+        f"{base.method.name}.{name}={as_typed(min(some))}..{as_typed(max(some))}:log"
+        for name, some in base.method.make.search.items()
+        if name not in is_set
+    ]
+    if "lr" not in is_set:
+        low, high = (
+            as_typed(float(f"{rate:.{DIGITS}g}")) for rate in (base.settings.lr / SPAN, base.settings.lr * SPAN)
+        )
+        words.append(f"lr={low}..{high}:log")
+    if not words:
+        raise BadInput("expected something to look for, such as lr=0.001..0.1:log, found every usual parameter set")
+    return words
+
+
+def _read(method: str, preset: Preset | None, word: str) -> tuple[str, Interval | Choice]:
+    key, _, text = word.partition("=")
+
+    def value(text: str) -> Any:
+        return entries_of([method], [f"{key}={text}"], preset)[0].value_at(key)
+
+    if ".." not in text:
+        return key, Choice(tuple(dict.fromkeys(collect(*(partial(value, one) for one in text.split(","))))))
+    limits = INTERVAL.fullmatch(text)
+    if limits is None:
+        raise BadInput(f"{word}: expected limits such as {key}=0.001..0.1, with :log behind them where powers count")
+    low, high = collect(partial(value, limits["low"]), partial(value, limits["high"]))
+    if any(isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end) for end in (low, high)):
+        raise BadInput(f"{word}: expected numbers as limits; name the values instead, with commas between")
+    if low >= high:
+        raise BadInput(f"{word}: expected the smaller limit first, found {as_typed(low)} and {as_typed(high)}")
+    if limits["log"] and low <= 0:
+        raise BadInput(f"{word}: expected limits above zero for :log, found {as_typed(low)}")
+    return key, Interval(low, high, bool(limits["log"]))

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -163,7 +163,33 @@ def exit_reason(code: int | None) -> str:
 
 
 @contextmanager
-def lock_folder(folder: Path, doing: str, patience: float = LOCK_SECONDS) -> Generator[None, None, None]:
+def lock(
+    descriptor: int, problem: str, patience: float, errors: type[OSError] = BlockingIOError
+) -> Generator[None, None, None]:
+    """Lock an open file or folder against other processes, and close it at the end.
+
+    Args:
+        descriptor: Of the file.
+        problem: The message where another process holds the lock.
+        patience: Seconds to wait for it.
+        errors: Exceptions that mean so; others pass through.
+    """
+    try:
+        until = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except errors:
+                if time.monotonic() > until:
+                    raise BadInput(problem) from None
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def lock_folder(folder: Path, doing: str, patience: float = LOCK_SECONDS) -> AbstractContextManager[None]:
     """Lock a folder against other processes; the lock is on the folder itself and leaves no file behind.
 
     Args:
@@ -171,18 +197,5 @@ def lock_folder(folder: Path, doing: str, patience: float = LOCK_SECONDS) -> Gen
         doing: The work of another process there, for the message.
         patience: Seconds to wait for the lock.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        until = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    msg = f"another process is {doing} {folder}; wait for it, or choose another folder with --out"
-                    raise BadInput(msg) from None
-                time.sleep(0.02)
-        yield
-    finally:
-        os.close(descriptor)
+    msg = f"another process is {doing} {folder}; wait for it, or choose another folder with --out"
+    return lock(os.open(folder, os.O_RDONLY), msg, patience)

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,12 @@ from equipoise.data.sets.generated import two_sensors
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.report import tune_report
-from equipoise.study import tune_runs
+from equipoise.study import search as searches
 from equipoise.study.job import Job, run_job
-from equipoise.study.progress import Progress
 from equipoise.study.registry import all_methods, entries
+from equipoise.study.search import STARTS, run_search
 from equipoise.study.store import Store
-from equipoise.study.tune import Choice, Interval, Search, as_typed, search_of
-from equipoise.study.tune_outcome import Outcome, Tried
-from equipoise.study.tune_runs import STARTS, run
+from equipoise.study.tuning import Choice, Interval, Search, SearchResult, SearchTrial, as_typed, search_of
 from equipoise.util.errors import BadInput, FailedRuns
 
 SHORT = ["epochs=4", "features=8"]
@@ -123,9 +122,9 @@ def test_values_as_one_types_them(value: Any, text: str) -> None:
 
 def test_a_missing_package_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "equipoise.study.tune_runs")
+    monkeypatch.delitem(sys.modules, "equipoise.study.search")
     with pytest.raises(ModuleNotFoundError, match=r"type: pip install 'equipoise\[tune\]'"):
-        importlib.import_module("equipoise.study.tune_runs")
+        importlib.import_module("equipoise.study.search")
 
 
 # -- what is printed --
@@ -133,13 +132,13 @@ def test_a_missing_package_says_what_to_type(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_best_is_the_first_of_the_best_that_were_finished() -> None:
     tried = [
-        Tried(0, {"lr": 0.01}, "finished", 0.7, 4),
-        Tried(1, {"lr": 0.02}, "pruned", 0.9, 2),
-        Tried(2, {"lr": 0.03}, "finished", 0.8, 4),
-        Tried(3, {"lr": 0.04}, "diverged", None, 1),
-        Tried(4, {"lr": 0.05}, "finished", 0.8, 4),
+        SearchTrial(0, {"lr": 0.01}, "finished", 0.7, 4),
+        SearchTrial(1, {"lr": 0.02}, "pruned", 0.9, 2),
+        SearchTrial(2, {"lr": 0.03}, "finished", 0.8, 4),
+        SearchTrial(3, {"lr": 0.04}, "diverged", None, 1),
+        SearchTrial(4, {"lr": 0.05}, "finished", 0.8, 4),
     ]
-    outcome = Outcome(search_of("mimo", ["lr=0.01..0.1"]), "small", "", 40, 0, tried, {})
+    outcome = SearchResult(search_of("mimo", ["lr=0.01..0.1"]), "small", "", 40, 0, tried, {})
     assert outcome.best.number == 2
     assert [each.number for each in tune_report.ranked(outcome)] == [2, 4, 0, 1, 3]
     text = tune_report.text(outcome, "equipoise train lr=0.03")
@@ -154,13 +153,13 @@ def test_the_best_is_the_first_of_the_best_that_were_finished() -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchResult, Path]:
     folder = tmp_path_factory.mktemp("undisturbed")
-    return run(search_of("mimo", WORDS), DATA, 12, folder, workers=1, quiet=True), folder
+    return run_search(search_of("mimo", WORDS), DATA, 12, folder, workers=1, quiet=True), folder
 
 
 @pytest.mark.slow
-def test_a_search_finishes_some_and_prunes_others(undisturbed: tuple[Outcome, Path]) -> None:
+def test_a_search_finishes_some_and_prunes_others(undisturbed: tuple[SearchResult, Path]) -> None:
     outcome, folder = undisturbed
     states = [each.state for each in outcome.trials]
     assert [each.number for each in outcome.trials] == list(range(12))
@@ -179,9 +178,8 @@ def test_a_search_finishes_some_and_prunes_others(undisturbed: tuple[Outcome, Pa
 
 @pytest.mark.slow
 def test_a_search_goes_on_as_if_nothing_had_happened(
-    undisturbed: tuple[Outcome, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    undisturbed: tuple[SearchResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = [(Progress, "event"), (tune_runs, "_report")]
     for moment in (8, 5, 26):  # before the last epoch of the first trial is written down, and somewhere on the way
         left = [moment]
 
@@ -195,13 +193,14 @@ def test_a_search_goes_on_as_if_nothing_had_happened(
             return interrupt
 
         with monkeypatch.context() as patched:
-            for place, name in places:
-                patched.setattr(place, name, interrupting(getattr(place, name)))
+            heard = nullcontext(interrupting(lambda *_: None))
+            patched.setattr(searches, "run_progress", lambda *_, heard=heard, **__: heard)
+            patched.setattr(searches, "_report", interrupting(searches._report))
             with pytest.raises(KeyboardInterrupt):
-                run(search_of("mimo", WORDS), DATA, 12, tmp_path, workers=1, quiet=True)
-    outcome = run(search_of("mimo", WORDS), DATA, 12, tmp_path, workers=1, quiet=True)
+                run_search(search_of("mimo", WORDS), DATA, 12, tmp_path, workers=1, quiet=True)
+    outcome = run_search(search_of("mimo", WORDS), DATA, 12, tmp_path, workers=1, quiet=True)
     assert outcome.trials == undisturbed[0].trials
-    fewer = run(search_of("mimo", WORDS), DATA, 5, tmp_path, workers=1, quiet=True)
+    fewer = run_search(search_of("mimo", WORDS), DATA, 5, tmp_path, workers=1, quiet=True)
     assert fewer.trials == outcome.trials, "what was tried is kept"
 
 
@@ -223,14 +222,14 @@ def killing(patch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[[in
     patch.setattr(owner, name, fatal)
 
 
-def search(folder: Path, trials: int = 12) -> Outcome:
-    return run(search_of("mimo", WORDS), DATA, trials, folder, workers=1, quiet=True)
+def search(folder: Path, trials: int = 12) -> SearchResult:
+    return run_search(search_of("mimo", WORDS), DATA, trials, folder, workers=1, quiet=True)
 
 
 MOMENTS: dict[str, tuple[Any, str, Callable[[int, Any], bool]]] = {
     "the search is written down, its first trial is not": (optuna.Study, "set_user_attr", lambda *_: True),
     "half of a trial is chosen": (Interval, "suggest", lambda calls, _: calls == 7),
-    "an epoch is reported": (tune_runs, "_report", lambda calls, _: calls == 10),
+    "an epoch is reported": (searches, "_report", lambda calls, _: calls == 10),
     "an epoch is judged, its trial is not pruned yet": (optuna.Trial, "should_prune", lambda _, behind: behind),
     "a row is written, its trial is not": (Store, "append", lambda calls, _: calls == 3),
     "a trial is over": (optuna.Study, "tell", lambda calls, _: calls == 4),
@@ -240,7 +239,7 @@ MOMENTS: dict[str, tuple[Any, str, Callable[[int, Any], bool]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_search_that_is_killed_comes_to_the_same_trials(
-    moment: str, undisturbed: tuple[Outcome, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, undisturbed: tuple[SearchResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         killing(patch, *MOMENTS[moment])
@@ -253,7 +252,7 @@ def test_a_search_that_is_killed_comes_to_the_same_trials(
 
 @pytest.mark.slow
 def test_a_trial_whose_process_is_killed_is_run_again(
-    undisturbed: tuple[Outcome, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    undisturbed: tuple[SearchResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = tmp_path / "killed"
 
@@ -293,29 +292,29 @@ def test_a_trial_that_was_killed_again_and_again_is_that_trial_when_the_command_
 
 
 @pytest.mark.slow
-def test_the_test_part_changes_nothing(undisturbed: tuple[Outcome, Path], tmp_path: Path) -> None:
+def test_the_test_part_changes_nothing(undisturbed: tuple[SearchResult, Path], tmp_path: Path) -> None:
     def other(fold: int | None) -> Splits:
         splits = load(fold)
         noise = {name: 1e3 * torch.randn_like(array) for name, array in splits.test.inputs.items()}
         return replace(splits, test=replace(splits.test, inputs=noise, label=splits.test.label.flip(0)))
 
-    outcome = run(search_of("mimo", WORDS), replace(DATA, load=other), 12, tmp_path, workers=1, quiet=True)
+    outcome = run_search(search_of("mimo", WORDS), replace(DATA, load=other), 12, tmp_path, workers=1, quiet=True)
     assert outcome.trials == undisturbed[0].trials
 
 
 @pytest.mark.slow
-def test_a_folder_keeps_to_one_search(undisturbed: tuple[Outcome, Path]) -> None:
+def test_a_folder_keeps_to_one_search(undisturbed: tuple[SearchResult, Path]) -> None:
     for words in ([*WORDS, "batch=32"], [*SHORT, "penalty=1..10:log", "lr=0.0001..0.3:log"]):
         with pytest.raises(
             BadInput, match=r"holds another search \((run|space) .* choose another folder with --out"
         ) as said:
-            run(search_of("mimo", words), DATA, 12, undisturbed[1], workers=1, quiet=True)
+            run_search(search_of("mimo", words), DATA, 12, undisturbed[1], workers=1, quiet=True)
         assert "epochs" not in str(said.value), "what is the same is not named"
 
 
 @pytest.mark.slow
 def test_what_was_tried_is_not_run_again(tmp_path: Path) -> None:
-    outcome = run(search_of("msl", [*SHORT, "lr=0.01,0.02"]), DATA, 7, tmp_path, workers=2, quiet=True)
+    outcome = run_search(search_of("msl", [*SHORT, "lr=0.01,0.02"]), DATA, 7, tmp_path, workers=2, quiet=True)
     assert len(outcome.trials) == 7
     assert len(Store(tmp_path / "trials").rows()) == len({each.values["lr"] for each in outcome.trials}) <= 2
     by_rate = {each.values["lr"]: each.score for each in outcome.trials}
@@ -324,10 +323,10 @@ def test_what_was_tried_is_not_run_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_trial_that_diverges_has_lost_and_no_more(tmp_path: Path) -> None:
-    outcome = run(search_of("msl", [*SHORT, "lr=0.01,1e30"]), DATA, 6, tmp_path, workers=1, quiet=True)
+    outcome = run_search(search_of("msl", [*SHORT, "lr=0.01,1e30"]), DATA, 6, tmp_path, workers=1, quiet=True)
     assert {each.values["lr"]: each.state for each in outcome.trials} == {0.01: "finished", 1e30: "diverged"}
     with pytest.raises(FailedRuns, match="FloatingPointError"):
-        run(search_of("msl", [*SHORT, "lr=1e29,1e30"]), DATA, 2, tmp_path / "all", workers=1, quiet=True)
+        run_search(search_of("msl", [*SHORT, "lr=1e29,1e30"]), DATA, 2, tmp_path / "all", workers=1, quiet=True)
 
 
 @pytest.mark.slow

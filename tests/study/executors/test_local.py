@@ -15,8 +15,7 @@ import torch
 from equipoise.data import Splits
 from equipoise.data.sets.generated import two_sensors
 from equipoise.data.source import DataSet
-from equipoise.study.executors.hands import Hands
-from equipoise.study.executors.sharing import (
+from equipoise.study.executors.gpu_sharing import (
     CONTEXT,
     CONTROL,
     LOG,
@@ -25,14 +24,15 @@ from equipoise.study.executors.sharing import (
     bytes_needed,
     environment_for,
     free_memory,
-    how_many,
     multi_process_service,
-    touched_a_gpu,
+    runs_per_gpu,
+    touched_gpu,
 )
+from equipoise.study.executors.local import LocalExecutor
 from equipoise.study.job import run_job
 from equipoise.study.registry import entries
 from equipoise.study.store import Store
-from equipoise.study.study import crew_for, plan
+from equipoise.study.study import executor_for, plan
 
 
 def small(_: int | None) -> Splits:
@@ -69,9 +69,9 @@ def test_as_many_as_fit_and_no_more_than_cores() -> None:
     data = two_sensors(samples=60)
     chosen = entries(["mimo", "msl"])
     need = max(bytes_needed(entry, data) for entry in chosen)
-    assert how_many(chosen, data, int(3.5 * need / SHARE), cores=16) == 3
-    assert how_many(chosen, data, int(3.5 * need / SHARE), cores=2) == 2
-    assert how_many(chosen, data, 0, cores=16) == 1
+    assert runs_per_gpu(chosen, data, int(3.5 * need / SHARE), cores=16) == 3
+    assert runs_per_gpu(chosen, data, int(3.5 * need / SHARE), cores=2) == 2
+    assert runs_per_gpu(chosen, data, 0, cores=16) == 1
 
 
 def test_the_service_is_started_for_the_study_and_ended_with_it(
@@ -163,11 +163,11 @@ def test_a_driver_that_was_made_ready_is_noticed(
         def cuDeviceGetCount(self, _: object) -> int:  # noqa: N802 (NVIDIA's name)
             return answer
 
-    monkeypatch.setattr("equipoise.study.executors.sharing.ctypes.CDLL", Driver)
+    monkeypatch.setattr("equipoise.study.executors.gpu_sharing.ctypes.CDLL", Driver)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert touched_a_gpu() is touched
+    assert touched_gpu() is touched
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert touched_a_gpu()
+    assert touched_gpu()
 
 
 @pytest.mark.slow
@@ -176,20 +176,19 @@ def test_a_process_that_uses_a_gpu_goes_on_with_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, touched: bool
 ) -> None:
     """Forked off this process or off a server: the rows are the same, and the second run starts no process."""
-    monkeypatch.setattr("equipoise.study.executors.hands.touched_a_gpu", lambda: touched)
+    monkeypatch.setattr("equipoise.study.executors.local.touched_gpu", lambda: touched)
     started = []
     monkeypatch.setattr(
-        "equipoise.study.executors.hands.start_without_sigint",
-        lambda process: (process.start(), started.append(process)),
+        "equipoise.util.pool.start_without_sigint", lambda process: (process.start(), started.append(process))
     )
     data = DataSet("small", small, 1, "Small.")
     jobs, splits = plan(entries(["msl", "mimo"], ["epochs=1", "device=cpu"]), data, [0], [None])
     rows = []
-    with Hands(run_job, splits, Store(tmp_path), limit=1, gpus=1) as hands:
+    with LocalExecutor(run_job, splits, Store(tmp_path), limit=1, gpus=1) as executor:
         for job in jobs:
-            hands.start(job)
-            while hands.busy:
-                rows += [content for _, kind, content in hands.news() if kind == "done"]
+            executor.start(job)
+            while executor.busy:
+                rows += [content for _, kind, content in executor.events() if kind == "done"]
     assert [row["method"] for row in rows] == ["msl", "mimo"]
     assert len(started) == 1
     assert rows[1]["test"] == run_job(jobs[1], splits[None], tmp_path / "here")["test"]
@@ -197,18 +196,19 @@ def test_a_process_that_uses_a_gpu_goes_on_with_the_next_run(
 
 @pytest.mark.slow
 def test_who_is_killed_while_resting_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.study.executors.hands.touched_a_gpu", lambda: False)
+    monkeypatch.setattr("equipoise.study.executors.local.touched_gpu", lambda: False)
     started: list[Any] = []
     monkeypatch.setattr(
-        "equipoise.study.executors.hands.start_without_sigint",
-        lambda process: (process.start(), started.append(process)),
+        "equipoise.util.pool.start_without_sigint", lambda process: (process.start(), started.append(process))
     )
     jobs, splits = plan(entries(["msl", "mimo"], ["device=cpu"]), DataSet("small", small, 1, "Small."), [0], [None])
     rows = []
-    with Hands(lambda job, *_: {"method": job.entry.method.name}, splits, Store(tmp_path), limit=1, gpus=1) as hands:
+    with LocalExecutor(
+        lambda job, *_: {"method": job.entry.method.name}, splits, Store(tmp_path), limit=1, gpus=1
+    ) as executor:
         for job in jobs:
-            hands.start(job)
-            rows += [content for _, _, content in hands.news()]
+            executor.start(job)
+            rows += [content for _, _, content in executor.events()]
             started[-1].kill()
             started[-1].join()
     assert rows == [{"method": "msl"}, {"method": "mimo"}]
@@ -226,19 +226,19 @@ def remembering(job: Any, *_: object) -> dict[str, Any]:
 def test_runs_are_dealt_out_to_several_gpus_and_leave_nothing_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("equipoise.study.executors.hands.touched_a_gpu", lambda: False)
+    monkeypatch.setattr("equipoise.study.executors.local.touched_gpu", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     data = DataSet("small", small, 1, "Small.")
     jobs, splits = plan(entries(["msl", "mimo"], ["device=cpu"]), data, [0, 1], [None])
-    with Hands(remembering, splits, Store(tmp_path), limit=4, gpus=2) as hands:
+    with LocalExecutor(remembering, splits, Store(tmp_path), limit=4, gpus=2) as executor:
         rounds = []
         for _ in range(2):
             for job in jobs:
-                hands.start(job)
-            assert not hands.has_room
+                executor.start(job)
+            assert not executor.has_room
             rows = []
-            while hands.busy:
-                rows += [content for _, _, content in hands.news()]
+            while executor.busy:
+                rows += [content for _, _, content in executor.events()]
             rounds.append(rows)
     for rows in rounds:
         assert sorted(row["gpu"] for row in rows) == ["4", "4", "7", "7"]
@@ -266,12 +266,12 @@ def test_how_many_processes_there_are(
     """Six cores, two threads a run, and memory for two runs on each GPU: the scarcest of them decides."""
     jobs, splits = plan(entries(["msl", "mimo"]), DataSet("small", small, 1, "Small."), range(8), [None], threads=2)
     jobs = [replace(job, entry=job.entry.changed({}, {"device": device})) for job in jobs]
-    monkeypatch.setattr("equipoise.study.study.cores", lambda: 6)
-    monkeypatch.setattr("equipoise.study.study.gpus", lambda: there)
-    monkeypatch.setattr("equipoise.study.study.multi_process_service", lambda: nullcontext(together))
+    monkeypatch.setattr("equipoise.study.executors.local.cores", lambda: 6)
+    monkeypatch.setattr("equipoise.study.executors.local.gpus", lambda: there)
+    monkeypatch.setattr("equipoise.study.executors.local.multi_process_service", lambda: nullcontext(together))
     need = max(bytes_needed(job.entry, splits[None]) for job in jobs)
-    monkeypatch.setattr("equipoise.study.study.free_memory", lambda: int(2.5 * need / SHARE))
-    with crew_for(jobs, splits, Store(tmp_path), None) as crew:
-        assert crew._limit == expected  # ty: ignore[missing-attribute]
-    with crew_for(jobs, splits, Store(tmp_path), 5) as crew:
-        assert crew._limit == 5  # ty: ignore[missing-attribute]
+    monkeypatch.setattr("equipoise.study.executors.local.free_memory", lambda: int(2.5 * need / SHARE))
+    with executor_for(jobs, splits, Store(tmp_path), None) as executor:
+        assert executor.limit == expected
+    with executor_for(jobs, splits, Store(tmp_path), 5) as executor:
+        assert executor.limit == 5

@@ -1,6 +1,5 @@
 """Studies elsewhere: the same rows as here, whoever dies on the way."""
 
-import asyncio
 import fcntl
 import importlib.util
 import json
@@ -22,12 +21,10 @@ import imitated_slurm
 import ray_program
 from equipoise.data.sets.generated import two_sensors
 from equipoise.data.source import DataSet
-from equipoise.study.executors import errand as errands
-from equipoise.study.executors import place_of
-from equipoise.study.executors.errand import Errand, unpack
-from equipoise.study.executors.hands import Hands
-from equipoise.study.executors.mailbox import Mailbox
-from equipoise.study.executors.place import OnRay, OnSlurm
+from equipoise.study.executors import remote
+from equipoise.study.executors.cluster import RayCluster, SlurmCluster, cluster_of
+from equipoise.study.executors.local import LocalExecutor
+from equipoise.study.executors.remote import RemoteTask, unpack
 from equipoise.study.job import Job, run_job
 from equipoise.study.registry import entries
 from equipoise.study.store import Store
@@ -46,9 +43,9 @@ def job_of(*words: str) -> Job:
     return jobs[0]
 
 
-def errand_of(folder: Path, mark: Path | None = None, run: Any = run_job) -> Errand:
+def task_of(folder: Path, mark: Path | None = None, run: Any = run_job) -> RemoteTask:
     job = job_of()
-    return Errand(run, job, job.facts(), folder, mark)
+    return RemoteTask(run, job, job.facts(), folder, mark)
 
 
 def results(row: dict[str, Any]) -> dict[str, Any]:
@@ -60,28 +57,28 @@ def results(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_on_means() -> None:
-    assert place_of(None) is None
-    assert place_of("ray") == OnRay()
-    assert place_of("ray://head:10001") == OnRay("ray://head:10001")
-    assert place_of("slurm") == OnSlurm()
-    assert place_of("slurm:partition=gpu,time=90") == OnSlurm({"partition": "gpu", "time": 90})
+    assert cluster_of(None) is None
+    assert cluster_of("ray") == RayCluster()
+    assert cluster_of("ray://head:10001") == RayCluster("ray://head:10001")
+    assert cluster_of("slurm") == SlurmCluster()
+    assert cluster_of("slurm:partition=gpu,time=90") == SlurmCluster({"partition": "gpu", "time": 90})
 
 
 @pytest.mark.parametrize("text", ["", "rai", "ray://", "slurms", "slurm:partition", "slurm:=gpu", "slurm:time="])
 def test_what_on_does_not_mean(text: str) -> None:
     with pytest.raises(BadInput, match=r"expected ray, ray://HOST:10001, slurm, or slurm:partition=NAME"):
-        place_of(text)
+        cluster_of(text)
 
 
 @pytest.mark.parametrize("extra", ["ray", "slurm"])
 def test_a_missing_package_says_what_to_type(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ModuleNotFoundError, match=rf"type: pip install 'equipoise\[{extra}\]'"):
-        place_of(extra)
+        cluster_of(extra)
 
 
 def test_a_gpu_that_was_asked_for_need_not_be_here() -> None:
-    place = OnRay()
+    place = RayCluster()
     assert place.device_of(Settings(device="cuda")) == "cuda"
     for device in ("auto", "cpu"):
         assert place.device_of(Settings(device=device)) == device_of(Settings(device=device))
@@ -91,9 +88,9 @@ def test_a_gpu_that_was_asked_for_need_not_be_here() -> None:
 
 def test_the_place_does_not_change_what_a_run_is() -> None:
     chosen = entries(["msl", "mimo"], ["device=cpu"])
-    here, there = (plan(chosen, DATA, [0, 1], [None], on=on)[0] for on in (None, OnRay()))
+    here, there = (plan(chosen, DATA, [0, 1], [None], on=on)[0] for on in (None, RayCluster()))
     assert [job.config for job in here] == [job.config for job in there]
-    gpu, _ = plan(entries(["msl"], ["device=cuda"]), DATA, [0], [None], on=OnRay())
+    gpu, _ = plan(entries(["msl"], ["device=cuda"]), DATA, [0], [None], on=RayCluster())
     assert gpu[0].facts()["device"] == "cuda"
 
 
@@ -104,8 +101,8 @@ def test_a_run_in_a_shared_folder_and_in_one_of_its_own_comes_to_the_same(tmp_pa
     seen: dict[str, list[int]] = {"shared": [], "own": []}
     mark = tmp_path / "mark"
     mark.touch()
-    shared = errand_of(tmp_path / "shared", mark).do(lambda: SPLITS, lambda it: seen["shared"].append(it["epoch"]))
-    elsewhere = errand_of(tmp_path / "own", tmp_path / "no mark")
+    shared = task_of(tmp_path / "shared", mark).do(lambda: SPLITS, lambda it: seen["shared"].append(it["epoch"]))
+    elsewhere = task_of(tmp_path / "own", tmp_path / "no mark")
     own = elsewhere.do(lambda: SPLITS, lambda it: seen["own"].append(it["epoch"]))
     assert (shared.kind, own.kind) == ("done", "done")
     assert seen == {"shared": [1, 2], "own": [1, 2]}
@@ -124,12 +121,12 @@ def test_a_run_in_a_shared_folder_and_in_one_of_its_own_comes_to_the_same(tmp_pa
 
 
 def test_other_data_versions_and_devices_are_refused(tmp_path: Path) -> None:
-    errand = errand_of(tmp_path, run=pytest.fail)
-    other = errand.do(lambda: two_sensors(samples=150, seed=1), print)
+    task = task_of(tmp_path, run=pytest.fail)
+    other = task.do(lambda: two_sensors(samples=150, seed=1), print)
     assert other.kind == "failed"
     assert "expected the data sha256:" in other.content["reason"]
     for fact, value in (("version", "0.0.1"), ("device", "cuda")):
-        found = replace(errand, facts={**errand.facts, fact: value}).do(lambda: SPLITS, print)
+        found = replace(task, facts={**task.facts, fact: value}).do(lambda: SPLITS, print)
         assert found.kind == "failed"
         assert f"expected {fact} {value}, as where the study was started, found {fact} " in found.content["reason"]
 
@@ -144,8 +141,8 @@ def test_a_run_that_fails_elsewhere_leaves_its_traceback_in_its_folder(
 
     mark, folder = tmp_path / "mark", tmp_path / "run"
     mark.touch() if shared else None
-    errand = errand_of(folder, mark, unlucky)
-    found = errand.do(unlucky if stumbles == "loading" else lambda: SPLITS, print)
+    task = task_of(folder, mark, unlucky)
+    found = task.do(unlucky if stumbles == "loading" else lambda: SPLITS, print)
     assert found.kind == "failed"
     assert found.content["reason"].startswith("RuntimeError: no luck")
     assert found.content["reason"].endswith(f"; traceback in {folder / 'error.txt'}")
@@ -163,13 +160,13 @@ def test_a_disk_that_is_full_ends_the_study_only_where_it_is_shared(tmp_path: Pa
     mark = tmp_path / "mark"
     for shared, kind in ((True, "unwritable"), (False, "failed")):
         mark.touch() if shared else mark.unlink()
-        found = errand_of(tmp_path / "run", mark, full).do(lambda: SPLITS, print)
+        found = task_of(tmp_path / "run", mark, full).do(lambda: SPLITS, print)
         assert found.kind == kind
         assert "No space left on device" in found.content["reason"]
 
 
 def test_two_never_train_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    errand = errand_of(tmp_path, run=lambda *_: {"at": time.monotonic()})
+    task = task_of(tmp_path, run=lambda *_: {"at": time.monotonic()})
     descriptor = os.open(tmp_path, os.O_RDONLY)  # whoever was given up on, and is still there
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     freed: list[float] = []
@@ -179,47 +176,33 @@ def test_two_never_train_in_one_folder(tmp_path: Path, monkeypatch: pytest.Monke
         os.close(descriptor)
 
     threading.Timer(0.3, leave).start()
-    found = errand.do(lambda: SPLITS, print)
+    found = task.do(lambda: SPLITS, print)
     assert found.kind == "done"
     assert found.content["at"] >= freed[0]
-    monkeypatch.setattr(errands, "PATIENCE", 0.1)
+    monkeypatch.setattr(remote, "PATIENCE", 0.1)
     stays = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(stays, fcntl.LOCK_EX)
-        refused = errand.do(lambda: SPLITS, print)
+        refused = task.do(lambda: SPLITS, print)
     finally:
         os.close(stays)
     assert refused.kind == "failed"
     assert "another process is training in" in refused.content["reason"]
 
 
-def test_no_letter_is_lost_or_taken_twice() -> None:
-    async def exchange() -> list[int]:
-        box, found = Mailbox(), []
-        waiting = asyncio.create_task(box.take())
-        await asyncio.sleep(0)
-        for number in range(5):
-            await box.put("run", {"epoch": number})
-            if number == 2:
-                found += await waiting
-        return [record["epoch"] for _, record in found + await box.take()]
-
-    assert asyncio.run(exchange()) == list(range(5))
-
-
 @pytest.mark.slow
 def test_a_run_that_is_stopped_leaves_its_place_to_another(tmp_path: Path) -> None:
     endless, short = job_of("epochs=1000000"), job_of()
     torch.set_num_threads(1)
-    with Hands(partial(run_job, checkpoint_seconds=60.0), {None: SPLITS}, Store(tmp_path), limit=1) as hands:
-        hands.start(endless)
-        assert next(hands.news())[1] == "epoch"
-        hands.stop(endless)
-        assert not hands.busy
-        hands.start(short)
+    with LocalExecutor(partial(run_job, checkpoint_seconds=60.0), {None: SPLITS}, Store(tmp_path), limit=1) as executor:
+        executor.start(endless)
+        assert next(executor.events())[1] == "epoch"
+        executor.stop(endless)
+        assert not executor.busy
+        executor.start(short)
         heard = []
-        while hands.busy:
-            heard += [(job.config, kind) for job, kind, _ in hands.news()]
+        while executor.busy:
+            heard += [(job.config, kind) for job, kind, _ in executor.events()]
     assert heard == [(short.config, kind) for kind in ("epoch", "epoch", "done")]
 
 
@@ -294,12 +277,12 @@ def test_an_array_job_outlives_whoever_submitted_it(tmp_path: Path, monkeypatch:
 def test_a_run_that_fails_in_an_array_leaves_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     imitated_slurm.install(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}")
     jobs, splits = plan(
-        entries(["msl"], ["epochs=1", "encoder=test_study.Broken"]), generated(), [0, 1], [None], measure="quick"
+        entries(["msl"], ["epochs=1", "encoder=study.test_study.Broken"]), generated(), [0, 1], [None], measure="quick"
     )
     with pytest.raises(FailedRuns, match="of no use") as found:
-        run_study(jobs, splits, Store(tmp_path / "out"), on=OnSlurm())
+        run_study(jobs, splits, Store(tmp_path / "out"), on=SlurmCluster())
     for job in jobs:
         kept = Store(tmp_path / "out").run_folder(job.config) / "error.txt"
         assert str(kept) in str(found.value)

@@ -1,4 +1,4 @@
-"""Many runs on one GPU: how many fit, and a server that lets their kernels run at the same time.
+"""Many runs on one GPU: how many fit, and a service that lets their kernels run at the same time.
 
 Processes that use a GPU take turns, however little each of them asks for. NVIDIA's multi-process service (MPS), which
 comes with the driver and which anybody may start, makes one client of them, so that small models fill the card.
@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,11 +29,11 @@ CONTROL = "nvidia-cuda-mps-control"
 NOT_INITIALISED = 3  # what CUDA answers before it is made ready
 
 
-def how_many(entries: Iterable[Entry], splits: Splits, free: int, cores: int) -> int:
-    """How many runs one GPU carries side by side; at least one.
+def runs_per_gpu(entries: Iterable[Entry], splits: Splits, free: int, cores: int) -> int:
+    """Return how many runs one GPU carries at the same time; at least one.
 
     Args:
-        entries: What is to be run; the largest counts.
+        entries: The runs; the largest counts.
         splits: The data.
         free: Bytes free on the GPU.
         cores: Of this machine: each run keeps one busy.
@@ -44,7 +44,7 @@ def how_many(entries: Iterable[Entry], splits: Splits, free: int, cores: int) ->
 
 
 def bytes_needed(entry: Entry, splits: Splits) -> int:
-    """About how much GPU memory a run takes, found without one: a step on tensors that have shapes and no content.
+    """Estimate how much GPU memory a run takes, without a GPU: by a step on tensors that have shapes and no content.
 
     Weights count five times (gradients of two passes, the optimiser, the best epoch), what is kept for the backward
     pass twice (for the recorded step, and for a last batch of another size).
@@ -52,8 +52,8 @@ def bytes_needed(entry: Entry, splits: Splits) -> int:
     data = sum(part.bytes for part in (splits.train, splits.validation, splits.test))
     sample = splits.train.take(torch.arange(1)).ready()
     model = _model_without_content(entry, splits)
-    with torch.device("meta"):
-        inputs = {name: one.new_empty((entry.settings.batch, *one.shape[1:])) for name, one in sample.inputs.items()}
+    size = entry.settings.batch
+    batch = {name: one.new_empty((size, *one.shape[1:]), device="meta") for name, one in sample.inputs.items()}
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     kept: dict[int, int] = {}
 
@@ -62,7 +62,6 @@ def bytes_needed(entry: Entry, splits: Splits) -> int:
         kept[storage._cdata] = storage.nbytes()
         return tensor
 
-    batch = {name: one.to("meta") for name, one in inputs.items()}
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             outputs = model(batch)  # noqa: F841 (what it keeps is counted while it lives)
@@ -72,7 +71,7 @@ def bytes_needed(entry: Entry, splits: Splits) -> int:
 
 
 def _model_without_content(entry: Entry, splits: Splits) -> LateFusion:
-    """The model of a run, its tensors without content; no random state changes."""
+    """Build the model of a run, its tensors without content; no random state changes."""
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
@@ -83,20 +82,20 @@ def _model_without_content(entry: Entry, splits: Splits) -> LateFusion:
 
 
 def free_memory() -> int:
-    """Bytes free on the fullest GPU, asked without touching it where the driver's own tool can tell."""
+    """Return the bytes free on the fullest GPU, without touching it where the driver's own tool answers."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     ask = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", *(["-i", seen] if seen else [])]
     try:
-        told = subprocess.run(ask, capture_output=True, check=True, text=True, timeout=30).stdout.split()
-        return min(int(each) for each in told) * 2**20
+        answer = subprocess.run(ask, capture_output=True, check=True, text=True, timeout=30).stdout.split()
+        return min(map(int, answer)) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError):
         return torch.cuda.mem_get_info()[0]
 
 
-def touched_a_gpu() -> bool:
-    """Whether this process, or a library in it, has begun to use GPUs: a copy of it could not do that again.
+def touched_gpu() -> bool:
+    """Tell whether this process, or a library in it, has begun to use GPUs: a fork of it could not do that again.
 
-    Who counts GPUs before the driver is made ready is answered that it is not, and thereby tells.
+    The driver refuses to count GPUs before it is initialised.
     """
     if torch.cuda.is_initialized():
         return True
@@ -109,7 +108,7 @@ def touched_a_gpu() -> bool:
 
 @contextmanager
 def multi_process_service() -> Generator[bool, None, None]:
-    """Let processes that are started meanwhile share GPUs at the same time; whether that is so.
+    """Let processes that are started inside the context share GPUs at the same time; yield whether they do.
 
     A service that runs already is used; otherwise one is started for this study alone, and ended with it.
     """
@@ -120,38 +119,25 @@ def multi_process_service() -> Generator[bool, None, None]:
         yield False
         return
     with tempfile.TemporaryDirectory(prefix="equipoise-mps-", ignore_cleanup_errors=True) as folder:
-        places = {PIPE: f"{folder}/pipe", LOG: f"{folder}/log"}
-        for place in places.values():
-            Path(place).mkdir()
-        with _environment(places):
-            started = subprocess.run([CONTROL, "-d"], capture_output=True, check=False).returncode == 0
-            if not started:
-                yield False
-                return
-            try:
-                yield True
-            finally:
+        before = {name: os.environ.get(name) for name in (PIPE, LOG)}
+        os.environ |= {PIPE: f"{folder}/pipe", LOG: f"{folder}/log"}
+        for name in before:
+            Path(os.environ[name]).mkdir()
+        started = subprocess.run([CONTROL, "-d"], capture_output=True, check=False).returncode == 0
+        try:
+            yield started
+        finally:
+            if started:
                 subprocess.run([CONTROL], input=b"quit\n", capture_output=True, check=False)
+            for name, value in before.items():
+                del os.environ[name]
+                os.environ |= {} if value is None else {name: value}
 
 
 def environment_for(gpu: int | None) -> dict[str, str]:
-    """What a process has to be told that uses GPUs: the service, and which of several GPUs is its own; None for all."""
-    told = {name: os.environ[name] for name in (PIPE, LOG) if name in os.environ}
+    """Return the environment of a process that uses GPUs: the service, and its own of several GPUs; None for all."""
+    environment = {name: os.environ[name] for name in (PIPE, LOG) if name in os.environ}
     if gpu is not None:
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        told["CUDA_VISIBLE_DEVICES"] = seen.split(",")[gpu] if seen else str(gpu)
-    return told
-
-
-@contextmanager
-def _environment(words: Mapping[str, str]) -> Generator[None, None, None]:
-    before = {name: os.environ.get(name) for name in words}
-    os.environ.update(words)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
+    return environment

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from equipoise.study import store as stores
-from equipoise.study.store import Store, is_of_the_disk
+from equipoise.study.store import Store, is_disk_error
 
 
 def row(number: int) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_two_studies_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.M
     other.start()
     assert ready.wait(20)
     with monkeypatch.context() as patch:
-        patch.setattr(stores, "PATIENCE", 0.0)
+        patch.setattr(stores, "LOCK_SECONDS", 0.0)
         with pytest.raises(ValueError, match=r"another study is running in .*choose another"), Store(tmp_path).locked():
             pass
     done.set()
@@ -157,4 +157,4 @@ def test_folders_of_runs(tmp_path: Path) -> None:
     ],
 )
 def test_only_errors_of_the_disk_end_a_study(found: Exception, *, disk: bool) -> None:
-    assert is_of_the_disk(found, Path("runs/one")) is disk
+    assert is_disk_error(found, Path("runs/one")) is disk

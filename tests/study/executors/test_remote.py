@@ -11,9 +11,9 @@ pytest.importorskip("submitit")
 
 from equipoise.data.sets.generated import two_sensors
 from equipoise.data.source import DataSet
-from equipoise.study.executors import answer
-from equipoise.study.executors.errand import Errand, Outcome
-from equipoise.study.executors.slurm_hands import EPOCHS, SUBMITTED, SlurmHands, Task
+from equipoise.study.executors import remote
+from equipoise.study.executors.remote import RemoteResult, RemoteTask
+from equipoise.study.executors.slurm import EPOCHS, SUBMITTED, ArrayTask, SlurmExecutor
 from equipoise.study.job import Job, run_job
 from equipoise.study.registry import entries
 from equipoise.study.store import Store
@@ -32,7 +32,7 @@ def small() -> Job:
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path]:
     """A task that was done in this process."""
     job, folder = small(), tmp_path_factory.mktemp("run")
-    assert Task(Errand(run_job, job, job.facts(), folder))() is None
+    assert ArrayTask(RemoteTask(run_job, job, job.facts(), folder))() is None
     return job, folder
 
 
@@ -48,31 +48,31 @@ class Harmful:
 
 def test_an_answer_is_read_as_it_was_given(done: tuple[Job, Path]) -> None:
     job, folder = done
-    kind, row = answer.take(folder, job)
+    kind, row = remote.read_result(folder, job)
     assert kind == "done"
     assert row["config"] == job.config
-    assert row == json.loads((folder / answer.ANSWER).read_text())["content"]
-    (record,), end = answer.epochs_after(folder, EPOCHS, 0)
+    assert row == json.loads((folder / remote.RESULT).read_text())["content"]
+    (record,), end = remote.read_epochs(folder, EPOCHS, 0)
     assert record["epoch"] == 1
     assert end == (folder / EPOCHS).stat().st_size
-    assert answer.epochs_after(folder, EPOCHS, end) == ([], end)
+    assert remote.read_epochs(folder, EPOCHS, end) == ([], end)
 
 
 @pytest.mark.parametrize("kind", ["failed", "unwritable"])
 def test_a_reason_is_read_as_it_was_given(kind: str, tmp_path: Path) -> None:
-    answer.give(tmp_path, Outcome(kind, {"reason": "no ünits"}, {}))
-    assert answer.take(tmp_path, small()) == (kind, {"reason": "no ünits"})
-    answer.forget(tmp_path)
-    assert not answer.is_given(tmp_path)
+    remote.write_result(tmp_path, RemoteResult(kind, {"reason": "no ünits"}, {}))
+    assert remote.read_result(tmp_path, small()) == (kind, {"reason": "no ünits"})
+    remote.remove_result(tmp_path)
+    assert not remote.has_result(tmp_path)
 
 
 @pytest.mark.parametrize("fact", ["config", "seed", "split", "params", "run", "method", "validation"])
 def test_the_row_of_another_run_is_refused(fact: str, done: tuple[Job, Path], tmp_path: Path) -> None:
     job, folder = done
-    _, row = answer.take(folder, job)
-    answer.give(tmp_path, Outcome("done", {**row, fact: "another"}, {}))
+    _, row = remote.read_result(folder, job)
+    remote.write_result(tmp_path, RemoteResult("done", {**row, fact: "another"}, {}))
     with pytest.raises(BadInput, match=f"found another.* {fact}"):
-        answer.take(tmp_path, job)
+        remote.read_result(tmp_path, job)
 
 
 @pytest.mark.parametrize(
@@ -90,20 +90,20 @@ def test_the_row_of_another_run_is_refused(fact: str, done: tuple[Job, Path], tm
         b'{"kind": ["failed"], "content": {}}',
         b'{"kind": "failed", "content": {"reason": 3}}',
         b'{"kind": "failed", "content": "because"}',
-        pickle.dumps(Outcome("failed", {}, {})),
+        pickle.dumps(RemoteResult("failed", {}, {})),
     ],
 )
 def test_what_is_no_answer_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / answer.ANSWER).write_bytes(content)
+    (tmp_path / remote.RESULT).write_bytes(content)
     with pytest.raises(BadInput, match=r"answer\.json: expected"):
-        answer.take(tmp_path, small())
+        remote.read_result(tmp_path, small())
 
 
 def test_an_answer_is_read_with_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "LARGEST", 100)
-    answer.give(tmp_path, Outcome("failed", {"reason": "x" * 200}, {}))
+    monkeypatch.setattr(remote, "LARGEST", 100)
+    remote.write_result(tmp_path, RemoteResult("failed", {"reason": "x" * 200}, {}))
     with pytest.raises(BadInput, match="at most 100 bytes"):
-        answer.take(tmp_path, small())
+        remote.read_result(tmp_path, small())
 
 
 @pytest.mark.parametrize(
@@ -112,18 +112,18 @@ def test_an_answer_is_read_with_bounds(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_is_no_epoch_is_refused(line: str, tmp_path: Path) -> None:
     (tmp_path / EPOCHS).write_text(f"{line}\n")
     with pytest.raises(BadInput, match=r"epochs\.jsonl: expected"):
-        answer.epochs_after(tmp_path, EPOCHS, 0)
+        remote.read_epochs(tmp_path, EPOCHS, 0)
 
 
 def test_an_epoch_of_sensors_that_train_alone_has_no_fused_accuracy(tmp_path: Path) -> None:
     (tmp_path / EPOCHS).write_text('{"epoch": 1, "validation": {"audio": 0.5}}\n')
-    (record,), _ = answer.epochs_after(tmp_path, EPOCHS, 0)
+    (record,), _ = remote.read_epochs(tmp_path, EPOCHS, 0)
     assert record["validation"] == {"audio": 0.5}
 
 
 def test_half_a_line_is_left_for_later(tmp_path: Path) -> None:
     (tmp_path / EPOCHS).write_text('{"epoch": 1, "validation": {"fused": 0.5}}\n{"epo')
-    (record,), end = answer.epochs_after(tmp_path, EPOCHS, 0)
+    (record,), end = remote.read_epochs(tmp_path, EPOCHS, 0)
     assert (record["epoch"], end) == (1, 43)
 
 
@@ -136,17 +136,17 @@ def test_pickles_in_the_folder_of_a_study_are_left_alone(place: str, tmp_path: P
     (out / "slurm" / SUBMITTED).write_text(json.dumps(row) + "\n")
     for name in ("77_0_result.pkl", "77_submitted.pkl"):
         (laid / name).write_bytes(pickle.dumps(Harmful(mark)))
-    answer.forget(folder := Store(out).run_folder(job.config))
+    remote.remove_result(folder := Store(out).run_folder(job.config))
     folder.mkdir(parents=True)
-    (folder / answer.ANSWER).write_bytes(pickle.dumps(Harmful(mark)))
-    hands = SlurmHands(pytest.fail, Store(out), cluster="local")
-    hands.start(job)
+    (folder / remote.RESULT).write_bytes(pickle.dumps(Harmful(mark)))
+    executor = SlurmExecutor(pytest.fail, {}, Store(out), cluster="local")
+    executor.start(job)
     if place:  # found again, with an answer that is none
         with pytest.raises(BadInput, match=r"answer\.json: expected JSON"):
-            list(hands.news())
+            list(executor.events())
     else:  # to be submitted anew, in a folder of another name
-        assert hands.busy
-        assert not hands._watched
+        assert executor.busy
+        assert not executor._watched
     assert not mark.exists()
 
 
@@ -164,11 +164,11 @@ def test_pickles_in_the_folder_of_a_study_are_left_alone(place: str, tmp_path: P
     ],
 )
 def test_numbers_of_tasks_are_numbers(row: Any, tmp_path: Path) -> None:
-    hands = SlurmHands(pytest.fail, Store(tmp_path), cluster="local")
+    executor = SlurmExecutor(pytest.fail, {}, Store(tmp_path), cluster="local")
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / SUBMITTED).write_text(json.dumps(row) + "\n")
     with pytest.raises(BadInput, match=r"submitted\.jsonl: expected the number of a task"):
-        hands.start(small())
+        executor.start(small())
 
 
 def test_nothing_is_read_or_written_through_a_link(tmp_path: Path) -> None:
@@ -178,34 +178,34 @@ def test_nothing_is_read_or_written_through_a_link(tmp_path: Path) -> None:
     (out / "slurm").mkdir(parents=True)
     (out / "slurm" / SUBMITTED).symlink_to(victim)
     with pytest.raises(BadInput, match="found a link"):
-        SlurmHands(pytest.fail, Store(out), cluster="local").start(job)
+        SlurmExecutor(pytest.fail, {}, Store(out), cluster="local").start(job)
     folder = tmp_path / "run"
     folder.mkdir()
-    for name in (EPOCHS, answer.ANSWER):
+    for name in (EPOCHS, remote.RESULT):
         (folder / name).symlink_to(victim)
     with pytest.raises(BadInput, match="found a link"):
-        Task(Errand(pytest.fail, job, job.facts(), folder))()
+        ArrayTask(RemoteTask(pytest.fail, job, job.facts(), folder))()
     with pytest.raises(BadInput, match="found a link"):
-        answer.take(folder, job)
+        remote.read_result(folder, job)
     assert victim.read_text() == "{}\n"
 
 
 @pytest.mark.slow
 def test_a_study_of_processes_collects_plain_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.study.executors.slurm_hands.TICK", 0.05)
+    monkeypatch.setattr("equipoise.study.executors.slurm.TICK", 0.05)
     monkeypatch.setattr("pickle.load", pytest.fail)
     job = small_of_a_name()
-    with SlurmHands(run_job, Store(tmp_path), cluster="local") as hands:
-        hands.start(job)
+    with SlurmExecutor(run_job, {}, Store(tmp_path), cluster="local") as executor:
+        executor.start(job)
         heard, tasks = [], []
-        while hands.busy:
-            for _, kind, content in hands.news():
+        while executor.busy:
+            for _, kind, content in executor.events():
                 heard.append((kind, content))
-                tasks += [each.task for each in hands._watched.values()]
+                tasks += [each.task for each in executor._watched.values()]
     tasks[0]._process.wait()
     assert [kind for kind, _ in heard] == ["epoch", "done"]
     assert heard[-1][1]["config"] == job.config
-    assert not answer.is_given(Store(tmp_path).run_folder(job.config))
+    assert not remote.has_result(Store(tmp_path).run_folder(job.config))
 
 
 def small_of_a_name() -> Job:

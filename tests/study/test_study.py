@@ -23,10 +23,11 @@ from equipoise.data.source import DataSet, all_data
 from equipoise.measure.timing import PROTOCOL
 from equipoise.study import store as stores
 from equipoise.study.diagnose import diagnose
-from equipoise.study.job import Job, Measure, _finite, keep_traceback, run_job
+from equipoise.study.executors.local import import_libraries
+from equipoise.study.job import Job, Measure, finite, run_job, save_traceback
 from equipoise.study.registry import all_methods, entries
 from equipoise.study.store import Store
-from equipoise.study.study import _import_for_all, plan, run_study
+from equipoise.study.study import plan, run_study
 from equipoise.study.tuning import headline, trials, tune
 from equipoise.training.step import TrainingStep
 from equipoise.util.errors import FailedRuns
@@ -76,7 +77,7 @@ def check_rows(folder: Path, expected: dict[str, dict[str, Any]]) -> None:
 def test_killed_at_ten_random_moments_a_study_comes_to_the_same_rows(
     undisturbed: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    _import_for_all()  # so that a study begins at once, and is killed at work
+    import_libraries()  # so that a study begins at once, and is killed at work
     moments, context, kills, studies = random.Random(0), mp.get_context("fork"), 0, 0
     while kills < 10:
         folder, runs_began = tmp_path / str(studies), context.Event()
@@ -116,7 +117,7 @@ def endless(folder: Path, runs_began: Any) -> None:
 
 @pytest.mark.slow
 def test_runs_do_not_outlive_a_killed_study(tmp_path: Path) -> None:
-    _import_for_all()
+    import_libraries()
     context = mp.get_context("fork")
     runs_began = context.Event()
     process = context.Process(target=endless, args=(tmp_path, runs_began))
@@ -181,7 +182,7 @@ def test_a_row_of_another_process_is_the_row_of_this_one(
 
 
 def test_what_json_has_no_number_for_is_none() -> None:
-    assert _finite({"a": float("nan"), "b": {"c": float("inf"), "d": 1.5, "e": "x"}}) == {
+    assert finite({"a": float("nan"), "b": {"c": float("inf"), "d": 1.5, "e": "x"}}) == {
         "a": None,
         "b": {"c": None, "d": 1.5, "e": "x"},
     }
@@ -349,11 +350,11 @@ def test_failed_runs_are_reported_and_the_others_kept(tmp_path: Path, monkeypatc
 
 
 def test_the_traceback_of_an_encoder_of_ones_own_leads_into_its_code(tmp_path: Path) -> None:
-    jobs, splits = plan(entries(["msl"], ["encoder=test_study.Broken", "epochs=1"]), DATA, [0], [None])
+    jobs, splits = plan(entries(["msl"], ["encoder=study.test_study.Broken", "epochs=1"]), DATA, [0], [None])
     with pytest.raises(FailedRuns) as found:
         run_study(jobs, splits, Store(tmp_path))
     kept = Store(tmp_path).run_folder(jobs[0].config) / "error.txt"
-    told = "msl, seed 0: encoder of 'easy', 'test_study.Broken', for inputs of shape (8,): of no use"
+    told = "msl, seed 0: encoder of 'easy', 'study.test_study.Broken', for inputs of shape (8,): of no use"
     assert str(found.value).startswith(told)
     assert str(found.value).endswith(f"; traceback in {kept}")
     assert 'raise LookupError("of no use")' in kept.read_text(encoding="utf-8")
@@ -370,7 +371,7 @@ def test_a_link_in_place_of_the_traceback_is_not_followed(tmp_path: Path) -> Non
     (tmp_path / "run").mkdir()
     (tmp_path / "precious").write_text("here first")
     (tmp_path / "run" / "error.txt").symlink_to(tmp_path / "precious")
-    keep_traceback(RuntimeError("no luck: \udcff"), tmp_path / "run")
+    save_traceback(RuntimeError("no luck: \udcff"), tmp_path / "run")
     assert (tmp_path / "precious").read_text() == "here first"
     assert (tmp_path / "run" / "error.txt").read_text().endswith("RuntimeError: no luck: \\udcff\n")
 
@@ -388,7 +389,7 @@ def test_half_a_message_is_a_death_too(tmp_path: Path, monkeypatch: pytest.Monke
         os._exit(1)
 
     jobs, splits = jobs_of("msl")
-    monkeypatch.setattr("equipoise.study.executors.hands._work", die)
+    monkeypatch.setattr("equipoise.util.pool._serve", die)
     with pytest.raises(FailedRuns, match="ended without a word"):
         run_study(jobs, splits, Store(tmp_path))
 
@@ -433,11 +434,10 @@ def test_runs_can_be_spawned_as_a_gpu_wants_it(tmp_path: Path, monkeypatch: pyte
     chosen = entries(["msl", "ogmge"], SHORT)
     jobs, splits = plan(chosen, all_data()["generated"], [0], [None], measure="quick")
     forked = run_study(jobs, splits, Store(tmp_path / "forked"))
-    monkeypatch.setattr("equipoise.study.study._wants_cuda", lambda _: True)
+    monkeypatch.setattr("equipoise.study.executors.local._use_cuda", lambda _: True)
     started: list[int] = []
     monkeypatch.setattr(
-        "equipoise.study.executors.hands.start_without_sigint",
-        lambda process: (process.start(), started.append(process.pid)),
+        "equipoise.util.pool.start_without_sigint", lambda process: (process.start(), started.append(process.pid))
     )
     spawned = run_study(jobs, splits, Store(tmp_path / "spawned"), workers=1)
     assert [results(row) for row in forked] == [results(row) for row in spawned]
