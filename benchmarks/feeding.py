@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from equipoise import MIMO, MSL, Balancer
-from equipoise.data.feed import share_of_rank
+from equipoise.data.feed import micro_batches
 from equipoise.data.prepare.original import Clip, Clips, Field, Original, Protocol
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.prepare.prepared import Prepared
@@ -77,7 +77,7 @@ def steps_alone(splits: Splits, make: type[Balancer], settings: Settings, epochs
     ready = Splits("ready", made, made, made, splits.classes)
     run = Run(ready, make(), settings.changed({"capture": True}))
     run.model.train()
-    pieces = share_of_rank(torch.arange(settings.batch), 0, 1, 1)
+    pieces = micro_batches(torch.arange(settings.batch), 0, 1, 1)
     rows = torch.arange(settings.batch, device="cuda")
     found = []
     for _ in range(epochs):

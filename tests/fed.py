@@ -19,4 +19,4 @@ def training(feed: Feed, rows: Sequence[Tensor], epoch: int = 0, first: int = 0)
     """
     for number, batch in enumerate(feed.batches(rows[first:]), first):
         feed.seed_views(epoch, number)
-        yield feed.made(batch)
+        yield feed.make(batch)

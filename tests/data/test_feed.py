@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from equipoise.data import Part
-from equipoise.data.feed import Feed, Mode, Piece, epoch_rows, share_of_rank
+from equipoise.data.feed import Feed, MicroBatch, Mode, epoch_rows, micro_batches
 from equipoise.data.views import VideoFrames
 from fed import training
 
@@ -35,8 +35,8 @@ def test_resident_and_streamed_are_the_same(mode: Mode, tmp_path: Path) -> None:
     assert all(torch.equal(one.inputs["video"], two.inputs["video"]) for one, two in zip(found, other, strict=True))
     again = list(training(feed, rows, epoch=3))
     assert not torch.equal(found[0].inputs["video"], again[0].inputs["video"])  # another epoch, other crops
-    fixed = torch.cat([each.inputs["video"] for each in feed.fixed(9)])
-    torch.testing.assert_close(fixed, part.solid().ready().inputs["video"])
+    fixed = torch.cat([each.inputs["video"] for each, _ in feed.evaluation_batches(9)])
+    torch.testing.assert_close(fixed, part.in_memory().ready().inputs["video"])
 
 
 @pytest.mark.parametrize("mode", ["resident", "streamed"])
@@ -68,13 +68,13 @@ def test_what_breaks_in_a_reader_is_heard(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2, 6, 8, 16, 57])
 def test_processes_together_take_every_sample_once_and_weigh_alike(count: int, micro: int, ranks: int) -> None:
     rows, values = torch.randperm(count), torch.randn(count, dtype=torch.float64)
-    shares = [share_of_rank(rows, rank, ranks, micro) for rank in range(ranks)]
+    shares = [micro_batches(rows, rank, ranks, micro) for rank in range(ranks)]
     assert len({len(share) for share in shares}) == 1  # they meet as often
     assert all(len(piece.rows) for share in shares for piece in share)
     taken = [piece.rows for share in shares for piece in share if piece.weight > 0]
     assert sorted(torch.cat(taken).tolist()) == list(range(count))
 
-    def mean(pieces: list[Piece], weights: list[float]) -> float:
+    def mean(pieces: list[MicroBatch], weights: list[float]) -> float:
         each = [weight * values[piece.rows].mean() for piece, weight in zip(pieces, weights, strict=True)]
         return float(torch.stack(each).sum()) / ranks
 
@@ -88,7 +88,7 @@ def test_processes_together_take_every_sample_once_and_weigh_alike(count: int, m
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_processes_together_look_at_every_sample_once(ranks: int) -> None:
     part = Part({"a": torch.arange(10)}, torch.arange(10))
-    found = [list(Feed(part, "cpu", rank=rank, ranks=ranks).own_fixed(4)) for rank in range(ranks)]
+    found = [list(Feed(part, "cpu", rank=rank, ranks=ranks).evaluation_batches(4)) for rank in range(ranks)]
     assert len({len(each) for each in found}) == 1
     labels = [some.label for each in found for some, counts in each if counts]
     assert sorted(torch.cat(labels).tolist()) == list(range(10))

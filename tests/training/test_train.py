@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from equipoise import AGM, MIMO, MSES, MSL, OGM, OGMGE, Balancer, MMPareto, Unimodal
 from equipoise.data import Part, Splits
-from equipoise.data.feed import Feed, epoch_rows, share_of_rank
+from equipoise.data.feed import Feed, epoch_rows, micro_batches
 from equipoise.data.sets.generated import two_sensors
 from equipoise.training.optimisers import make_optimizer, make_schedule
 from equipoise.training.settings import Settings
@@ -204,7 +204,7 @@ def test_a_last_batch_of_one_is_left_out(samples: int, size: int, expected: list
 
 def test_micro_batches_hold_every_sample_once() -> None:
     for count in (1, 2, 3, 20):
-        sizes = [len(each.rows) for each in share_of_rank(torch.arange(10), micro=count)]
+        sizes = [len(each.rows) for each in micro_batches(torch.arange(10), micro=count)]
         found = [each.label for each in split(part(10), sizes)]
         assert [len(each) for each in found] == sizes
         assert torch.cat(found).tolist() == list(range(10))

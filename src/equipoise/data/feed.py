@@ -1,4 +1,4 @@
-"""Bringing batches to the device: from memory there, or streamed from the memory map by threads that read ahead.
+"""Batches on the device: gathered there, or streamed from the memory map by threads that read ahead.
 
 Threads and not processes: gathering rows runs outside of Python's lock, and a batch need not pass through a pipe.
 """
@@ -17,7 +17,7 @@ from equipoise.data.splits import Part
 
 Mode = Literal["auto", "resident", "streamed"]
 Batch: TypeAlias = "Tensor | Part"
-"""A batch before it is made: the numbers of its rows, where the data is on the device, or its samples as stored."""
+"""A batch before its views: the numbers of its rows, where the data is on the device, or its samples as stored."""
 
 READERS = 4
 AHEAD = 2  # batches in hand per reader
@@ -25,24 +25,22 @@ SHARE = 0.5  # of the device's free memory that data may take: the rest is the m
 
 
 def epoch_rows(count: int, size: int, shuffle: torch.Generator) -> list[Tensor]:
-    """Every sample once, in a new order, in batches.
+    """Return the rows of every sample once, in a new order, in batches.
 
     A last batch of one is left out, since it has no batch statistics, unless one is all there is or what was asked for.
     """
-    found = list(torch.randperm(count, generator=shuffle).split(size))
-    if len(found[-1]) == 1 and count > 1 and size > 1:
-        found.pop()
-    return found
+    batches = list(torch.randperm(count, generator=shuffle).split(size))
+    return batches[:-1] if len(batches[-1]) == 1 and count > 1 and size > 1 else batches
 
 
-class Piece(NamedTuple):
-    """What one of several processes takes of a micro-batch.
+class MicroBatch(NamedTuple):
+    """The rows of a micro-batch that one of several processes takes.
 
     The mean of a gradient over processes is that of the whole batch where each multiplies its own by `weight`, and the
     mean of a loss that of the whole micro-batch where it counts as `share`: they may have unequal numbers of samples.
 
     Args:
-        rows: Which samples.
+        rows: The samples.
         weight: Processes × samples here / samples of the batch.
         share: Processes × samples here / samples of the micro-batch.
     """
@@ -52,39 +50,39 @@ class Piece(NamedTuple):
     share: float = 1.0
 
 
-def share_of_rank(rows: Tensor, rank: int = 0, ranks: int = 1, micro: int = 1) -> list[Piece]:
-    """What one of several processes takes of a batch, in micro-batches: together they take every sample once.
+def micro_batches(rows: Tensor, rank: int = 0, ranks: int = 1, micro: int = 1) -> list[MicroBatch]:
+    """Return the micro-batches that one of several processes takes of a batch: together they take every sample once.
 
-    All have the same number of pieces, and none an empty one, since they meet in every step: where there are fewer
-    samples than processes, some take a sample that counts for nothing.
+    All have the same number of micro-batches, and none an empty one, since they communicate in every step: where there
+    are fewer samples than processes, some take a sample that counts for nothing.
 
     Args:
         rows: Of the batch, whatever the number of processes.
-        rank: Which process.
-        ranks: How many there are.
+        rank: Of the process.
+        ranks: Number of processes.
         micro: Micro-batches of the batch.
     """
     pieces = []
     for whole in rows.chunk(micro):
         own = whole.tensor_split(ranks)[rank]
         counted = ranks * len(own)
-        pieces.append(Piece(own if len(own) else whole[:1], counted / len(rows), counted / len(whole)))
+        pieces.append(MicroBatch(own if len(own) else whole[:1], counted / len(rows), counted / len(whole)))
     return pieces
 
 
 @final
 class Feed:
-    """Gives batches of a part on a device, as encoders read them.
+    """Provides batches of a part on a device, as encoders read them.
 
     Args:
         part: The samples.
-        device: Where batches are wanted.
+        device: The device of the batches.
         mode: "resident": the part is moved to the device once, as it is stored, and batches are gathered there.
             "streamed": it stays where it is, usually on disk. "auto": resident where it fits.
-        seed: Of the random views of training: a batch's depend on this, the epoch, its number, and which of several
-            processes takes it, and on nothing else.
-        rank: Which process this is.
-        ranks: How many train together.
+        seed: Of the random views of training: those of a batch depend on this, the epoch, its number, and the process
+            that takes it, and on nothing else.
+        rank: Of this process.
+        ranks: Number of processes that train together.
     """
 
     def __init__(
@@ -98,88 +96,69 @@ class Feed:
     def __len__(self) -> int:
         return len(self.part)
 
-    def fixed(self, batch: int) -> Iterator[Part]:
-        """All samples in order, in the fixed view of evaluation."""
-        for some in self.batches(list(torch.arange(len(self.part)).split(batch))):
-            yield self.made(some, at_random=False)
-
-    def own_fixed(self, batch: int) -> Iterator[tuple[Part, bool]]:
-        """What this process takes of all samples, in order, in the fixed view, and whether it counts.
+    def evaluation_batches(self, batch: int) -> Iterator[tuple[Part, bool]]:
+        """Yield the batches of this process of all samples, in order, in the fixed view, and whether each counts.
 
         Args:
             batch: Samples of all processes together.
         """
-        pieces = [
-            piece
-            for rows in torch.arange(len(self.part)).split(batch)
-            for piece in share_of_rank(rows, self.rank, self.ranks)
-        ]
-        found = self.batches([piece.rows for piece in pieces])
-        for piece, some in zip(pieces, found, strict=True):
-            yield self.made(some, at_random=False), piece.weight > 0
+        batches = torch.arange(len(self.part)).split(batch)
+        shares = [share for rows in batches for share in micro_batches(rows, self.rank, self.ranks)]
+        for share, stored in zip(shares, self.batches([share.rows for share in shares]), strict=True):
+            yield self.make(stored, at_random=False), share.weight > 0
 
     def batches(self, rows: Sequence[Tensor]) -> Iterator[Batch]:
-        """The batches of these rows, each on the device and still to be made."""
-        return self._numbers(rows) if self.resident else self._streamed(rows)
+        """Yield the batches of these rows on the device, for `make`."""
+        if not self.resident:
+            yield from self._streamed(rows)
+        elif rows:
+            whole = torch.cat(list(rows)).to(self.part.label.device)  # in one go: every such copy waits for the device
+            yield from whole.split([len(some) for some in rows])
 
     def seed_views(self, epoch: int, number: int) -> None:
-        """Let the next batch that is made be number so-and-so of an epoch."""
+        """Seed the random views of the next batch by the epoch and its number."""
         self.random.manual_seed(self.seed_of(epoch, number))
 
     def seed_of(self, epoch: int, number: int) -> int:
-        """A seed for one batch of this process."""
-        return mixed(self.seed, epoch, number, *([self.rank] if self.rank else []))
+        """Return a seed for one batch of this process."""
+        return mix_seeds(self.seed, epoch, number, *([self.rank] if self.rank else []))
 
-    def made(self, batch: Batch, *, at_random: bool = True) -> Part:
-        """A batch as encoders read it: gathered where only its rows are known, then viewed."""
+    def make(self, batch: Batch, *, at_random: bool = True) -> Part:
+        """Return a batch as encoders read it: gathered where only its rows are known, then viewed."""
         stored = self.part.take(batch) if isinstance(batch, Tensor) else batch
         return stored.ready(self.random if at_random else None)
 
-    def _numbers(self, rows: Sequence[Tensor]) -> Iterator[Tensor]:
-        if rows:
-            whole = torch.cat(list(rows)).to(self.part.label.device)  # in one go: every such copy waits for the device
-            yield from whole.split([len(each) for each in rows])
-
     def _streamed(self, rows: Sequence[Tensor]) -> Iterator[Part]:
-        pinned = self.device.type == "cuda"
+        def gather(some: Tensor) -> Part:
+            batch = self.part.take(some)
+            return batch.apply(Tensor.pin_memory) if self.device.type == "cuda" else batch
+
+        def send(batch: Future[Part]) -> Part:
+            return batch.result().apply(lambda array: array.to(self.device, non_blocking=True))
+
         waiting: deque[Future[Part]] = deque()
         with ThreadPoolExecutor(READERS, thread_name_prefix="feed") as readers:
             try:
-                for number, each in enumerate(rows):
-                    waiting.append(readers.submit(_gathered, self.part, each, pinned))
+                for number, some in enumerate(rows):
+                    waiting.append(readers.submit(gather, some))
                     if number >= READERS * AHEAD:
-                        yield _sent(waiting.popleft().result(), self.device)
+                        yield send(waiting.popleft())
                 while waiting:
-                    yield _sent(waiting.popleft().result(), self.device)
+                    yield send(waiting.popleft())
             finally:  # the loop may end early
                 for late in waiting:
                     late.cancel()
 
 
 def fits(part: Part, device: torch.device) -> bool:
-    """Whether a part may stay on a device: on the CPU what is in memory already, on a GPU what half of it can hold."""
+    """Return whether a part may stay on a device: on the CPU if it is in memory, on a GPU if half of that holds it."""
     if device.type != "cuda":
         return part.rows is None
     return part.bytes <= SHARE * torch.cuda.mem_get_info(device)[0]
 
 
-def _gathered(part: Part, rows: Tensor, pinned: bool) -> Part:
-    some = part.take(rows)
-    if not pinned:
-        return some
-    group = None if some.group is None else some.group.pin_memory()
-    inputs = {name: array.pin_memory() for name, array in some.inputs.items()}
-    return Part(inputs, some.label.pin_memory(), group, views=some.views)
-
-
-def _sent(part: Part, device: torch.device) -> Part:
-    group = None if part.group is None else part.group.to(device, non_blocking=True)
-    inputs = {name: array.to(device, non_blocking=True) for name, array in part.inputs.items()}
-    return Part(inputs, part.label.to(device, non_blocking=True), group, views=part.views)
-
-
-def mixed(*numbers: int) -> int:
-    """One seed from several."""
+def mix_seeds(*numbers: int) -> int:
+    """Return one seed made of several numbers."""
     seed = 0
     for number in numbers:
         seed = (seed * 1_000_003 + number + 1) % 2**63

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -45,30 +45,33 @@ class Part:
         return len(self.label)
 
     def take(self, rows: Tensor) -> Part:
-        """The samples of these rows, by number or by a mask."""
+        """Return the samples of these rows, by number or by a mask."""
         group = None if self.group is None else self.group[rows]
         stored = rows if self.rows is None else self.rows[rows]
         inputs = {name: array[stored] for name, array in self.inputs.items()}
         return Part(inputs, self.label[rows], group, views=self.views)
 
-    def to(self, device: torch.device | str) -> Part:
-        """The same samples on another device."""
-        own = self.solid()
-        group = None if own.group is None else own.group.to(device)
-        inputs = {name: array.to(device) for name, array in own.inputs.items()}
-        return Part(inputs, own.label.to(device), group, views=own.views)
+    def apply(self, function: Callable[[Tensor], Tensor]) -> Part:
+        """Return a part with a function applied to every tensor of this one, whose inputs are its own."""
+        inputs = {name: function(array) for name, array in self.inputs.items()}
+        group = None if self.group is None else function(self.group)
+        return Part(inputs, function(self.label), group, views=self.views)
 
-    def solid(self) -> Part:
-        """The same samples with inputs of their own, read whole."""
+    def to(self, device: torch.device | str) -> Part:
+        """Return the same samples on another device."""
+        return self.in_memory().apply(lambda array: array.to(device))
+
+    def in_memory(self) -> Part:
+        """Return the same samples with inputs of their own, read whole."""
         return self if self.rows is None else self.take(torch.arange(len(self)))
 
     @property
     def bytes(self) -> int:
-        """How much memory the samples take, as they are stored."""
+        """The memory that the samples take, as they are stored."""
         return sum(len(self) * array[:1].nbytes for array in self.inputs.values())
 
     def ready(self, random: torch.Generator | None = None) -> Part:
-        """The same samples as encoders read them.
+        """Return the same samples as encoders read them.
 
         Args:
             random: Draws frames, crops and flips for training; None for the fixed view of evaluation.
@@ -213,7 +216,7 @@ class Splits:
         digest = hashlib.sha256(self.source.encode())
         for name, part in self.parts.items():
             digest.update(name.encode())
-            inputs = {} if self.source else part.solid().inputs  # what was prepared has a fingerprint already
+            inputs = {} if self.source else part.in_memory().inputs  # what was prepared has a fingerprint already
             own = {" label": part.label, " group": part.group, " rows": part.rows if self.source else None}
             columns = {**inputs, **own}  # no modality starts with a space
             for key, array in sorted(columns.items()):

@@ -117,7 +117,7 @@ def evaluate_monitor(
         ValueError: If a sensor gives no floating-point numbers, or no stream is longer than a stretch.
     """
     raise_all(_problems(monitor, part, training, stretch))
-    ready = part.solid().ready()
+    ready = part.in_memory().ready()
     group = torch.zeros(len(part)) if ready.group is None else ready.group
     up, outcomes = [], {}
     for number in group.unique():

@@ -49,7 +49,7 @@ def training_statistics(train: Part) -> TrainingStatistics:
     if train.views:
         train = train.take(torch.linspace(0, len(train) - 1, min(len(train), SAMPLE)).long()).ready()
     # Lengths of ragged time are whole numbers.
-    arrays = {name: array for name, array in train.solid().inputs.items() if array.is_floating_point()}
+    arrays = {name: array for name, array in train.in_memory().inputs.items() if array.is_floating_point()}
     mean = {name: array.mean(dim=0) for name, array in arrays.items()}
     deviation = {name: x.std(dim=[0, *range(2, x.dim())], correction=0, keepdim=True)[0] for name, x in arrays.items()}
     return TrainingStatistics(mean, deviation)

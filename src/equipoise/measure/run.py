@@ -54,7 +54,7 @@ def measure_run(
         validation = _measure(model, splits.validation, with_protocols=with_protocols, train=None, batch=batch)
         test = _measure(model, splits.test, with_protocols=with_protocols, train=splits.train, batch=batch)
     if with_faults and _can_break(splits):
-        solid, training = splits.test.solid().ready(), training_statistics(splits.train)
+        solid, training = splits.test.in_memory().ready(), training_statistics(splits.train)
         test["faults"] = accuracy_under_faults(model, solid, training, seed, batch)
     return {"validation": validation, "test": test}
 

@@ -286,7 +286,7 @@ class _CaseBench:
         return list(rows.values())
 
     def _batch(self, number: int) -> Part:
-        return self.feed.made(self.batches[number])
+        return self.feed.make(self.batches[number])
 
     def _whole(self, row: BenchRow, way: str) -> float:
         """Milliseconds of a whole step, the median over epochs after the first."""

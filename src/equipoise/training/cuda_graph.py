@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.data.feed import Batch, Feed, Piece
+from equipoise.data.feed import Batch, Feed, MicroBatch
 from equipoise.data.splits import Part
 from equipoise.training.launch import precision_of
 from equipoise.training.settings import Settings
@@ -27,7 +27,7 @@ WARM_UP = 4
 LEAST_STEPS = 40
 """Steps below which capturing costs more than it saves."""
 
-Step: TypeAlias = "Callable[[Batch, Sequence[Piece]], None]"
+Step: TypeAlias = "Callable[[Batch, Sequence[MicroBatch]], None]"
 
 
 def why_not_captured(settings: Settings, device: torch.device, ranks: int, steps: int) -> str:
@@ -86,7 +86,7 @@ class CapturedStep:
         """True once steps are replayed."""
         return self._graph is not None
 
-    def __call__(self, batch: Batch, pieces: Sequence[Piece]) -> None:
+    def __call__(self, batch: Batch, pieces: Sequence[MicroBatch]) -> None:
         """Take one step.
 
         Args:
@@ -113,7 +113,7 @@ class CapturedStep:
         else:
             self._capture(batch, pieces)
 
-    def _capture(self, batch: Batch, pieces: Sequence[Piece]) -> None:
+    def _capture(self, batch: Batch, pieces: Sequence[MicroBatch]) -> None:
         generators = [self._feed.random, *self._balancer.generators()]
         try:
             graph = _Graph(self._step, batch, pieces, generators, self._stream)
@@ -137,7 +137,7 @@ class _Graph:
         self,
         step: Step,
         batch: Batch,
-        pieces: Sequence[Piece],
+        pieces: Sequence[MicroBatch],
         generators: Sequence[torch.Generator],
         stream: torch.cuda.Stream | None,
     ) -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
-from equipoise.data.feed import Batch, Feed, Piece
+from equipoise.data.feed import Batch, Feed, MicroBatch
 from equipoise.data.source import check_vocabulary
 from equipoise.data.splits import Part, Splits
 from equipoise.methods.agm import ApproximationWarning
@@ -69,7 +69,7 @@ class TrainingStep:
                 warnings.simplefilter("ignore", ApproximationWarning)  # the row says which form was taken
                 self.balancer.attach(self.model.model, optimizer=self.optimizer)
 
-    def __call__(self, batch: Batch, pieces: Sequence[Piece]) -> None:
+    def __call__(self, batch: Batch, pieces: Sequence[MicroBatch]) -> None:
         """Take the step.
 
         Args:
@@ -77,7 +77,7 @@ class TrainingStep:
             pieces: Its micro-batches, with their weights among those of all ranks.
         """
         self.model.sync_buffers()
-        part = self.feed.made(batch)
+        part = self.feed.make(batch)
         for piece, micro in zip(pieces, split(part, [len(piece.rows) for piece in pieces]), strict=True):
             with self.model.sync_gradients(last=piece is pieces[-1]):
                 with self._accelerator.autocast(), collectives.rank_weight(piece.share):
@@ -135,7 +135,7 @@ def evaluate(model: LateFusion, part: Part | Feed, batch: int = 1024) -> dict[st
     feed = part if isinstance(part, Feed) else Feed(part, part.label.device)
     sums: Losses = {}
     with evaluating(model), torch.no_grad():
-        for some, counts in feed.own_fixed(batch):
+        for some, counts in feed.evaluation_batches(batch):
             outputs = model(some.inputs)
             for name, loss in cross_entropies(outputs, some.label, "sum").items():
                 hits = (outputs[name].argmax(dim=1) == some.label).sum()

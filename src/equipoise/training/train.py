@@ -15,7 +15,7 @@ import torch
 
 from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
-from equipoise.data.feed import Feed, epoch_rows, mixed, share_of_rank
+from equipoise.data.feed import Feed, epoch_rows, micro_batches, mix_seeds
 from equipoise.data.splits import Splits
 from equipoise.models import LateFusion
 from equipoise.training import optimisers
@@ -181,14 +181,14 @@ class Run:
         state.shuffle_before = state.shuffle.get_state()
         rows = epoch_rows(len(self.feed), self.settings.batch, state.shuffle)
         micro = self.settings.accumulate
-        shares = [share_of_rank(batch, collectives.rank(), ranks, micro) for batch in rows[state.batch :]]
+        shares = [micro_batches(batch, collectives.rank(), ranks, micro) for batch in rows[state.batch :]]
         batches = self.feed.batches([torch.cat([piece.rows for piece in pieces]) for pieces in shares])
         self._whole = state.batch == 0  # no part of it was trained before the run was resumed
         state.started = time.perf_counter() - state.seconds_before
         for pieces, batch in zip(shares, batches, strict=True):
             self.feed.seed_views(state.epoch, state.batch)
             if ranks > 1:  # dropout draws differently on each, and does not depend on what came before
-                torch.manual_seed(mixed(self.feed.seed_of(state.epoch, state.batch), 1))
+                torch.manual_seed(mix_seeds(self.feed.seed_of(state.epoch, state.batch), 1))
             samples = len(rows[state.batch])
             with self.compiler.benchmarking(full=samples == self.settings.batch):
                 self.captured(batch, pieces)
@@ -204,7 +204,7 @@ class Run:
         rows = torch.linspace(0, len(self.feed) - 1, count).long()  # evenly spaced
         model = self.step.model.full_model().to(self.accelerator.device)
         with collectives.single_rank():
-            part = self.feed.made(next(iter(self.feed.batches([rows]))), at_random=False)
+            part = self.feed.make(next(iter(self.feed.batches([rows]))), at_random=False)
             optimisers.set_safe_rate(model, self.step.balancer, part, optimizer, self.settings)
         for group in optimizer.param_groups if collectives.size() > 1 else ():
             group["lr"] = broadcast(float(group["lr"]))

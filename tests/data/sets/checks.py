@@ -153,7 +153,7 @@ def check_it_trains(model: LateFusion, part: Part) -> None:
     before = [parameter.clone() for parameter in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for epoch in range(2):
-        ready = part.solid().ready(torch.Generator().manual_seed(epoch))
+        ready = part.in_memory().ready(torch.Generator().manual_seed(epoch))
         outputs = model(ready.inputs)
         loss = torch.stack([F.cross_entropy(logits, ready.label) for logits in outputs.values()]).sum()
         optimizer.zero_grad()

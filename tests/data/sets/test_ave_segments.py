@@ -224,7 +224,7 @@ def test_segments_prepared_and_trained(features: Path, tmp_path: Path) -> None:
     splits = prepared.splits()
     assert splits.shapes == {"audio": (128,), "video": (512, 7, 7)}
     assert {part: len(each) for part, each in splits.parts.items()} == {"train": 30, "validation": 20, "test": 10}
-    first = splits.train.solid().ready()
+    first = splits.train.in_memory().ready()
     assert first.inputs["audio"][0].tolist() == [float(number) for number in range(128)]
     assert first.label[:10].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 28]
     encoders = {"audio": MLP(128, 8, (16,)), "video": PooledMap(512, 8, (16,))}

@@ -282,7 +282,7 @@ def test_prepared_and_trained(tmp_path: Path) -> None:
     assert [name for name, _ in prepared.skipped] == ["lost[0]"]
     splits = prepared.splits()
     assert splits.shapes == {"text": (60,), "audio": (80, 60)}
-    train = splits.train.solid()
+    train = splits.train.in_memory()
     assert train.inputs["text"].dtype == torch.int16
     assert train.inputs["text"][0, :4].tolist() == [2, 2, 3, PADDING]
     assert train.inputs["text_length"].tolist() == [3, 4, 1]

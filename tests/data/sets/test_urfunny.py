@@ -225,7 +225,7 @@ def test_prepared_and_trained(tmp_path: Path) -> None:
     splits = prepared.splits()
     assert {part: len(each) for part, each in splits.parts.items()} == {"train": 4, "validation": 2, "test": 2}
     assert splits.shapes == {"vision": (371, 50), "audio": (81, 50), "text": (300, 50)}
-    valid = splits.validation.solid()
+    valid = splits.validation.in_memory()
     assert valid.inputs["text_length"].tolist() == [7, 4]
     assert valid.inputs["text"][0, :8, 0].tolist() == [3000.0 + step for step in range(7)] + [0.0]
     reported = prepared.splits("agm-valid")
