@@ -15,7 +15,16 @@ from torch import Tensor, nn
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.data.views import LogSTFT, Rescaled, TimeLast
-from equipoise.deploy import Deployable, ExportedModel, InputSpec, SavedModel, export, exporting, kept, load_saved_model
+from equipoise.deploy import (
+    Deployable,
+    ExportedModel,
+    InputSpec,
+    SavedModel,
+    export,
+    exporting,
+    load_saved_model,
+    saved_model,
+)
 from equipoise.deploy.card import card
 from equipoise.models import LateFusion
 from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, ResNet18
@@ -418,12 +427,12 @@ def test_what_does_not_name_one_run_is_refused(run_folder: Path, tmp_path: Path)
 
 
 def test_a_run_that_cannot_be_built_again_is_refused(run_folder: Path, tmp_path: Path) -> None:
-    content = json.loads((run_folder / kept.DESCRIPTION).read_text())
-    weights = (run_folder / kept.WEIGHTS).read_bytes()
+    content = json.loads((run_folder / saved_model.DESCRIPTION).read_text())
+    weights = (run_folder / saved_model.WEIGHTS).read_bytes()
 
     def opened(plain: Any, tensors: bytes = weights) -> SavedModel:
-        (tmp_path / kept.DESCRIPTION).write_text(plain if isinstance(plain, str) else json.dumps(plain))
-        (tmp_path / kept.WEIGHTS).write_bytes(tensors)
+        (tmp_path / saved_model.DESCRIPTION).write_text(plain if isinstance(plain, str) else json.dumps(plain))
+        (tmp_path / saved_model.WEIGHTS).write_bytes(tensors)
         return load_saved_model(tmp_path)
 
     assert opened(content).classes == ("0", "1", "2")
@@ -450,16 +459,16 @@ def test_trials_are_not_kept(tmp_path: Path) -> None:
     (entry,) = entries(["msl"], ["epochs=1", "features=4"])
     job = Job(entry, DataSet("own", lambda _: splits, 0, ""), None, 0, splits.fingerprint(), measure="validation")
     run_job(job, splits, tmp_path)
-    assert not (tmp_path / kept.DESCRIPTION).exists()
+    assert not (tmp_path / saved_model.DESCRIPTION).exists()
 
 
 def test_stored_data_whose_view_the_graph_cannot_do_is_taken_behind_it() -> None:
     plain = {"read": [1, 129, 11], "stored": [3000], "dtype": "int16", "ragged": False}
-    sound = kept._intake({**plain, "view": LogSTFT(2000, 256, 200).as_dict()})
+    sound = saved_model._input_spec({**plain, "view": LogSTFT(2000, 256, 200).as_dict()})
     assert sound.shape == (1, 129, 11)
     assert sound.dtype == torch.float32
     assert sound.before == LogSTFT(2000, 256, 200)
-    series = kept._intake(
+    series = saved_model._input_spec(
         {"read": [4, 9], "stored": [9, 4], "dtype": "float16", "ragged": True, "view": TimeLast().as_dict()}
     )
     assert (series.shape, series.dtype, series.steps, series.before) == ((9, 4), torch.float16, 9, None)

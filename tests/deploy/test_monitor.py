@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from equipoise.data.splits import Part
-from equipoise.deploy import SensorMonitor, evaluate_monitor, fit_monitor, trial
-from equipoise.deploy.charts import Limits, averaged, bound_for_the_next, statistics
+from equipoise.deploy import SensorMonitor, evaluate_monitor, fit_monitor, monitor_evaluation
+from equipoise.deploy.monitor import Limits, averaged, bound_for_the_next, statistics
 from equipoise.measure import training_statistics
 from equipoise.models import LateFusion
 from equipoise.models.encoders import MLP
@@ -163,7 +163,7 @@ def test_a_trial_counts_windows_to_the_first_alarm_and_who_was_named_there() -> 
     monitor, said = fitted(), streams(6, 10, seed=14)
     said[2:, :, 1] = said[2:, :1, 1]
     logs = said.log_softmax(dim=-1)
-    outcome = trial._watch(monitor, monitor.start(logs[:, 0]), logs, place=1)
+    outcome = monitor_evaluation._watch(monitor, monitor.start(logs[:, 0]), logs, place=1)
     for row, told in enumerate(watched(monitor, said).tolist()):
         first = next((at for at, sensor in enumerate(told) if sensor >= 0), None)
         assert outcome[row, 0] == (0 if first is None else first + 1)

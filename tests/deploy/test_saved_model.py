@@ -19,7 +19,7 @@ from ended import Ended
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.data.views import LogSTFT, Rescaled, TimeLast, VideoFrames
-from equipoise.deploy import ExportedModel, SavedModel, description, kept, load_saved_model
+from equipoise.deploy import ExportedModel, SavedModel, description, load_saved_model, saved_model
 from equipoise.deploy.card import write_card
 from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, build_encoders, makes_modules
@@ -85,18 +85,18 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(original: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
-    for name in (kept.DESCRIPTION, kept.WEIGHTS):
+    for name in (saved_model.DESCRIPTION, saved_model.WEIGHTS):
         shutil.copyfile(original / name, folder / name)
     return folder
 
 
 def content_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / kept.DESCRIPTION).read_text(encoding="utf-8"))
+    return json.loads((folder / saved_model.DESCRIPTION).read_text(encoding="utf-8"))
 
 
 def opened(folder: Path, content: Any) -> SavedModel | None:
     """What becomes of a folder with such a description: a run whose card can be written, or None with one message."""
-    (folder / kept.DESCRIPTION).write_text(json.dumps(content), encoding="utf-8")
+    (folder / saved_model.DESCRIPTION).write_text(json.dumps(content), encoding="utf-8")
     told = ""
     try:
         found = load_saved_model(folder)
@@ -156,7 +156,7 @@ NEEDED = [
 
 @pytest.mark.parametrize("path", NEEDED, ids=lambda path: ".".join(path))
 def test_a_field_that_is_needed_is_missed_by_its_name(path: tuple[str, ...], run: Path) -> None:
-    (run / kept.DESCRIPTION).write_text(json.dumps(edited(content_of(run), path)))
+    (run / saved_model.DESCRIPTION).write_text(json.dumps(edited(content_of(run), path)))
     with pytest.raises(
         BadInput, match=path[-1] if len(path) < 3 or path[-1] not in ("mean", "deviation") else "neither"
     ):
@@ -190,7 +190,7 @@ def test_what_is_no_description_is_refused(value: Any, run: Path) -> None:
     "text", ["", "{", "\0" * 100, "[" * 100_000, '{"format": 1' + ', "x": {' * 900, '{"format": NaN}', "9" * 10_000]
 )
 def test_damage_is_told(text: str, run: Path) -> None:
-    (run / kept.DESCRIPTION).write_text(text)
+    (run / saved_model.DESCRIPTION).write_text(text)
     with pytest.raises(BadInput, match=r"model\.json: expected the description of a model, found damage"):
         load_saved_model(run)
 
@@ -200,13 +200,15 @@ def test_all_problems_are_told_at_once(run: Path) -> None:
     content["inputs"]["weak"]["dtype"] = "load"
     content["row"]["run"]["features"] = -3
     del content["row"]["seed"]
-    (run / kept.DESCRIPTION).write_text(json.dumps(content))
-    (run / kept.WEIGHTS).write_bytes((run / kept.WEIGHTS).read_bytes()[:-7])
+    (run / saved_model.DESCRIPTION).write_text(json.dumps(content))
+    (run / saved_model.WEIGHTS).write_bytes((run / saved_model.WEIGHTS).read_bytes()[:-7])
     with pytest.raises(BadInput) as told:
         load_saved_model(run)
     lines = str(told.value).splitlines()
     assert len(lines) == 4
-    for place, line in zip(("inputs.weak.dtype", "row.seed", "row.run.features", kept.WEIGHTS), lines, strict=True):
+    for place, line in zip(
+        ("inputs.weak.dtype", "row.seed", "row.run.features", saved_model.WEIGHTS), lines, strict=True
+    ):
         assert f"{place}: expected" in line
 
 
@@ -232,7 +234,7 @@ def test_sizes_are_compared_with_the_weights_before_anything_is_allocated(featur
 def test_ten_million_classes_take_no_memory(run: Path) -> None:
     content = content_of(run)
     text = json.dumps(edited(content, ("classes",), ["MANY"])).replace('"MANY"', ", ".join(["0"] * 10**7))
-    (run / kept.DESCRIPTION).write_text(text)
+    (run / saved_model.DESCRIPTION).write_text(text)
     before = peak()
     with pytest.raises(BadInput, match=r"at most .* bytes, found more"):
         load_saved_model(run)
@@ -240,7 +242,7 @@ def test_ten_million_classes_take_no_memory(run: Path) -> None:
 
 
 def test_weights_that_are_not_those_of_the_model_are_told(run: Path) -> None:
-    file = run / kept.WEIGHTS
+    file = run / saved_model.WEIGHTS
     whole, tensors = file.read_bytes(), load_file(file)
 
     def refused(expected: str, changed: dict[str, torch.Tensor] | bytes | None = None) -> None:
@@ -328,7 +330,7 @@ def test_an_encoder_of_the_users_own_is_built_once_it_is_named_again(
     with pytest.raises(BadInput, match=rf"no code runs because a file names it.*--encoder {words};.*--trust"):
         load_saved_model(tmp_path)
     assert not calls
-    before = load_file(tmp_path / kept.WEIGHTS)
+    before = load_file(tmp_path / saved_model.WEIGHTS)
     ways: list[dict[str, Any]] = [{"encoder": words}, {"trust": True}, {"encoder": words.replace("Own", "said")}]
     for how in ways:
         calls.clear()
@@ -342,7 +344,7 @@ def test_an_encoder_of_the_users_own_is_built_once_it_is_named_again(
             load_saved_model(tmp_path, encoder=words.replace("Own", name))
         assert not calls
     content = edited(content_of(tmp_path), ("row", "run", "features"), 10**6)
-    (tmp_path / kept.DESCRIPTION).write_text(json.dumps(content))
+    (tmp_path / saved_model.DESCRIPTION).write_text(json.dumps(content))
     with pytest.raises(BadInput, match=r"row\.run\.features: expected at most as many"):
         load_saved_model(tmp_path, trust=True)
     assert not calls
@@ -363,7 +365,7 @@ def test_what_makes_modules_is_told_without_calling_it() -> None:
 
 @pytest.mark.parametrize("path", ["cProfile.main", "subprocess.getoutput", "strong:code.interact,weak:cnn1d"])
 def test_no_code_is_run_because_a_file_names_it(path: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (run / kept.DESCRIPTION).write_text(json.dumps(edited(content_of(run), ("row", "run", "encoder"), path)))
+    (run / saved_model.DESCRIPTION).write_text(json.dumps(edited(content_of(run), ("row", "run", "encoder"), path)))
     monkeypatch.setattr("equipoise.models.choose.importlib.import_module", pytest.fail)
     with pytest.raises(BadInput, match="no code runs because a file names it"):
         load_saved_model(run)
@@ -382,8 +384,8 @@ def test_every_view_is_described_as_it_is_read(view: Any) -> None:
 def test_of_several_runs_a_damaged_one_is_told(original: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-        shutil.copyfile(original / kept.DESCRIPTION, tmp_path / "runs" / name / kept.DESCRIPTION)
-    (tmp_path / "runs" / "one" / kept.DESCRIPTION).write_text('{"format": 1, "row": {}}')
+        shutil.copyfile(original / saved_model.DESCRIPTION, tmp_path / "runs" / name / saved_model.DESCRIPTION)
+    (tmp_path / "runs" / "one" / saved_model.DESCRIPTION).write_text('{"format": 1, "row": {}}')
     with pytest.raises(BadInput, match=r"(?s)two  mimo on own, seed 0.*one  cannot be read: row\.data: expected it"):
         load_saved_model(tmp_path)
 
@@ -394,7 +396,7 @@ def test_an_edited_folder_ends_a_command_with_one_message(
     command: str, run: Path, equipoise: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = content_of(run)
-    whole = (run / kept.WEIGHTS).read_bytes()
+    whole = (run / saved_model.WEIGHTS).read_bytes()
     edits: list[tuple[tuple[Any, ...], Any]] = [
         (("row", "run", "encoder"), "cProfile.main"),
         (("row", "run", "features"), 10**9),
@@ -406,26 +408,26 @@ def test_an_edited_folder_ends_a_command_with_one_message(
         (("row", "fold"), -1),
     ]
     for path, value in edits:
-        (run / kept.DESCRIPTION).write_text(json.dumps(edited(content, path, value)))
+        (run / saved_model.DESCRIPTION).write_text(json.dumps(edited(content, path, value)))
         ended = equipoise(command, run)
         assert (ended.code, ended.out) == (2, ""), path
         assert ended.err.startswith("equipoise: ")
         assert "Traceback" not in ended.err
-    (run / kept.DESCRIPTION).write_text(json.dumps(content))
-    (run / kept.WEIGHTS).write_bytes(whole[:-1])
+    (run / saved_model.DESCRIPTION).write_text(json.dumps(content))
+    (run / saved_model.WEIGHTS).write_bytes(whole[:-1])
     ended = equipoise(command, run)
     assert ended.code == 2
     assert "expected the weights of this run's model" in ended.err
     monkeypatch.chdir(run)
     if command == "monitor":
-        (run / kept.WEIGHTS).write_bytes(whole)
+        (run / saved_model.WEIGHTS).write_bytes(whole)
         for data in ("own", "/dev/zero", "../x.npz", str(run / "x.npz")):
-            (run / kept.DESCRIPTION).write_text(json.dumps(edited(content, ("row", "data"), data)))
+            (run / saved_model.DESCRIPTION).write_text(json.dumps(edited(content, ("row", "data"), data)))
             ended = equipoise(command, run)
             assert ended.code == 2
             assert f"the run names its data {data!r}" in ended.err
         for row in ({"data": "generated", "fold": 10**6}, {"data": "generated"}):
-            (run / kept.DESCRIPTION).write_text(json.dumps({**content, "row": {**content["row"], **row}}))
+            (run / saved_model.DESCRIPTION).write_text(json.dumps({**content, "row": {**content["row"], **row}}))
             ended = equipoise(command, run)
             assert ended.code == 2
             assert "found fold 1000000" in ended.err or "fingerprint" in ended.err

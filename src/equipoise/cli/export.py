@@ -28,7 +28,7 @@ def export(
     from equipoise.cli.telling import telling
     from equipoise.deploy.card import card, write_card
     from equipoise.deploy.exporting import export as write
-    from equipoise.deploy.kept import load_saved_model
+    from equipoise.deploy.saved_model import load_saved_model
     from equipoise.util.files import inside
 
     kept = load_saved_model(run, encoder=encoder, trust=trust)

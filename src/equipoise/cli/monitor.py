@@ -39,8 +39,7 @@ def monitor(
     from equipoise.cli.telling import telling
     from equipoise.data.sets import PUBLISHED
     from equipoise.data.source import all_data, data_set, mark_tokens
-    from equipoise.deploy import evaluate_monitor, load_saved_model
-    from equipoise.deploy.trial import fit_monitor
+    from equipoise.deploy import evaluate_monitor, fit_monitor, load_saved_model
     from equipoise.measure import training_statistics
     from equipoise.training.settings import Settings
     from equipoise.util.errors import BadInput, collect

@@ -1,16 +1,18 @@
-"""The card beside an exported model: what it is, what it takes and gives, how good it is, and what it is not for."""
+"""The card of an exported model: its inputs and outputs, its accuracy, its training, and its limits."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, LENGTH, VALID, InputSpec
 from equipoise.deploy.exporting import TOLERANCE, ExportedModel
-from equipoise.deploy.kept import SavedModel
+from equipoise.deploy.saved_model import SavedModel
 from equipoise.util.files import write_atomic
 
 RULE = (
@@ -19,6 +21,7 @@ RULE = (
     "scaled to the same total. The output `fused` is the fused head's own, with zero features for a sensor that is "
     "not valid. No sensor valid: every class is equally probable."
 )
+FUSED_RULE = "The fused head decides; zero features for a missing sensor."
 LIMITS = (
     "Accuracies are those of the test part described above: people, rooms and devices unlike them may give others.",
     "Faults were made by computation, one sensor at a time; two failing together were not measured.",
@@ -27,71 +30,76 @@ LIMITS = (
     "Probabilities were not calibrated beyond the committee's weights; `ece` is their expected calibration error.",
     "Not for decisions about people without a human check, nor where a wrong answer can hurt somebody.",
 )
+_OUTPUTS = {
+    COMMITTEE: "probabilities: the vote of all heads at hand; the decision to use where a sensor may be missing",
+    FUSED: "probabilities: the fused head's own",
+}
 
 
-def write_card(run: SavedModel, exported: ExportedModel, folder: Path) -> tuple[Path, Path]:
+def write_card(saved: SavedModel, exported: ExportedModel, folder: Path) -> tuple[Path, Path]:
     """Write card.json and card.md.
 
     Args:
-        run: The run whose model was exported.
-        exported: What was exported.
-        folder: Where to.
+        saved: The model that was exported.
+        exported: Its exported graph.
+        folder: The folder to write to.
     """
-    content = card(run, exported)
+    content = card(saved, exported)
     plain = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     return write_atomic(folder, "card.json", plain), write_atomic(folder, "card.md", _markdown(content))
 
 
-def card(run: SavedModel, exported: ExportedModel) -> dict[str, Any]:
-    """The card in plain values."""
-    row, test = run.row, run.row.get("test", {})
+def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
+    """Return the card in plain values."""
+    row, test = saved.row, saved.row.get("test", {})
     view = test.get("view")
-    members = [FUSED, *run.model.encoders]
+    runtime = "onnxruntime" if exported.form == "onnx" else "torch"
+    name = "onnxruntime" if exported.form == "onnx" else "torch.export"
     return {
         "model": f"{row['label']} on {row['data']}, seed {row['seed']}",
         "file": exported.file.name,
         "form": exported.form,
-        "classes": list(run.classes),
-        "inputs": [each for name, spec in run.input_specs.items() for each in _inputs(name, spec)],
-        "outputs": [_output(name, len(run.classes)) for name in exported.outputs],
+        "classes": list(saved.classes),
+        "inputs": [entry for name, spec in saved.input_specs.items() for entry in _inputs(name, spec)],
+        "outputs": [
+            {
+                "name": name,
+                "shape": ["batch", len(saved.classes)],
+                "type": "float32",
+                "meaning": _OUTPUTS.get(
+                    name, f"log-probabilities of {name.removesuffix(HEAD)}'s own head, for the monitor"
+                ),
+            }
+            for name in exported.outputs
+        ],
         "decision": {
-            "rule": RULE
-            if COMMITTEE in exported.outputs
-            else "The fused head decides; zero features for a missing sensor.",
-            "weights": dict(zip(members, run.model.committee.tolist(), strict=True)),
+            "rule": RULE if COMMITTEE in exported.outputs else FUSED_RULE,
+            "weights": dict(zip([FUSED, *saved.model.encoders], saved.model.committee.tolist(), strict=True)),
         },
         "verified": {
             "difference": exported.difference,
             "tolerance": TOLERANCE,
             "against": f"PyTorch {_version('torch')}",
-            "with": _runtime(exported),
+            "with": None if exported.difference is None else f"{name} {_version(runtime)}",
             "on": exported.checked,
         },
         "data": {
             "name": row["data"],
             "fingerprint": row["split"],
-            "parts": run.parts,
+            "parts": saved.parts,
             "drawn": row.get("about", ""),
             "protocol": row.get("protocol", ""),
             "fold": row["fold"],
         },
         "accuracy": {
             "part": "test",
-            "fused": test.get("fused"),
-            "committee": test.get("committee"),
-            "fused_ece": test.get("fused_ece"),
-            "committee_ece": test.get("committee_ece"),
+            **{key: test.get(key) for key in ("fused", "committee", "fused_ece", "committee_ece")},
             "protocol": view,
             "sensors": test.get(view) if view else None,
         },
         "faults": test.get("faults"),
         "training": {
-            "method": row["method"],
-            "params": row["params"],
-            "seed": row["seed"],
-            "selected": row.get("selected"),
-            "run": row["run"],
-            "config": row["config"],
+            **{key: row.get(key) for key in ("method", "params", "seed", "selected", "run", "config")},
             "versions": row.get("versions", {}),
         },
         "limits": list(LIMITS),
@@ -99,46 +107,20 @@ def card(run: SavedModel, exported: ExportedModel) -> dict[str, Any]:
 
 
 def _inputs(name: str, spec: InputSpec) -> Iterable[dict[str, Any]]:
-    kind = str(spec.dtype).removeprefix("torch.")
-    yield {"name": name, "shape": ["batch", *spec.shape], "type": kind, "meaning": _meaning(spec)}
-    if spec.ragged:
-        yield {
-            "name": name + LENGTH,
-            "shape": ["batch"],
-            "type": "int64",
-            "meaning": f"how many of the {spec.steps} steps are no padding",
-        }
-    yield {
-        "name": name + VALID,
-        "shape": ["batch"],
-        "type": "bool",
-        "meaning": f"whether {name} is there; where not, its numbers are not read",
-    }
-
-
-def _meaning(spec: InputSpec) -> str:
+    meaning = "as the encoder reads it"
     if spec.before is not None:
-        return f"what the encoder reads: apply {spec.before} to stored data first, as the package does; float32"
-    if spec.view is not None:
-        return f"as stored; the graph applies {spec.view}"
-    if spec.mean is not None:
-        return "raw, in the units of the training data; the graph standardises each channel as training did"
-    return "as the encoder reads it"
-
-
-def _output(name: str, classes: int) -> dict[str, Any]:
-    meanings = {
-        COMMITTEE: "probabilities: the vote of all heads at hand; the decision to use where a sensor may be missing",
-        FUSED: "probabilities: the fused head's own",
-    }
-    own = f"log-probabilities of {name.removesuffix(HEAD)}'s own head, for the monitor"
-    return {"name": name, "shape": ["batch", classes], "type": "float32", "meaning": meanings.get(name, own)}
-
-
-def _runtime(exported: ExportedModel) -> str | None:
-    if exported.difference is None:
-        return None
-    return f"onnxruntime {_version('onnxruntime')}" if exported.form == "onnx" else f"torch.export {_version('torch')}"
+        meaning = f"what the encoder reads: apply {spec.before} to stored data first, as the package does; float32"
+    elif spec.view is not None:
+        meaning = f"as stored; the graph applies {spec.view}"
+    elif spec.mean is not None:
+        meaning = "raw, in the units of the training data; the graph standardises each channel as training did"
+    kind = str(spec.dtype).removeprefix("torch.")
+    yield {"name": name, "shape": ["batch", *spec.shape], "type": kind, "meaning": meaning}
+    if spec.ragged:
+        meaning = f"how many of the {spec.steps} steps are no padding"
+        yield {"name": name + LENGTH, "shape": ["batch"], "type": "int64", "meaning": meaning}
+    meaning = f"whether {name} is there; where not, its numbers are not read"
+    yield {"name": name + VALID, "shape": ["batch"], "type": "bool", "meaning": meaning}
 
 
 def _version(package: str) -> str:
@@ -149,102 +131,74 @@ def _version(package: str) -> str:
 
 
 def _markdown(card: Mapping[str, Any]) -> str:
-    data, verified, accuracy = card["data"], card["verified"], card["accuracy"]
-    parts = "; ".join(
-        f"{name}: " + ", ".join(f"{n:,} {k}" for k, n in each.items()) for name, each in data["parts"].items()
+    data, training, accuracy, weights = card["data"], card["training"], card["accuracy"], card["decision"]["weights"]
+    counts = {part: ", ".join(f"{n:,} {key}" for key, n in sizes.items()) for part, sizes in data["parts"].items()}
+    verified = "Not run: onnxruntime is not installed. Install it and export again."
+    if card["verified"]["difference"] is not None:
+        verified = (
+            "Run in {with} and compared with {against} on {on}: largest difference {difference:.1e}, allowed "
+            "{tolerance:g}.".format(**card["verified"])
+        )
+    return Template(files("equipoise.deploy").joinpath("card_template.md").read_text("utf-8")).substitute(
+        {key: card[key] for key in ("model", "file", "form")},
+        classes=", ".join(card["classes"]),
+        inputs=_signatures("input", card["inputs"]),
+        outputs=_signatures("output", card["outputs"]),
+        rule=card["decision"]["rule"],
+        weights=", ".join(f"{name} {weight:.3f}" for name, weight in weights.items()),
+        protocol=accuracy["protocol"],
+        accuracies=_accuracies(accuracy),
+        faults=_faults(card["faults"]),
+        data=data["name"],
+        parts="; ".join(f"{part}: {count}" for part, count in counts.items()),
+        drawn=data["drawn"] or "not said",
+        fingerprint=data["fingerprint"],
+        verified=verified,
+        method=training["method"],
+        params=json.dumps(training["params"]),
+        seed=training["seed"],
+        versions=", ".join(f"{name} {number}" for name, number in training["versions"].items()),
+        config=training["config"],
+        count=len(card["classes"]),
+        limits="\n".join(f"- {limit}" for limit in card["limits"]),
     )
-    lines = [
-        f"# {card['model']}",
-        "",
-        f"`{card['file']}`, {card['form']}. Classes, in order: {', '.join(card['classes'])}.",
-        "",
-        "## Inputs and outputs",
-        "",
-        *_table(["input", "shape", "type", "what it is"], [_signature(each) for each in card["inputs"]]),
-        "",
-        *_table(["output", "shape", "type", "what it is"], [_signature(each) for each in card["outputs"]]),
-        "",
-        "## How it decides",
-        "",
-        card["decision"]["rule"],
-        "",
-        "Weights: " + ", ".join(f"{name} {weight:.3f}" for name, weight in card["decision"]["weights"].items()) + ".",
-        "",
-        "## How good it is",
-        "",
-        f"Accuracy in % on the test part; sensors alone by the protocol `{accuracy['protocol']}`.",
-        "",
-        *_table(["decision", "accuracy", "ece"], _accuracies(accuracy)),
-        *_faults(card["faults"]),
-        "",
-        "## Data",
-        "",
-        f"{data['name']}: {parts}. Drawn: {data['drawn'] or 'not said'}. Fingerprint `{data['fingerprint']}`.",
-        "",
-        "## Verified",
-        "",
-        _verified(verified),
-        "",
-        "## Made with",
-        "",
-        f"Method {card['training']['method']}, parameters {json.dumps(card['training']['params'])}, seed "
-        f"{card['training']['seed']}; versions: "
-        + ", ".join(f"{name} {each}" for name, each in card["training"]["versions"].items())
-        + f". Every setting is in card.json; the row of results is `{card['training']['config']}`.",
-        "",
-        "## Intended use and limits",
-        "",
-        f"For telling {len(card['classes'])} classes from sensors like those of {data['name']}, also while one is "
-        "known to be missing.",
-        "",
-        *(f"- {each}" for each in card["limits"]),
-    ]
-    return "\n".join(lines) + "\n"
 
 
-def _signature(each: Mapping[str, Any]) -> list[str]:
-    shape = " × ".join(map(str, each["shape"]))
-    return [f"`{each['name']}`", shape, each["type"], each["meaning"]]
+def _signatures(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
+    rows = (
+        [f"`{entry['name']}`", " × ".join(map(str, entry["shape"])), entry["type"], entry["meaning"]]
+        for entry in entries
+    )
+    return _table([title, "shape", "type", "what it is"], rows)
 
 
-def _accuracies(accuracy: Mapping[str, Any]) -> list[list[str]]:
-    rows = [[name, _percent(accuracy[name]), _number(accuracy[f"{name}_ece"])] for name in ("fused", "committee")]
-    return rows + [[f"{name} alone", _percent(value), ""] for name, value in (accuracy["sensors"] or {}).items()]
+def _accuracies(accuracy: Mapping[str, Any]) -> str:
+    rows = []
+    for name in ("fused", "committee"):
+        ece = accuracy[f"{name}_ece"]
+        rows.append([name, _percent(accuracy[name]), "–" if ece is None else f"{ece:.3f}"])
+    rows += [[f"{name} alone", _percent(value), ""] for name, value in (accuracy["sensors"] or {}).items()]
+    return _table(["decision", "accuracy", "ece"], rows)
 
 
-def _faults(faults: Mapping[str, Any] | None) -> list[str]:
+def _faults(faults: Mapping[str, Any] | None) -> str:
     if not faults:
-        return ["", "Sensor faults were not measured for this run."]
-    rows = [
-        [sensor, fault, level, _percent(answers["fused"]), _percent(answers["committee"])]
+        return "Sensor faults were not measured for this run."
+    means = {name: faults[name] for name in ("mean", "worst")}
+    answers = {
+        (sensor, fault, level): answer
         for sensor, by_fault in faults.items()
-        if sensor not in ("mean", "worst")
+        if sensor not in means
         for fault, levels in by_fault.items()
-        for level, answers in levels.items()
-    ]
-    rows += [
-        [name, "", "", _percent(faults[name]["fused"]), _percent(faults[name]["committee"])]
-        for name in ("mean", "worst")
-    ]
-    return ["", "With a sensor at fault:", "", *_table(["sensor", "fault", "level", "fused", "committee"], rows)]
-
-
-def _verified(verified: Mapping[str, Any]) -> str:
-    if verified["difference"] is None:
-        return "Not run: onnxruntime is not installed. Install it and export again."
-    return (
-        f"Run in {verified['with']} and compared with {verified['against']} on {verified['on']}: largest difference "
-        f"{verified['difference']:.1e}, allowed {verified['tolerance']:g}."
-    )
+        for level, answer in levels.items()
+    } | {(name, "", ""): answer for name, answer in means.items()}
+    rows = ([*place, _percent(answer["fused"]), _percent(answer["committee"])] for place, answer in answers.items())
+    return "With a sensor at fault:\n\n" + _table(["sensor", "fault", "level", "fused", "committee"], rows)
 
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(each)} |" for each in (titles, ["---"] * len(titles), *rows)]
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows))

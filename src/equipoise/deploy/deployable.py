@@ -1,12 +1,12 @@
 """The graph that is shipped: raw inputs and a validity flag per sensor in, probabilities out.
 
-What `LateFusion.predict` decides by which keys a dictionary has is decided here sample by sample, in tensors.
+`LateFusion.predict` decides by the keys of a dictionary; the graph decides sample by sample, in tensors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -28,7 +28,7 @@ IN_THE_GRAPH = (Rescaled, TimeLast)  # the other views choose frames or transfor
 @final
 @dataclass(frozen=True, eq=False)
 class InputSpec:
-    """What one input of the graph is, and what becomes of it before its encoder reads it.
+    """One input of the graph, and what is done to it before its encoder reads it.
 
     Args:
         shape: Of one sample as the graph takes it.
@@ -52,12 +52,12 @@ class InputSpec:
 
     @property
     def steps(self) -> int:
-        """How many steps a padded sample has: axis 2 of a batch as encoders read it, or the only one of words."""
+        """The number of steps of a padded sample: axis 2 of a batch as encoders read it, or the only one of words."""
         read = self.shape if self.view is None else self.view.shape(self.shape)
         return read[1] if len(read) > 1 else read[0]
 
     def like(self, batch: int, random: torch.Generator | None = None) -> Tensor:
-        """Inputs as this sensor might give them, drawn at random."""
+        """Draw inputs at random as this sensor might give them."""
         if not self.dtype.is_floating_point:
             return torch.randint(self.most + 1, (batch, *self.shape), generator=random).to(self.dtype)
         drawn = torch.randn(batch, *self.shape, generator=random)
@@ -68,7 +68,7 @@ class InputSpec:
 
 @final
 class _Reader(nn.Module):
-    """From a raw input to what an encoder reads: the view, then the standardisation of training."""
+    """Turns a raw input into what an encoder reads: by the view, or the standardisation of training."""
 
     mean: Tensor
     deviation: Tensor
@@ -120,14 +120,14 @@ class Deployable(nn.Module):
         examples: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.input_specs = dict(_shown(model, examples or {}) if input_specs is None else input_specs)
+        self.input_specs = dict(_specs_of(model, examples or {}) if input_specs is None else input_specs)
         raise_all(_problems(model, self.input_specs))
         self.model = model
         self.readers = NamedModules({name: _Reader(spec) for name, spec in self.input_specs.items()})
 
     @property
     def input_names(self) -> list[str]:
-        """In the order of the graph."""
+        """Names of the inputs, in the order of the graph."""
         return [
             f"{name}{suffix}"
             for name, spec in self.input_specs.items()
@@ -136,12 +136,12 @@ class Deployable(nn.Module):
 
     @property
     def output_names(self) -> list[str]:
-        """In the order of the graph."""
+        """Names of the outputs, in the order of the graph."""
         own = [] if self.model.unimodal is None else [f"{name}{HEAD}" for name in self.input_specs]
         return [COMMITTEE, FUSED, *own] if own else [FUSED]
 
     def examples(self, batch: int, random: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Inputs drawn at random, every sensor valid."""
+        """Draw inputs at random, every sensor valid."""
         drawn = {}
         for name, spec in self.input_specs.items():
             drawn[name] = spec.like(batch, random)
@@ -170,7 +170,7 @@ class Deployable(nn.Module):
         return {COMMITTEE: committee, FUSED: fused.exp(), **{f"{name}{HEAD}": log for name, log in heads.items()}}
 
     def _features(self, name: str, inputs: Mapping[str, Tensor], here: Tensor) -> Tensor:
-        """What the encoder of a sensor makes of its input; zeros where it is not valid."""
+        """Encode the input of a sensor; zeros where it is not valid."""
         raw = inputs[name]
         if raw.dtype in (torch.int8, torch.int16):  # runtimes choose among wider numbers only
             raw = raw.int()
@@ -181,32 +181,27 @@ class Deployable(nn.Module):
         return self.model.encoders[name](read, **given).where(here.unsqueeze(1), 0)
 
 
-def _shown(model: LateFusion, examples: Mapping[str, Tensor]) -> dict[str, InputSpec]:
-    shown = {}
+def _specs_of(model: LateFusion, examples: Mapping[str, Tensor]) -> dict[str, InputSpec]:
+    specs = {}
     for name in model.encoders:
-        if name in examples:
-            one = examples[name]
-            most = 0 if one.is_floating_point() else int(one.max())
-            shown[name] = InputSpec(tuple(one.shape[1:]), one.dtype, name + LENGTH in examples, most=most)
-    return shown
+        if (batch := examples.get(name)) is not None:
+            most = 0 if batch.is_floating_point() else int(batch.max())
+            specs[name] = InputSpec(tuple(batch.shape[1:]), batch.dtype, name + LENGTH in examples, most=most)
+    return specs
 
 
-def _problems(model: LateFusion, input_specs: Mapping[str, InputSpec]) -> list[str]:
+def _problems(model: LateFusion, specs: Mapping[str, InputSpec]) -> Iterator[str]:
     if not isinstance(model, LateFusion):
-        return [
-            f"Deployable expected a LateFusion; found {type(model).__name__}. "
-            "Pass the model inside its wrapper, e.g. model.module."
-        ]
-    problems = [
-        f"Deployable expected the input of {name!r}; found {sorted(input_specs)}. Pass input_specs, or examples."
-        for name in model.encoders
-        if name not in input_specs
-    ]
-    taken = [COMMITTEE, *(f"{name}{suffix}" for name in input_specs for suffix in (VALID, LENGTH, HEAD))]
-    problems += [
-        f"No sensor of an exported model may be called {name!r}: that is an input or output of the graph by itself. "
-        "Rename it in the data and train again."
-        for name in input_specs
-        if name in taken
-    ]
-    return problems
+        kind = type(model).__name__
+        yield f"Deployable expected a LateFusion; found {kind}. Pass the model inside its wrapper, e.g. model.module."
+        return
+    for name in model.encoders:
+        if name not in specs:
+            yield f"Deployable expected the input of {name!r}; found {sorted(specs)}. Pass input_specs, or examples."
+    taken = {COMMITTEE, *(f"{name}{suffix}" for name in specs for suffix in (VALID, LENGTH, HEAD))}
+    for name in specs:
+        if name in taken:
+            yield (
+                f"No sensor of an exported model may be called {name!r}: that is an input or output of the graph by "
+                "itself. Rename it in the data and train again."
+            )

@@ -1,4 +1,4 @@
-"""Export: one file for another runtime, compared with PyTorch before anybody relies on it."""
+"""Export of a model to one file for another runtime, compared with PyTorch before anybody relies on it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import logging
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import combinations, islice
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +28,13 @@ EXAMPLE_BATCH = 3  # neither 0 nor 1, for which graphs are specialised
 INSTALL = "pip install 'equipoise[export]'"
 
 Runner = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""Runs a graph: tensors by name in, tensors by name out."""
+Writer = Callable[["Deployable", Path, Mapping[str, str]], tuple[Path, Runner | None]]
+"""Writes a model into a folder, with facts, and returns its file and how to run it."""
 
 
-@final
-@dataclass(frozen=True)
-class ExportedModel:
-    """What was written.
+class ExportedModel(NamedTuple):
+    """A graph that was written.
 
     Args:
         file: The graph.
@@ -72,16 +72,16 @@ def export(
             graph that does not agree is removed.
         ModuleNotFoundError: If a package is not installed; it says what to type.
     """
-    write = _asked(to)
+    write = _writer(to)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with evaluating(model), torch.no_grad(), _plain_attention(), _quiet():
+    with evaluating(model), torch.no_grad(), _plain_and_quiet():
         try:
             file, run = write(model, folder, facts or {})
         except BadInput:
             raise
-        except Exception as found:  # exporters raise whatever their parts do
-            raise BadInput(_who_cannot(model, found, to)) from found
+        except Exception as error:  # exporters raise whatever their parts do
+            raise BadInput(_who_cannot(model, error, to)) from error
         difference = None if run is None else compare(model, run)
     if difference is not None and not difference <= TOLERANCE:
         file.unlink()
@@ -89,7 +89,11 @@ def export(
             f"the exported graph differs from PyTorch by {difference:.1g}, more than {TOLERANCE:g}; it was removed. "
             f"Export the other way: --to {next(form for form in FORMS if form != to)}"
         )
-    return ExportedModel(file, to, difference, _checked(model), tuple(model.input_names), tuple(model.output_names))
+    subsets = len(_subsets(list(model.input_specs)))
+    checked = (
+        f"{subsets} subset{'s' if subsets > 1 else ''} of the sensors, batches of {' and '.join(map(str, BATCHES))}"
+    )
+    return ExportedModel(file, to, difference, checked, tuple(model.input_names), tuple(model.output_names))
 
 
 def compare(model: Deployable, run: Runner) -> float:
@@ -110,11 +114,8 @@ def compare(model: Deployable, run: Runner) -> float:
     return max(worst, _difference(model(given), run(given)))
 
 
-def _asked(to: str) -> Callable[[Deployable, Path, Mapping[str, str]], tuple[Path, Runner | None]]:
-    try:
-        write = look_up("form", to, FORMS)
-    except ValueError as found:
-        raise BadInput(str(found)) from None
+def _writer(to: str) -> Writer:
+    write = look_up("form", to, FORMS)
     missing = [name for name in ("onnx", "onnxscript") if to == "onnx" and find_spec(name) is None]
     if missing:
         raise ModuleNotFoundError(f"export to ONNX needs {' and '.join(missing)}; type: {INSTALL}")
@@ -145,11 +146,8 @@ def _to_torch_export(model: Deployable, folder: Path, _: Mapping[str, str]) -> t
     return file, torch.export.load(file).module()
 
 
-FORMS: dict[str, Callable[[Deployable, Path, Mapping[str, str]], tuple[Path, Runner | None]]] = {
-    "onnx": _to_onnx,
-    "torch-export": _to_torch_export,
-}
-"""What a model can be exported to."""
+FORMS: dict[str, Writer] = {"onnx": _to_onnx, "torch-export": _to_torch_export}
+"""The formats that a model can be exported to."""
 
 
 def run_onnx(file: Path | str) -> Runner:
@@ -157,23 +155,24 @@ def run_onnx(file: Path | str) -> Runner:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_outputs()]
-    wanted = {each.name for each in session.get_inputs()}  # an exporter leaves out what no output depends on
+    names = [output.name for output in session.get_outputs()]
+    wanted = {argument.name for argument in session.get_inputs()}  # what no output depends on is left out
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         given = {name: value.numpy() for name, value in inputs.items() if name in wanted}
-        return {name: torch.from_numpy(each) for name, each in zip(names, session.run(None, given), strict=True)}
+        return {name: torch.from_numpy(array) for name, array in zip(names, session.run(None, given), strict=True)}
 
     return run
 
 
 def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Every non-empty subset of the sensors, the whole first; of very many those that lack or keep few."""
+    """List every non-empty subset of the sensors, the whole first; of very many those that lack or keep few."""
     sizes = sorted(range(1, len(names) + 1), key=lambda size: (min(size, len(names) - size), -size))
     return list(islice((subset for size in sizes for subset in combinations(names, size)), MOST_SUBSETS))
 
 
 def _flagged(model: Deployable, inputs: Mapping[str, Tensor], valid: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Set the flags of sensors, and overwrite what those that are not valid hold."""
     given = dict(inputs)
     for name, here in valid.items():
         raw = inputs[name]
@@ -186,56 +185,44 @@ def _flagged(model: Deployable, inputs: Mapping[str, Tensor], valid: Mapping[str
 
 
 def _by_predict(model: Deployable, inputs: Mapping[str, Tensor], subset: Sequence[str]) -> dict[str, Tensor]:
-    """What the model itself says to these sensors, by the path that users of PyTorch take."""
+    """Compute the model's own answers to these sensors, by the path that users of PyTorch take."""
     plain, read = model.model, {}
     for name in subset:
         lengths = inputs.get(name + LENGTH)
         read[name] = model.readers[name](inputs[name], lengths)
-        if lengths is not None:
-            read[name + LENGTH] = lengths
-    outputs = class_log_probabilities(plain(read))
-    found = {FUSED: plain.predict(read)}
+        read |= {} if lengths is None else {name + LENGTH: lengths}
+    answers = {FUSED: plain.predict(read)}
     if plain.unimodal is not None:
-        found[COMMITTEE] = plain.predict(read, decision="committee")
-        found |= {f"{name}{HEAD}": outputs[name] for name in subset}
-    return found
+        outputs = class_log_probabilities(plain(read))
+        answers[COMMITTEE] = plain.predict(read, decision="committee")
+        answers |= {f"{name}{HEAD}": outputs[name] for name in subset}
+    return answers
 
 
-def _difference(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> float:
-    worst = 0.0
-    for name, value in wanted.items():
-        gap = (found[name] - value).abs() / value.abs().clamp(min=1)
-        worst = max(worst, float(gap.max()) if gap.isfinite().all() else torch.inf)
-    return worst
+def _difference(expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> float:
+    gaps = [(outputs[name] - value).abs() / value.abs().clamp(min=1) for name, value in expected.items()]
+    return max(float(gap.max()) if gap.isfinite().all() else torch.inf for gap in gaps)
 
 
-def _checked(model: Deployable) -> str:
-    subsets = len(_subsets(list(model.input_specs)))
-    return f"{subsets} subset{'s' if subsets > 1 else ''} of the sensors, batches of {' and '.join(map(str, BATCHES))}"
-
-
-def _who_cannot(model: Deployable, found: Exception, to: str) -> str:
+def _who_cannot(model: Deployable, error: Exception, to: str) -> str:
     """Name the encoders that cannot be exported by themselves, and why."""
     examples, problems = model.examples(EXAMPLE_BATCH), []
-    for name, spec in model.input_specs.items():
+    for name, reader in model.readers.items():
         lengths = examples.get(name + LENGTH)
-        alone = {"input": model.readers[name](examples[name], lengths)}
-        if spec.ragged and lengths is not None:
-            alone["lengths"] = lengths
+        alone = {"input": reader(examples[name], lengths)} | ({} if lengths is None else {"lengths": lengths})
         encoder = model.model.encoders[name]
         try:
             program = _program(_Alone(encoder), alone)
             if to == "onnx":
                 torch.onnx.export(program, dynamo=True, verbose=False)
         except Exception as reason:
-            problems.append(f"the encoder of {name!r}, {type(encoder).__name__}, cannot be exported: {_first(reason)}")
+            problems.append(f"the encoder of {name!r}, {type(encoder).__name__}, cannot be exported: {_reason(reason)}")
     if not problems:
-        return f"the model cannot be exported to {to}, though each encoder can by itself: {_first(found)}"
+        return f"the model cannot be exported to {to}, though each encoder can by itself: {_reason(error)}"
     advice = "Let its forward decide by tensors (torch.where) and not by `if` on their values"
     other = "" if to == "torch-export" else ", or try --to torch-export"
-    return "\n".join(
-        [*problems, f"{advice}{other}; or train with another encoder: encoder={next(iter(model.input_specs))}:…"]
-    )
+    another = f"; or train with another encoder: encoder={next(iter(model.input_specs))}:…"
+    return "\n".join([*problems, f"{advice}{other}{another}"])
 
 
 @final
@@ -249,36 +236,31 @@ class _Alone(nn.Module):
         return self.encoder(inputs["input"], **given)
 
 
-def _first(found: BaseException) -> str:
-    """The first words of a reason; exporters add pages to it, and wrap the first one."""
-    while found.__cause__ is not None:
-        found = found.__cause__
-    if "specialized it to be a constant" in str(found):
+def _reason(error: BaseException) -> str:
+    """Return the first line of a reason; exporters add pages to it, and wrap the first one."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if "specialized it to be a constant" in str(error):
         return "its forward fixes the size of the batch; there, write x.shape[0] for len(x), and no int(…) or .item()"
-    lines = [line.strip() for line in str(found).splitlines() if line.strip()]
-    return f"{type(found).__name__}: {lines[0][:300] if lines else 'no reason given'}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no reason given'}"
 
 
 @contextmanager
-def _plain_attention() -> Generator[None]:
-    """Transformers by their plain steps: the fused kernel of evaluation has no counterpart in other runtimes."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+def _plain_and_quiet() -> Generator[None]:
+    """Run transformers by their plain steps, and exporters without warnings.
 
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """Exporters warn of their own deprecations and of packages that nobody asked for."""
+    The fused kernel of evaluation has no counterpart in other runtimes; exporters warn of their own deprecations and of
+    packages that nobody asked for.
+    """
     logger: Any = logging.getLogger("torch.onnx._internal.exporter._registration")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    level, fused = logger.level, torch.backends.mha.get_fastpath_enabled()
     try:
+        logger.setLevel(logging.ERROR)
+        torch.backends.mha.set_fastpath_enabled(False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
+        torch.backends.mha.set_fastpath_enabled(fused)

@@ -1,7 +1,11 @@
-"""The monitor: which sensor has probably failed, told from what the heads of a deployed model say, window by window.
+"""The monitor: names the sensor that has probably failed, from the outputs of a model's heads, window by window.
 
-Nothing but the heads' log-probabilities is looked at, and nothing but healthy streams is needed to set it up. Each head
-has three statistics (see `equipoise.deploy.charts`): how much it moves, how sharp it is, how far from the others.
+Only the heads' log-probabilities are read, and only healthy streams are needed to calibrate it. Each head has three
+statistics:
+
+- movement: log of the mean |log p_t − log p_{t−1}| over classes. A dead sensor stands still, a noisy one jumps.
+- sharpness: log of the root mean square of log p around its mean over classes: the head's own confidence.
+- disagreement: −log Σ_c p(c) q(c) with q the mean of the other heads' probabilities.
 
 Each has a running average a ← a + memory · (x − a), and limits around its healthy median: the farthest 1 % and 99 %
 quantiles of any one healthy stream. A level is how far an average is from the median, in units of that, and there is an
@@ -12,22 +16,105 @@ from the other streams; then what one more stream will hardly need, given how fa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from equipoise.deploy.charts import MOVEMENT, Limits, averaged, bound_for_the_next, statistics
 from equipoise.util.errors import BadInput, raise_all
 
 WARM_UP = 5  # windows that an average takes to forget where it began
 FORMAT = 1
+MOVEMENT, DISAGREEMENT = 0, 2  # their places among the three
+TAIL = 0.01  # of a healthy stream's averages lies beyond a limit, on either side
+STILL, CERTAIN = 1e-4, 1e-9  # below these, movement and agreement are as good as none
+STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753)
+"""Student's t at 95 %, one-sided, for 1 to 15 degrees of freedom; more have nearly the last."""
+NARROWEST = 1e-3  # a statistic that never varies has limits all the same
+
+
+class Limits(NamedTuple):
+    """The range of healthy averages.
+
+    Args:
+        centre: Their medians, [K, 3].
+        below: How far below that they go, [K, 3].
+        above: How far above, [K, 3].
+    """
+
+    centre: Tensor
+    below: Tensor
+    above: Tensor
+
+    def levels(self, average: Tensor) -> Tensor:
+        """Return how far averages [..., K, 3] are from the centre, in units of the limits, [..., K, 5].
+
+        Below for movement and sharpness, then above for all three: to agree is never odd.
+        """
+        far = average - self.centre
+        below = (-far / self.below)[..., :DISAGREEMENT]
+        return torch.cat([below, far / self.above], dim=-1).clamp(min=0)
+
+    def of_standstill(self, windows: int, memory: float) -> float:
+        """Return the level of movement that every head reaches which says the same for so many windows."""
+        reached = 1 - (1 - memory) ** windows
+        return float((reached * (self.centre[:, MOVEMENT] - math.log(STILL)) / self.below[:, MOVEMENT]).min())
+
+    @classmethod
+    def of(cls, streams: Sequence[Tensor]) -> Limits:
+        """Take the farthest 1 % and 99 % quantiles of any one stream [N, K, 3], around the median of all."""
+        centre = torch.cat(list(streams)).quantile(0.5, dim=0)
+        edges = torch.stack([stream.quantile(torch.tensor([TAIL, 1 - TAIL]), dim=0) for stream in streams])
+        lowest, highest = edges[:, 0].amin(dim=0), edges[:, 1].amax(dim=0)
+        return cls(centre, (centre - lowest).clamp(min=NARROWEST), (highest - centre).clamp(min=NARROWEST))
+
+
+def bound_for_the_next(needs: Tensor) -> Tensor:
+    """Bound the need of one more stream with a confidence of 95 %, given what n have needed, [n, charts] → [charts].
+
+    The one-sided prediction bound of a log-normal law: exp(mean + t · s · √(1 + 1/n)) over the logs of the needs. Few
+    streams may agree by chance, so s² is the mean of a chart's own variance and that of all charts, with twice the
+    degrees of freedom. A single stream shows no spread, and gets a factor of two.
+    """
+    logs, count = needs.clamp(min=NARROWEST).log(), len(needs)
+    if count == 1:
+        return 2 * needs[0]
+    own = logs.var(dim=0)
+    deviation = ((own + own.mean()) / 2).sqrt()
+    quantile = STUDENT[min(2 * (count - 1), len(STUDENT)) - 1]
+    return (logs.mean(dim=0) + quantile * deviation * math.sqrt(1 + 1 / count)).exp()
+
+
+def statistics(logs: Tensor, last: Tensor, present: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the three statistics of each head, and which of them can be told, [S, K, 3] both."""
+    movement = ((logs - last).abs().mean(dim=2) + STILL).log()
+    centred = logs - logs.mean(dim=2, keepdim=True)
+    sharpness = (centred.square().mean(dim=2).sqrt() + STILL).log()
+    votes = logs.exp() * present.unsqueeze(2)
+    others = present.sum(dim=1, keepdim=True) - present.long()
+    rest = (votes.sum(dim=1, keepdim=True) - votes) / others.clamp(min=1).unsqueeze(2)
+    disagreement = -((logs.exp() * rest).sum(dim=2) + CERTAIN).log()
+    values = torch.stack([movement, sharpness, disagreement], dim=2)
+    return values, torch.stack([present & seen, present, present & (others > 0)], dim=2)
+
+
+def averaged(logs: Tensor, memory: float, start: Tensor | None = None) -> Tensor:
+    """Compute the running averages along one stream, [N, K, 3], from its own first window or from a centre on."""
+    present = torch.ones(logs.shape[:2], dtype=torch.bool)
+    values, _ = statistics(logs, torch.cat([logs[1:2], logs[:-1]]), present, present)
+    average = values[0] if start is None else start
+    averages = []
+    for value in values:
+        average = average + memory * (value - average)
+        averages.append(average)
+    return torch.stack(averages)
 
 
 class MonitorOutput(NamedTuple):
-    """What the monitor says after a window, for each of S streams.
+    """The monitor's answer after a window, for each of S streams.
 
     Args:
         failed: Which sensor has probably failed, by its place in `modalities`; −1 where none, [S].
@@ -40,12 +127,12 @@ class MonitorOutput(NamedTuple):
     modalities: tuple[str, ...]
 
     def names(self) -> list[str | None]:
-        """The sensor of each stream by name; None where all seem healthy."""
+        """Return the sensor of each stream by name; None where all seem healthy."""
         return [None if number < 0 else self.modalities[number] for number in self.failed.tolist()]
 
 
 class MonitorState(NamedTuple):
-    """What the monitor remembers of S streams.
+    """The monitor's memory of S streams.
 
     Args:
         last: The log-probabilities of the last window, [S, K, C].
@@ -57,10 +144,6 @@ class MonitorState(NamedTuple):
     seen: Tensor
     average: Tensor
 
-    def take(self, streams: Tensor) -> MonitorState:
-        """The state of some of the streams."""
-        return MonitorState(*(each[streams] for each in self))
-
 
 @final
 class SensorMonitor:
@@ -70,7 +153,7 @@ class SensorMonitor:
 
     Args:
         modalities: The sensors, in order.
-        limits: Where healthy averages lie.
+        limits: The range of healthy averages.
         heights: The level of each chart above which there is an alarm, [5].
         memory: Weight of the newest window in the averages.
         facts: How it was calibrated, in plain values.
@@ -80,8 +163,8 @@ class SensorMonitor:
         >>> person = torch.arange(400) // 100
         >>> monitor = SensorMonitor.fit(heads, person)
         >>> for _ in range(10):  # the ankle's sensor hangs: its head says the same again and again
-        ...     verdict = monitor.update({"wrist": torch.randn(1, 3), "ankle": torch.tensor([[0.0, 1.0, 0.0]])})
-        >>> verdict.names()
+        ...     answer = monitor.update({"wrist": torch.randn(1, 3), "ankle": torch.tensor([[0.0, 1.0, 0.0]])})
+        >>> answer.names()
         ['ankle']
     """
 
@@ -93,8 +176,7 @@ class SensorMonitor:
         memory: float = 0.4,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        self.modalities = tuple(modalities)
-        self.limits, self.heights, self.memory = limits, heights, memory
+        self.modalities, self.limits, self.heights, self.memory = tuple(modalities), limits, heights, memory
         self.facts = dict(facts or {})
         self._state: MonitorState | None = None
 
@@ -111,7 +193,7 @@ class SensorMonitor:
         """Calibrate on healthy data that the model was not trained on.
 
         Args:
-            heads: What each head said, [N, C], as scores or log-probabilities; "fused" is passed over.
+            heads: The outputs of each head, [N, C], as scores or log-probabilities; "fused" is passed over.
             group: The stream of each window, [N]: the person or device. The windows of a stream are in their order.
                 Without groups all are one stream, and how streams differ cannot be known.
             false_alarms: The share of stretches of a healthy stream in which an alarm may be up, at any window of the
@@ -123,16 +205,17 @@ class SensorMonitor:
             ValueError: If the data does not fit together, or a stream is too short.
         """
         modalities = [name for name in heads if name != "fused"]
-        raise_all(_problems(heads, modalities, group, false_alarms, stretch, memory))
+        problems = _problems(heads, modalities, group, false_alarms, stretch, memory)
+        raise_all(f"SensorMonitor.fit expected {problem}" for problem in problems)
         logs = _stacked(heads, modalities)
         streams = [logs] if group is None else [logs[group == number] for number in group.unique()]
-        averages = [averaged(each, memory) for each in streams]
-        limits = Limits.of([each[WARM_UP:] for each in averages])
+        averages = [averaged(stream, memory) for stream in streams]
+        settled = [average[WARM_UP:] for average in averages]
+        limits = Limits.of(settled)
 
         needs = []
         for number, stream in enumerate(streams):
-            others = [each[WARM_UP:] for at, each in enumerate(averages) if at != number] or [averages[number]]
-            by = Limits.of(others)
+            by = Limits.of([*settled[:number], *settled[number + 1 :]] or [averages[number]])
             levels = by.levels(averaged(stream, memory, by.centre)).amax(dim=1)
             highest = levels.unfold(0, stretch, 1).amax(dim=2)
             needs.append(highest.quantile(1 - false_alarms / levels.shape[1], dim=0))
@@ -141,7 +224,7 @@ class SensorMonitor:
             "windows": len(logs),
             "false_alarms": false_alarms,
             "stretch": stretch,
-            "needed_by_stream": [each.tolist() for each in needs],
+            "needed_by_stream": [need.tolist() for need in needs],
         }
         heights = bound_for_the_next(torch.stack(needs))
         # However odd healthy streams are: a sensor that says the same for a whole stretch must not go unnoticed.
@@ -152,51 +235,51 @@ class SensorMonitor:
         """Look at the next window of every stream.
 
         Args:
-            heads: What each head said, [S, C], as scores or log-probabilities.
+            heads: The outputs of each head, [S, C], as scores or log-probabilities.
             valid: Which sensors are there at all, [S] each; all of them by default. One that is known to be missing is
                 not watched, and no other is compared with it.
 
         Returns:
-            The verdict on each stream.
+            The answer for each stream.
 
         Raises:
             ValueError: If a sensor is not among the heads, or the number of streams has changed: type `reset()`.
         """
         logs = _stacked(heads, self.modalities)
-        there = torch.ones(logs.shape[:2], dtype=torch.bool, device=logs.device)
+        present = torch.ones(logs.shape[:2], dtype=torch.bool, device=logs.device)
         for place, name in enumerate(self.modalities):
             if valid is not None and name in valid:
-                there[:, place] = torch.as_tensor(valid[name], device=logs.device).bool()
+                present[:, place] = torch.as_tensor(valid[name], device=logs.device).bool()
         state = self._state or self.start(logs)
         if state.last.shape != logs.shape:
             raise ValueError(
                 f"update expected {list(state.last.shape)} streams, sensors and classes, as before; found "
                 f"{list(logs.shape)}. Type monitor.reset() to watch other streams."
             )
-        self._state, verdict = self.step(state, logs, there)
-        return verdict
+        self._state, output = self.step(state, logs, present)
+        return output
 
     def reset(self) -> None:
         """Forget the streams; the calibration stays."""
         self._state = None
 
     def start(self, logs: Tensor) -> MonitorState:
-        """The state before the first window, for log-probabilities of this shape [S, K, C]."""
+        """Return the state before the first window, for log-probabilities of this shape [S, K, C]."""
         centre = self.limits.centre.to(logs)
         seen = torch.zeros(logs.shape[:2], dtype=torch.bool, device=logs.device)
         return MonitorState(logs, seen, centre.expand(len(logs), -1, -1))
 
-    def step(self, state: MonitorState, logs: Tensor, there: Tensor) -> tuple[MonitorState, MonitorOutput]:
-        """One window [S, K, C], from one state to the next: what `update` does, for whoever keeps states."""
-        found, known = statistics(logs, state.last, there, state.seen)
-        average = torch.where(known, state.average + self.memory * (found - state.average), state.average)
+    def step(self, state: MonitorState, logs: Tensor, present: Tensor) -> tuple[MonitorState, MonitorOutput]:
+        """Take one window [S, K, C], from one state to the next: what `update` does, for whoever keeps states."""
+        values, known = statistics(logs, state.last, present, state.seen)
+        average = torch.where(known, state.average + self.memory * (values - state.average), state.average)
         levels = (self.limits.levels(average.cpu()) / self.heights).to(logs)
-        level = levels.amax(dim=2).where(there, 0)
+        level = levels.amax(dim=2).where(present, 0)
         # What two heads disagree about counts against both alike: all that is odd about a head tells which it is.
-        blame = levels.square().sum(dim=2).where(there, -1)
+        blame = levels.square().sum(dim=2).where(present, -1)
         failed = blame.argmax(dim=1).where(level.amax(dim=1) > 1, -1)
-        last = torch.where(there.unsqueeze(2), logs, state.last)
-        return MonitorState(last, there, average), MonitorOutput(failed, level, self.modalities)
+        last = torch.where(present.unsqueeze(2), logs, state.last)
+        return MonitorState(last, present, average), MonitorOutput(failed, level, self.modalities)
 
     def save(self, file: Path | str) -> None:
         """Write it as a plain JSON file."""
@@ -205,7 +288,7 @@ class SensorMonitor:
             "modalities": list(self.modalities),
             "heights": self.heights.tolist(),
             "memory": self.memory,
-            **{name: getattr(self.limits, name).tolist() for name in ("centre", "below", "above")},
+            **{name: limit.tolist() for name, limit in self.limits._asdict().items()},
             "calibration": self.facts,
         }
         Path(file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -215,27 +298,24 @@ class SensorMonitor:
         """Read what `save` wrote.
 
         Raises:
-            BadInput: If it is none.
+            BadInput: If the file is no such thing.
         """
         try:
             content = json.loads(Path(file).read_text(encoding="utf-8"))
-            limits = Limits(*(torch.tensor(content[name]) for name in ("centre", "below", "above")))
+            limits = Limits(*(torch.tensor(content[name]) for name in Limits._fields))
             heights, memory = torch.tensor(content["heights"]), float(content["memory"])
             return cls(content["modalities"], limits, heights, memory, content["calibration"])
-        except (ValueError, KeyError, TypeError) as found:
+        except (ValueError, KeyError, TypeError) as error:
             raise BadInput(
-                f"{file}: expected a monitor as SensorMonitor.save writes it, found: {type(found).__name__} {found}. "
+                f"{file}: expected a monitor as SensorMonitor.save writes it, found: {type(error).__name__} {error}. "
                 "Make one: equipoise monitor RUN"
             ) from None
 
 
 def _stacked(heads: Mapping[str, Any], modalities: Sequence[str]) -> Tensor:
-    """Log-probabilities of all heads, [S, K, C]."""
-    raise_all(
-        f"The monitor expected what the head of {name!r} says; found {sorted(heads)}."
-        for name in modalities
-        if name not in heads
-    )
+    """Stack the log-probabilities of all heads, [S, K, C]."""
+    missing = (name for name in modalities if name not in heads)
+    raise_all(f"The monitor expected what the head of {name!r} says; found {sorted(heads)}." for name in missing)
     return torch.stack([torch.as_tensor(heads[name]).float().log_softmax(dim=1) for name in modalities], dim=1)
 
 
@@ -246,28 +326,24 @@ def _problems(
     false_alarms: float,
     stretch: int,
     memory: float,
-) -> list[str]:
+) -> Iterator[str]:
     if not modalities:
-        return [f"SensorMonitor.fit expected what the head of at least one sensor says; found {sorted(heads)}."]
-    problems = []
+        yield f"what the head of at least one sensor says; found {sorted(heads)}."
+        return
     shapes = {name: list(heads[name].shape) for name in modalities}
-    windows = shapes[modalities[0]][0]
+    windows, least = shapes[modalities[0]][0], stretch + WARM_UP
     if len(set(map(tuple, shapes.values()))) > 1 or len(shapes[modalities[0]]) != 2:
-        problems.append(f"SensorMonitor.fit expected scores [N, C], the same for every head; found {shapes}.")
+        yield f"scores [N, C], the same for every head; found {shapes}."
     elif group is not None and group.shape != (windows,):
-        problems.append(f"SensorMonitor.fit expected a group per window, [{windows}]; found {list(group.shape)}.")
+        yield f"a group per window, [{windows}]; found {list(group.shape)}."
     else:
         sizes = [windows] if group is None else group.unique(return_counts=True)[1].tolist()
-        least = stretch + WARM_UP
-        if min(sizes, default=0) < least:
-            problems.append(
-                f"SensorMonitor.fit expected streams of at least {least} windows; found one of {min(sizes, default=0)}"
-                ". Leave short streams out, or join those of one person."
-            )
+        if (shortest := min(sizes, default=0)) < least:
+            advice = "Leave short streams out, or join those of one person."
+            yield f"streams of at least {least} windows; found one of {shortest}. {advice}"
     if not 0 < false_alarms < 1:
-        problems.append(f"SensorMonitor.fit expected false_alarms between 0 and 1; found {false_alarms}.")
+        yield f"false_alarms between 0 and 1; found {false_alarms}."
     if not 0 < memory <= 1:
-        problems.append(f"SensorMonitor.fit expected memory above 0 and at most 1; found {memory}.")
+        yield f"memory above 0 and at most 1; found {memory}."
     if stretch < 1:
-        problems.append(f"SensorMonitor.fit expected stretch to be at least 1; found {stretch}.")
-    return problems
+        yield f"stretch to be at least 1; found {stretch}."

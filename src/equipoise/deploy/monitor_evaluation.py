@@ -1,8 +1,8 @@
-"""A monitor on trial: healthy streams of people it has not met, then faults that it was not told of."""
+"""Evaluation of a monitor: on healthy streams of people it has not met, then on faults that it was not told of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from equipoise.models.late_fusion import LateFusion
 from equipoise.util.errors import raise_all
 
 DEAD = ("missing zeros", "missing mean", "stuck")
-"""Total failures: the sensor says one and the same for ever."""
+"""Total failures: the sensor gives a constant signal from then on."""
 
 BETWEEN = 20  # windows between the onsets of two trials
 GAINS, DRIFT = (0.25, 4.0), 0.1
@@ -25,12 +25,12 @@ FLOOR = 0.01  # of the training deviation: what electronics add to a dead signal
 
 
 class FaultDetection(NamedTuple):
-    """How a monitor did against one fault of one sensor.
+    """The detection of one fault of one sensor.
 
     Args:
-        fault: What went wrong.
-        sensor: With which one.
-        trials: How often, with onsets all along the streams.
+        fault: The fault.
+        sensor: The sensor at fault.
+        trials: The number of trials, with onsets all along the streams.
         found: The share that raised an alarm within a stretch.
         delay: Windows until it did, the first faulty one counted, mean over those found; None where none was.
         named: The share of those found whose alarm named this sensor; None where none was.
@@ -45,7 +45,7 @@ class FaultDetection(NamedTuple):
 
 
 class MonitorEvaluation(NamedTuple):
-    """What a trial showed.
+    """The result of `evaluate_monitor`.
 
     Args:
         stretches: The share of healthy stretches in which an alarm was up, over all streams.
@@ -62,17 +62,14 @@ class MonitorEvaluation(NamedTuple):
     faults: list[FaultDetection]
 
     def dead(self) -> float:
-        """The share of total failures found within a stretch."""
-        some = [each for each in self.faults if each.fault in DEAD]
-        return sum(each.found * each.trials for each in some) / max(1, sum(each.trials for each in some))
+        """Return the share of total failures found within a stretch."""
+        dead = [fault for fault in self.faults if fault.fault in DEAD]
+        return sum(fault.found * fault.trials for fault in dead) / max(1, sum(fault.trials for fault in dead))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            **self._asdict(),
-            "faults": [each._asdict() for each in self.faults],
-            "total_failures_found": self.dead(),
-        }
+        """Return plain values."""
+        faults = [fault._asdict() for fault in self.faults]
+        return {**self._asdict(), "faults": faults, "total_failures_found": self.dead()}
 
 
 def fit_monitor(model: LateFusion, part: Part, **how: Any) -> SensorMonitor:
@@ -88,8 +85,8 @@ def fit_monitor(model: LateFusion, part: Part, **how: Any) -> SensorMonitor:
     """
     if model.unimodal is None:
         raise ValueError("A monitor watches the heads of the sensors; this model was built with unimodal=None.")
-    heads = _heads(model, part)
-    return SensorMonitor.fit(dict(zip(model.encoders, heads.unbind(dim=1), strict=True)), part.group, **how)
+    heads = dict(zip(model.encoders, _heads(model, part).unbind(dim=1), strict=True))
+    return SensorMonitor.fit(heads, part.group, **how)
 
 
 def evaluate_monitor(
@@ -119,34 +116,32 @@ def evaluate_monitor(
     raise_all(_problems(monitor, part, training, stretch))
     ready = part.in_memory().ready()
     group = torch.zeros(len(part)) if ready.group is None else ready.group
-    up, outcomes = [], {}
+    alarms, detections = [], {}
     for number in group.unique():
         stream = ready.take(group == number)
         if len(stream) <= stretch:
             continue
         heads = _heads(model, stream)
-        states, alarms = _along(monitor, heads)
-        up.append(alarms)
+        states, up = _along(monitor, heads)
+        alarms.append(up)
         last = len(stream) - stretch
         onsets = torch.arange(min(BETWEEN, last), last + 1, BETWEEN)  # a short stream has one trial, at its end
-        onsets = onsets[~alarms[onsets - 1]]
+        onsets = onsets[~up[onsets - 1]]
         if len(onsets) == 0:
             continue
-        before = MonitorState(
-            *(torch.stack(each) for each in zip(*[states[at - 1] for at in onsets.tolist()], strict=True))
-        )
+        before = MonitorState(*map(torch.stack, zip(*[states[at - 1] for at in onsets.tolist()], strict=True)))
         for place, sensor in enumerate(monitor.modalities):
             for fault, broken in _broken(stream, sensor, training, onsets, stretch, seed):
-                said = heads[onsets.unsqueeze(1) + torch.arange(stretch)].clone()
-                said[:, :, place] = _heads(model, broken, sensor)[:, 0].unflatten(0, (len(onsets), stretch))
-                outcomes.setdefault((fault, sensor), []).append(_watch(monitor, before, said, place))
-    spans = [each.unfold(0, stretch, 1).any(dim=1).double() for each in up]
+                logs = heads[onsets.unsqueeze(1) + torch.arange(stretch)].clone()
+                logs[:, :, place] = _heads(model, broken, sensor)[:, 0].unflatten(0, (len(onsets), stretch))
+                detections.setdefault((fault, sensor), []).append(_watch(monitor, before, logs, place))
+    spans = [up.unfold(0, stretch, 1).any(dim=1).double() for up in alarms]
     return MonitorEvaluation(
         float(torch.cat(spans).mean()),
-        float(torch.cat(up).double().mean()),
-        max(float(each.mean()) for each in spans),
-        len(up),
-        [_summed(fault, sensor, torch.cat(some)) for (fault, sensor), some in outcomes.items()],
+        float(torch.cat(alarms).double().mean()),
+        max(float(span.mean()) for span in spans),
+        len(alarms),
+        [_summed(fault, sensor, torch.cat(trials)) for (fault, sensor), trials in detections.items()],
     )
 
 
@@ -160,39 +155,36 @@ def _problems(monitor: SensorMonitor, part: Part, training: TrainingStatistics, 
 
 
 def _heads(model: LateFusion, part: Part, only: str | None = None) -> Tensor:
-    """What the heads say, [N, K, C]; or only one of them."""
+    """Compute the log-probabilities of the heads, [N, K, C]; or of only one of them."""
     names = list(model.encoders) if only is None else [only]
+    inputs = {key: array for key, array in part.inputs.items() if key.removesuffix("_length") in names}
     with reading(model):
-        scores = model.unimodal_outputs(read_features(model, replace(part, inputs=_of(part, names))))
+        scores = model.unimodal_outputs(read_features(model, replace(part, inputs=inputs)))
         return torch.stack([scores[name].float().log_softmax(dim=1) for name in names], dim=1).cpu()
 
 
-def _of(part: Part, names: Sequence[str]) -> dict[str, Tensor]:
-    return {key: array for key, array in part.inputs.items() if key.removesuffix("_length") in names}
-
-
 def _along(monitor: SensorMonitor, heads: Tensor) -> tuple[list[MonitorState], Tensor]:
-    """The state after each window of one healthy stream, and whether an alarm was up."""
-    state, there = monitor.start(heads[:1]), torch.ones(heads[:1].shape[:2], dtype=torch.bool)
+    """Return the state after each window of one healthy stream, and whether an alarm was up."""
+    state, present = monitor.start(heads[:1]), torch.ones(heads[:1].shape[:2], dtype=torch.bool)
     states, alarms = [], []
     for window in heads.unsqueeze(1):
-        state, verdict = monitor.step(state, window, there)
-        states.append(MonitorState(*(each[0] for each in state)))
-        alarms.append(bool(verdict.failed[0] >= 0))
+        state, output = monitor.step(state, window, present)
+        states.append(MonitorState(*(values[0] for values in state)))
+        alarms.append(bool(output.failed[0] >= 0))
     return states, torch.tensor(alarms)
 
 
-def _watch(monitor: SensorMonitor, state: MonitorState, said: Tensor, place: int) -> Tensor:
-    """For each trial [S, stretch, K, C]: windows until the alarm, 0 where there was none; and whether it was right."""
-    there = torch.ones(said.shape[0], said.shape[2], dtype=torch.bool)
-    failed = []
-    for window in said.unbind(dim=1):
-        state, verdict = monitor.step(state, window, there)
-        failed.append(verdict.failed)
-    told = torch.stack(failed, dim=1)
-    alarm = told >= 0
+def _watch(monitor: SensorMonitor, state: MonitorState, logs: Tensor, place: int) -> Tensor:
+    """Return for each trial [S, stretch, K, C] the windows until the alarm, 0 without one, and whether it was right."""
+    present = torch.ones(logs.shape[0], logs.shape[2], dtype=torch.bool)
+    outputs = []
+    for window in logs.unbind(dim=1):
+        state, output = monitor.step(state, window, present)
+        outputs.append(output.failed)
+    failed = torch.stack(outputs, dim=1)
+    alarm = failed >= 0
     first = alarm.int().argmax(dim=1)
-    right = told.gather(1, first.unsqueeze(1)).squeeze(1) == place
+    right = failed.gather(1, first.unsqueeze(1)).squeeze(1) == place
     return torch.stack([(first + 1).where(alarm.any(dim=1), 0), right.long()], dim=1)
 
 
@@ -206,16 +198,16 @@ def _summed(fault: str, sensor: str, trials: Tensor) -> FaultDetection:
 def _broken(
     stream: Part, sensor: str, training: TrainingStatistics, onsets: Tensor, stretch: int, seed: int
 ) -> Iterator[tuple[str, Part]]:
-    """The windows of all trials, one trial after the other, with one sensor broken; fault by fault."""
+    """Yield fault by fault the windows of all trials, one trial after the other, with one sensor broken."""
     rows = (onsets.unsqueeze(1) + torch.arange(stretch)).flatten()
-    whole = stream.inputs[sensor]
-
-    def broken(values: Tensor) -> Part:
-        return replace(stream.take(rows), inputs={**stream.take(rows).inputs, sensor: values})
-
     for fault, level, faulty in faulty_parts(stream, sensor, training, seed):
         if sensor in faulty.inputs:
             yield f"{fault} {level}", faulty.take(rows)
+    healthy, whole = stream.take(rows), stream.inputs[sensor]
+
+    def broken(values: Tensor) -> Part:
+        return replace(healthy, inputs={**healthy.inputs, sensor: values})
+
     array = whole[rows]
     mean, deviation = training.mean[sensor].to(array), training.deviation[sensor].to(array)
     last = whole[onsets - 1].repeat_interleave(stretch, dim=0)

@@ -1,0 +1,311 @@
+"""Reading the saved model of a finished run: everything is checked before anything is built, and no data names code."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.data.views import view_of
+from equipoise.deploy.deployable import IN_THE_GRAPH, Deployable, InputSpec
+from equipoise.deploy.description import at_most, problems_in, read_description, row_problems
+from equipoise.models import LateFusion
+from equipoise.models.choose import KINDS, build_encoders, kinds_of
+from equipoise.models.encoders import known_features
+from equipoise.models.late_fusion import takes_lengths
+from equipoise.study.registry import Method, all_methods
+from equipoise.study.saved_model import DESCRIPTION, WEIGHTS
+from equipoise.util.errors import BadInput, raise_all
+from equipoise.util.files import inside
+
+TRAIN = "equipoise train --data watch --method mimo --out runs/one"
+PLAUSIBLE = 2**16  # features that an encoder may be told of, though it need not have as many
+
+
+class SavedModel(NamedTuple):
+    """The model of a finished run.
+
+    Args:
+        folder: The folder of the run.
+        model: With its weights, its committee fitted, in evaluation mode.
+        row: Its row of results.
+        classes: The names of the classes.
+        input_specs: The inputs of a deployed model.
+        parts: How many samples and groups each part of the data had.
+        encoder: The words that its encoders were built from.
+    """
+
+    folder: Path
+    model: LateFusion
+    row: dict[str, Any]
+    classes: tuple[str, ...]
+    input_specs: dict[str, InputSpec]
+    parts: dict[str, dict[str, int]]
+    encoder: str = "auto"
+
+    def deployable(self) -> Deployable:
+        """Return the model as it is shipped."""
+        return Deployable(self.model, self.input_specs)
+
+
+def load_saved_model(path: Path | str, *, encoder: str | None = None, trust: bool = False) -> SavedModel:
+    """Build the model of a finished run again.
+
+    A file is not believed to name code: from the run's own words only encoders of the package are made. One of the
+    user's own has to be named again, or the folder to be trusted; it is checked to make modules before it is called.
+
+    Args:
+        path: The folder of a run, `OUT/runs/NAME`, or the folder OUT of a command that made a single one.
+        encoder: The encoders as they were named for training, where a dotted path was among them.
+        trust: Import what the folder names.
+
+    Raises:
+        BadInput: If there is no such run, or several, or its model cannot be built again; with all that is wrong.
+    """
+    folder = _find(Path(path))
+    damage, tensors, size = [], {}, 0
+    try:
+        tensors, size = _stored_tensors(folder), (folder / WEIGHTS).stat().st_size
+    except BadInput as error:
+        damage.append(str(error))
+    content = read_description(folder, DESCRIPTION, size)
+    problems, words = [f"{folder / DESCRIPTION}: {problem}" for problem in problems_in(content)], ""
+    if not problems:
+        words = content["row"]["run"]["encoder"] if encoder is None else encoder
+        problems += _encoder_problems(folder, content, words, believed=trust or encoder is not None)
+    raise_all([*problems, *damage])
+    row = content["row"]
+    method = all_methods()[row["method"]]
+    if not method.fused:
+        raise BadInput(
+            f"{folder}: {row['method']} trains every sensor alone and leaves the fused head as it was drawn, so that "
+            "there is no one model to ship; train with --method ensemble, whose sensors vote, or with another method"
+        )
+    specs = {name: _input_spec(plain) for name, plain in content["inputs"].items()}
+    try:
+        model = _rebuilt(folder, content, words, method, tensors, specs)
+    except BadInput:
+        raise
+    except (ValueError, RuntimeError, TypeError, OverflowError) as error:
+        raise BadInput(f"{folder}: the model of this run cannot be made again: {error}") from None
+    _load_weights(model, folder)
+    return SavedModel(folder, model.eval(), row, tuple(content["classes"]), specs, content["parts"], words)
+
+
+# -- finding it --
+
+
+def _find(path: Path) -> Path:
+    if inside(path, DESCRIPTION).is_file():
+        return path
+    runs = sorted(file.parent for file in path.glob(f"runs/*/{DESCRIPTION}"))
+    if len(runs) == 1:
+        return inside(path, "runs", runs[0].name)
+    old = " (its runs were made before models were kept: train again)" if any(path.glob("**/epoch-*")) else ""
+    problem = f"{path}: expected the folder of a finished run, found no {DESCRIPTION} in it{old}. Make one: {TRAIN}"
+    if runs:
+        problem = f"{path} holds {len(runs)} finished runs; name one of them:\n" + "\n".join(_listed(runs))
+    elif not path.is_dir():
+        problem = f"no such folder: {path}; expected the folder of a finished run. Make one: {TRAIN}"
+    elif (path / "tune.db").is_file():
+        problem = f"{path}: a search keeps no models; the command at the end of {path / 'tune.md'} trains the best"
+    raise BadInput(problem)
+
+
+def _listed(folders: list[Path]) -> list[str]:
+    """Write a line for each run, the best of each data set first, with what tells it from the others."""
+    rows, lines, damaged = {}, [], []
+    for folder in folders:
+        try:
+            content = read_description(folder, DESCRIPTION)
+            raise_all(row_problems(content))
+            rows[folder] = content["row"]
+        except ValueError as error:
+            damaged.append(f"  {folder}  cannot be read: {_first_line(error)}")
+    settings = {folder: _settings(row) for folder, row in rows.items()}
+    values: dict[str, set[str]] = {}
+    for own in settings.values():
+        for key, value in own.items():
+            values.setdefault(key, set()).add(value)
+    accuracies = {folder: row.get("validation", {}).get("fused") for folder, row in rows.items()}
+    for folder in sorted(rows, key=lambda folder: (rows[folder]["data"], -(accuracies[folder] or 0.0))):
+        row, accuracy = rows[folder], accuracies[folder]
+        fold = "" if row["fold"] is None else f", fold {row['fold']}"
+        differs = "".join(f", {key}={value}" for key, value in settings[folder].items() if len(values[key]) > 1)
+        known = "" if accuracy is None else f": {100 * accuracy:.1f} % on validation data"
+        lines.append(f"  {folder}  {row['label']} on {row['data']}, seed {row['seed']}{fold}{differs}{known}")
+    return [*lines, *damaged]
+
+
+def _settings(row: dict[str, Any]) -> dict[str, str]:
+    """Return settings and parameters of a run as they would be typed."""
+    own = {f"{row['label']}.{key}": value for key, value in row.get("params", {}).items()}
+    return {key: str(value) for key, value in {**row["run"], **own}.items()}
+
+
+def _encoder_problems(folder: Path, content: dict[str, Any], words: str, *, believed: bool) -> list[str]:
+    kinds, problems = kinds_of(words, content["inputs"])
+    if problems or believed:
+        return problems
+    own = {kind: name for name, kind in kinds.items() if kind not in KINDS}
+    typed = shlex.quote("".join(sign for sign in words if sign.isprintable()))
+    return [
+        f"{folder / DESCRIPTION}: the encoder of {name!r} is {kind!r}, which is no encoder of the package, and no code "
+        f"runs because a file names it. If it is yours, type --encoder {typed}; if you know who made the folder, "
+        "--trust"
+        for kind, name in own.items()
+    ]
+
+
+def _input_spec(plain: dict[str, Any]) -> InputSpec:
+    """Return what the graph takes: what is stored where the graph can do the rest, or what encoders read."""
+    view = None if plain["view"] is None else view_of(plain["view"])
+    if view is not None and not isinstance(view, IN_THE_GRAPH):
+        return InputSpec(tuple(plain["read"]), ragged=plain["ragged"] and not view.takes_lengths, before=view)
+    stored = tuple(plain["stored"])
+    per_channel = (-1, *[1] * (len(stored) - 1))
+    known: dict[str, Any] = {
+        key: torch.tensor(plain[key]).reshape(per_channel) for key in ("mean", "deviation") if key in plain
+    }
+    known |= {"most": plain["most"]} if "most" in plain else {}  # word numbers beyond it may have no vector
+    return InputSpec(stored, getattr(torch, plain["dtype"]), plain["ragged"], view, **known)
+
+
+# -- building it --
+
+
+class TensorSpec(NamedTuple):
+    """The description of a tensor in a file of weights.
+
+    Args:
+        shape: Its shape.
+        dtype: Its type, in the words of the format.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        """Describe a tensor as its file would: F32, BF16, I64, U8, BOOL."""
+        name = str(tensor.dtype).removeprefix("torch.")
+        return cls(tuple(tensor.shape), re.sub(r"^(bf|f|i|u)[a-z]*", r"\1", name).upper())
+
+
+@final
+class _Outline(nn.Module):
+    """Takes the place of an encoder of the user's own where only the size of its output matters."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.features = known_features("A saved model", encoder)
+
+
+def _rebuilt(
+    folder: Path,
+    content: dict[str, Any],
+    words: str,
+    method: Method,
+    tensors: Mapping[str, TensorSpec],
+    specs: Mapping[str, InputSpec],
+) -> LateFusion:
+    """Build the model of a run without its weights, once it is certain that they fit: before, nothing large is made.
+
+    Raises:
+        BadInput: With every tensor that does not fit, and every input that no encoder can read.
+        RuntimeError: If an encoder cannot be made.
+    """
+    settings = content["row"]["run"]
+    features, shapes = settings["features"], {name: tuple(plain["read"]) for name, plain in content["inputs"].items()}
+    kinds, _ = kinds_of(words, shapes)
+    own = [name for name, kind in kinds.items() if kind not in KINDS]
+    if own and features > max(PLAUSIBLE, sum(math.prod(tensor.shape) for tensor in tensors.values())):
+        raise BadInput(
+            f"{folder / DESCRIPTION}: row.run.features: expected at most as many as there are weights, found {features}"
+        )
+
+    def encoder(name: str) -> nn.Module:
+        try:
+            return build_encoders(kinds[name], {name: shapes[name]}, features, checked=True)[name]
+        except BadInput as error:
+            raise RuntimeError(str(error)) from error  # what the folder says is known to be sound: it is the encoder
+
+    def assembled(own: Mapping[str, nn.Module]) -> LateFusion:
+        encoders = {name: own[name] if name in own else encoder(name) for name in kinds}
+        classes = len(content["classes"])
+        model = LateFusion(encoders, classes, fusion=settings["fusion"], unimodal=content["unimodal"])
+        return model if method.finish is None else method.finish(model)
+
+    made = {name: encoder(name) for name in own}
+    with torch.device("meta"):
+        outline = assembled({name: _Outline(module) for name, module in made.items()})
+    problems = [f"{folder / WEIGHTS}: {problem}" for problem in at_most(_misfits(outline, made, tensors))]
+    problems += [f"{folder / DESCRIPTION}: {problem}" for problem in _unreadable(outline, made, specs)]
+    raise_all(problems)
+    return assembled(made)
+
+
+def _misfits(outline: LateFusion, made: Mapping[str, nn.Module], tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
+    """Name the tensors of a file that do not fit those of a model."""
+    expected = {key: TensorSpec.of(tensor) for key, tensor in outline.state_dict().items()}
+    optional = {}
+    for key, module in outline.encoders.named_children():
+        name = next(name for name, encoder in outline.encoders.items() if encoder is module)
+        own = made[name].state_dict() if name in made else {}
+        optional |= {f"encoders.{key}.{inner}": TensorSpec.of(tensor) for inner, tensor in own.items()}
+    for key, wanted in {**expected, **optional}.items():
+        stored, shape = tensors.get(key), list(wanted.shape)
+        if stored is None and key not in optional:  # tied weights of an encoder are stored once
+            yield f"expected {key} of shape {shape}, found no such tensor"
+        elif stored is not None and stored != wanted:
+            found = f"found {list(stored.shape)} and {stored.dtype}"
+            yield f"expected {key} of shape {shape} and type {wanted.dtype}, {found}"
+    unknown = (key for key in tensors if key not in expected and key not in optional)
+    yield from (f"expected a tensor of the model, found {key[:100]!r}" for key in unknown)
+
+
+def _unreadable(outline: LateFusion, made: Mapping[str, nn.Module], specs: Mapping[str, InputSpec]) -> Iterator[str]:
+    """Name the inputs described so that their encoders cannot read them."""
+    for name, spec in specs.items():
+        encoder = made.get(name, outline.encoders[name])
+        words = getattr(encoder, "words", None)
+        if isinstance(words, int) and not spec.dtype.is_floating_point and spec.most >= words:
+            yield f"inputs.{name}.most: expected less than {words}, which its encoder knows, found {spec.most}"
+        if spec.ragged and not takes_lengths(encoder):
+            yield f"inputs.{name}.ragged: expected false, since its encoder takes no lengths, found true"
+
+
+def _stored_tensors(folder: Path) -> dict[str, TensorSpec]:
+    """Read which tensors a file of weights says it has."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(inside(folder, WEIGHTS)), framework="pt") as opened:
+            slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 (it is no mapping)
+            return {key: TensorSpec(tuple(part.get_shape()), part.get_dtype()) for key, part in slices.items()}
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise _damaged(folder, error) from None
+
+
+def _load_weights(model: nn.Module, folder: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    try:
+        load_model(model, str(inside(folder, WEIGHTS)))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise _damaged(folder, error) from None
+
+
+def _damaged(folder: Path, error: Exception) -> BadInput:
+    return BadInput(f"{folder / WEIGHTS}: expected the weights of this run's model, found: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
