@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
 import re
 import shlex
@@ -107,19 +108,14 @@ def damage_in(folder: Path) -> str:
     """Say what is wrong with the checkpoint that a run would go on from, and what to type; "" where nothing is."""
     if links := [link for place in (folder, *checkpoints(folder)) for link in link_problems(place)]:
         return "\n".join(links)
-    problems: list[str] = []
-    remove: list[Path] = []
-    going_on = "To begin this run anew, type"
-    for path in reversed(checkpoints(folder)):
-        damaged = _damaged(path)
-        if not damaged:
-            going_on = f"To go on from {path.name} instead, type"
-            break
-        problems += damaged
-        remove.append(path)
-    if not remove:
+    newest_first = ((path, _damaged(path)) for path in reversed(checkpoints(folder)))
+    damaged = dict(itertools.takewhile(lambda one: one[1], newest_first))
+    if not damaged:
         return ""
-    return "\n".join([*problems, f"Nothing was changed. {going_on}: rm -r {shlex.join(map(str, remove))}"])
+    whole = checkpoints(folder)[: -len(damaged)]
+    going_on = f"To go on from {whole[-1].name} instead, type" if whole else "To begin this run anew, type"
+    remove = f"Nothing was changed. {going_on}: rm -r {shlex.join(map(str, damaged))}"
+    return "\n".join([*itertools.chain.from_iterable(damaged.values()), remove])
 
 
 def _damaged(path: Path) -> list[str]:
@@ -128,11 +124,10 @@ def _damaged(path: Path) -> list[str]:
         lines = (path / SEAL).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as problem:
         return [f"{path / SEAL}: expected the sums of the files beside it, found: {problem.strerror}"]
-    sealed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     problems = []
     for file in (path / MODEL, path / STATE):
         try:
-            if sealed.get(file.name) != _digest(file):
+            if f"{_digest(file)}  {file.name}" not in lines:
                 problems.append(f"{file}: expected the content whose sum is in {SEAL}, found another")
         except OSError as problem:
             problems.append(f"{file}: expected part of a checkpoint, found: {problem.strerror}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -47,24 +47,36 @@ class Compiler:
         self._model, self._epochs = model, settings.epochs
         self._may_benchmark = model.committee.is_cuda and not settings.deterministic
         self._plain_seconds, self._tried_at = 0.0, 0
-        why_not = "each process holds a piece of the model" if sharded else _why_not(model, settings)
+        reasons = {
+            "each process holds a piece of the model": sharded,
+            "compile=false": settings.compile is False,
+            "on a GPU only, unless compile=true": not model.committee.is_cuda,
+            "deterministic=true": settings.deterministic,
+        }
+        why_not = next((why for why, applies in reasons.items() if applies), None)
+        if why_not is None:  # which takes a while to find out
+            why_not = "" if has_triton() else "triton is not installed"
         self._watches = not why_not and settings.compile == "auto"
         self.outcome = f"no: {why_not or 'not an epoch was left to measure'}"
         if settings.compile is True and not sharded:
             model.compile_encoders(steady=True)
             self.outcome = "yes"
 
-    def benchmarking(self, *, full: bool) -> AbstractContextManager[None]:
-        """Return the context of a step, in which cuDNN times all its convolutions where encoders are compiled.
+    @contextmanager
+    def benchmarking(self, *, full: bool) -> Generator[None]:
+        """Let cuDNN time all its convolutions in a step, where encoders are compiled.
 
         That takes ten seconds for every new shape of batch and saves 3 % of a step: it pays where compiling does.
 
         Args:
             full: Whether the batch has the size that most have.
         """
-        return (
-            _cudnn_benchmark() if full and self._may_benchmark and not self.outcome.startswith("no") else nullcontext()
-        )
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = before or (full and self._may_benchmark and self.outcome[:2] != "no")
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
 
     def update(self, seconds: float, epoch: int, *, whole: bool) -> bool:
         """Decide after an epoch whether to compile, or to undo it; return whether the step has changed.
@@ -95,24 +107,3 @@ class Compiler:
         self._model.uncompile_encoders()
         self.outcome = f"no: an epoch took {ratio:.2f} of its time"
         return True
-
-
-@contextmanager
-def _cudnn_benchmark() -> Generator[None, None, None]:
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
-def _why_not(model: LateFusion, settings: Settings) -> str:
-    """Say why the encoders of a run are not compiled, whatever it measures; "" where measuring decides."""
-    if settings.compile is False:
-        return "compile=false"
-    if not model.committee.is_cuda:
-        return "on a GPU only, unless compile=true"
-    if settings.deterministic:
-        return "deterministic=true"
-    return "" if has_triton() else "triton is not installed"

@@ -19,7 +19,6 @@ from torch import Tensor
 from equipoise.balance.balancer import Balancer
 from equipoise.data.feed import Batch, Feed, MicroBatch
 from equipoise.data.splits import Part
-from equipoise.training.launch import precision_of
 from equipoise.training.settings import Settings
 
 WARM_UP = 4
@@ -39,19 +38,17 @@ def why_not_captured(settings: Settings, device: torch.device, ranks: int, steps
         ranks: Processes that train together.
         steps: Of the whole run.
     """
-    if settings.capture is False:
-        return "capture=false"
-    if device.type != "cuda":
-        return "only a GPU plays steps back"
-    if precision_of(settings, device) == "fp16":
-        return "with fp16 every step asks the gradients whether it may be taken; type precision=bf16"
-    if ranks > 1:
-        return f"{ranks} processes train together"
-    if settings.capture == "auto" and settings.deterministic:
-        return "deterministic=true"
-    if settings.capture == "auto" and steps < LEAST_STEPS:
-        return f"{steps} steps are too few to earn it back"
-    return ""
+    auto = settings.capture == "auto"
+    reasons = {
+        "capture=false": settings.capture is False,
+        "only a GPU plays steps back": device.type != "cuda",
+        "with fp16 every step asks the gradients whether it may be taken; type precision=bf16": settings.precision
+        == "fp16",
+        f"{ranks} processes train together": ranks > 1,
+        "deterministic=true": auto and settings.deterministic,
+        f"{steps} steps are too few to earn it back": auto and steps < LEAST_STEPS,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 @final
@@ -77,7 +74,7 @@ class CapturedStep:
 
     def reset(self) -> None:
         """Discard the graph: the step has changed."""
-        self._graph: _Graph | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
         self._phase: Any = None
         self._warm_up = WARM_UP
 
@@ -101,22 +98,32 @@ class CapturedStep:
         if (phase := self._balancer.phase) != self._phase:
             self.reset()
             self._phase = phase
-        if self._graph is not None:
-            self._graph.replay(batch)
-        elif self._warm_up > 0:
+        if self._graph is None and self._warm_up > 0:
             self._warm_up -= 1
             with _on_stream(self._stream):
                 if self._warm_up > 0:
                     self._step(batch, pieces)
                 else:  # the last one is watched
                     self.why_not = _synchronises(lambda: self._step(batch, pieces))
-        else:
-            self._capture(batch, pieces)
+        elif self._graph is not None or self._capture(batch, pieces):
+            self._replay(batch)
 
-    def _capture(self, batch: Batch, pieces: Sequence[MicroBatch]) -> None:
+    def _replay(self, batch: Batch) -> None:
+        for target, source in zip(_tensors(self._batch), _tensors(batch), strict=True):
+            target.copy_(source, non_blocking=True)
+        assert self._graph is not None
+        self._graph.replay()
+
+    def _capture(self, batch: Batch, pieces: Sequence[MicroBatch]) -> bool:
+        """Capture the step, which computes nothing yet; where that fails, take it as written and return False."""
         generators = [self._feed.random, *self._balancer.generators()]
+        memory, graph = _copy_of(batch), torch.cuda.CUDAGraph()
         try:
-            graph = _Graph(self._step, batch, pieces, generators, self._stream)
+            for generator in generators:
+                graph.register_generator_state(generator)
+            # Other threads may go on using the device meanwhile.
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                self._step(memory, pieces)
         except Exception as problem:  # whatever a model does that cannot be captured, it can still be trained
             self.why_not = f"it could not be recorded ({str(problem).strip().splitlines()[0]})"
             torch.cuda.synchronize()
@@ -124,35 +131,9 @@ class CapturedStep:
                 generator.graphsafe_set_state(generator.clone_state())
             self._recover()
             self._step(batch, pieces)
-            return
-        self._graph = graph
-        graph.replay(batch)
-
-
-@final
-class _Graph:
-    """One step in a CUDA graph, captured but not yet computed, and the memory its batch is copied into."""
-
-    def __init__(
-        self,
-        step: Step,
-        batch: Batch,
-        pieces: Sequence[MicroBatch],
-        generators: Sequence[torch.Generator],
-        stream: torch.cuda.Stream | None,
-    ) -> None:
-        self._batch, self._graph = _copy_of(batch), torch.cuda.CUDAGraph()
-        for generator in generators:
-            self._graph.register_generator_state(generator)
-        # Other threads may go on using the device meanwhile.
-        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-            step(self._batch, pieces)
-
-    def replay(self, batch: Batch) -> None:
-        """Take the step with another batch."""
-        for target, source in zip(_tensors(self._batch), _tensors(batch), strict=True):
-            target.copy_(source, non_blocking=True)
-        self._graph.replay()
+            return False
+        self._graph, self._batch = graph, memory
+        return True
 
 
 @cache

@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
@@ -150,10 +151,8 @@ def silence_other_ranks(words: Sequence[str]) -> None:
         sys.stdout = io.StringIO()
     other = bool(words) and not words[0].startswith("-") and words[0] not in TOGETHER
     if other or any(word == "--on" or word.startswith("--on=") for word in words):
-        several = (
-            f"expected one process, found {os.environ['WORLD_SIZE']}: several can {', '.join(TOGETHER)} together, here"
-        )
-        raise BadInput(f"{several}; type equipoise {shlex.join(words)}")
+        several = f"several can {', '.join(TOGETHER)} together, here; type equipoise {shlex.join(words)}"
+        raise BadInput(f"expected one process, found {os.environ['WORLD_SIZE']}: {several}")
 
 
 def print_error(problem: str, *, known_to_all: bool = True) -> None:
@@ -172,10 +171,9 @@ def init(device: str) -> None:
     """
     if not launched() or dist.is_initialized():
         return
-    backend = "gloo"
     if device != "cpu":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        backend = "cpu:gloo,cuda:nccl"
+    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     # torchrun keeps the addresses of processes that have died; only on one machine do all know how often they started.
     one_machine = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
@@ -195,7 +193,7 @@ def broadcast(value: Value) -> Value:
     """Return the value of rank 0, on every rank."""
     if collectives.size() == 1:
         return value
-    values = [on_cpu(value) if is_main() else None]
+    values = [tree_map_only(Tensor, Tensor.cpu, value) if is_main() else None]  # other ranks have other devices
     dist.broadcast_object_list(values, src=0)
     return values[0]  # ty: ignore[invalid-return-type]
 
@@ -205,39 +203,19 @@ def gather(value: Value) -> list[Value]:
     if collectives.size() == 1:
         return [value]
     values: list[Any] = [None] * collectives.size()
-    dist.all_gather_object(values, on_cpu(value))
+    dist.all_gather_object(values, tree_map_only(Tensor, Tensor.cpu, value))
     return values
 
 
 @contextmanager
 def one_rank_at_a_time() -> Generator[None]:
     """Let one rank after the other enter the context, for work that must not happen at the same time."""
-    for _ in range(collectives.rank()):
-        _barrier()
-    yield
-    for _ in range(collectives.size() - collectives.rank()):
-        _barrier()
-
-
-def _barrier() -> None:
-    if collectives.size() > 1:
+    rank, ranks = collectives.rank(), collectives.size()
+    for _ in range(rank):
         dist.barrier()
-
-
-def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return nested dictionaries, lists and tuples with every tensor changed."""
-    if isinstance(tree, Tensor):
-        return change(tree)
-    if isinstance(tree, dict):
-        return {key: map_tensors(value, change) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
-        return type(tree)(map_tensors(value, change) for value in tree)
-    return tree
-
-
-def on_cpu(tree: Any) -> Any:
-    """Return nested values with every tensor on the CPU: other processes have other devices."""
-    return map_tensors(tree, lambda tensor: tensor.cpu())
+    yield
+    for _ in range(ranks - rank if ranks > 1 else 0):
+        dist.barrier()
 
 
 def parallel_kind(settings: Settings) -> str:
@@ -249,30 +227,27 @@ def check_launch(settings: Settings, balancer: Balancer) -> None:
     """Raise one message with everything that keeps several processes from training together as asked."""
     if not launched() or int(os.environ.get("WORLD_SIZE", collectives.size())) == 1:
         return
-    here, count, sharded = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count(), "parallel=fsdp: "
-    problems = []
-    if ":" in settings.device:
-        problems.append(f"device={settings.device}: every process takes a GPU of its own; type device=cuda")
-    elif settings.device != "cpu" and 0 < count < here:
-        problems.append(
-            f"expected a GPU for each process of a machine, found {here} processes and {count} GPUs; start {count}, or "
-            "type device=cpu"
-        )
-    if _set("ACCELERATE_USE_DEEPSPEED"):
-        problems.append("expected DDP or FSDP, found DeepSpeed in the configuration of accelerate; leave it out")
-    if parallel_kind(settings) == "fsdp":
-        if balancer.route != "loss" and (balancer.route != "fused" or balancer.needs_encoders):
-            problems.append(
-                f"{sharded}expected a method that only weighs losses (msl, ew, mimo), found "
-                f"{type(balancer).__name__}: it takes gradients of single losses at whole encoders, and under FSDP no "
-                "process holds a whole encoder, nor are gradients that a method takes itself gathered; type "
-                "parallel=ddp"
-            )
-        if settings.precision == "fp16":
-            problems.append(f"{sharded}expected precision=bf16 or fp32, found fp16; type precision=bf16")
-        if settings.compile is True:
-            problems.append(f"{sharded}expected compile=false, found true: compiled encoders are not sharded")
-    raise_all(problems)
+    here, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    numbered, sharded = ":" in settings.device, parallel_kind(settings) == "fsdp"
+    weighs = balancer.route == "loss" or (balancer.route == "fused" and not balancer.needs_encoders)
+    found = type(balancer).__name__
+    rules = [
+        (numbered, f"device={settings.device}: every process takes a GPU of its own; type device=cuda"),
+        (not numbered and settings.device != "cpu" and 0 < count < here,
+         f"expected a GPU for each process of a machine, found {here} processes and {count} GPUs; start {count}, or "
+         "type device=cpu"),
+        (_set("ACCELERATE_USE_DEEPSPEED"),
+         "expected DDP or FSDP, found DeepSpeed in the configuration of accelerate; leave it out"),
+        (sharded and not weighs,
+         f"parallel=fsdp: expected a method that only weighs losses (msl, ew, mimo), found {found}: it takes gradients "
+         "of single losses at whole encoders, and under FSDP no process holds a whole encoder, nor are gradients that "
+         "a method takes itself gathered; type parallel=ddp"),
+        (sharded and settings.precision == "fp16",
+         "parallel=fsdp: expected precision=bf16 or fp32, found fp16; type precision=bf16"),
+        (sharded and settings.compile is True,
+         "parallel=fsdp: expected compile=false, found true: compiled encoders are not sharded"),
+    ]  # fmt: skip
+    raise_all(problem for applies, problem in rules if applies)
 
 
 def _set(name: str) -> bool:

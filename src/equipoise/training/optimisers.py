@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -257,7 +256,8 @@ def local_smoothness(model: LateFusion, balancer: Balancer, part: Part, rounds: 
     def of_loss(name: str, *, head_alone: bool = False) -> tuple[float, float]:
         return constants(twin, part, name, (twin.heads[name] if head_alone else twin).parameters(), rounds)
 
-    with _twice_differentiable():
+    # Recurrent layers of cuDNN and the fast kernels of attention have one backward pass only.
+    with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
         return balancer.smoothness(of_loss, list(twin.encoders))
 
 
@@ -290,10 +290,3 @@ def constants(
 
 def _norm(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack(list(torch._foreach_norm(list(tensors)))).norm()
-
-
-@contextmanager
-def _twice_differentiable() -> Generator[None]:
-    """Disable kernels with one backward pass only: cuDNN's recurrent layers and the fast ones of attention."""
-    with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
-        yield

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from equipoise.balance import collectives
 from equipoise.models import LateFusion
-from equipoise.training.launch import map_tensors, parallel_kind
+from equipoise.training.launch import parallel_kind
 from equipoise.training.settings import Settings
 
 
@@ -93,37 +94,29 @@ class _SeveralRanks(ParallelModel):
 
 @final
 class _Replicated(_SeveralRanks):
-    """DDP: every rank has a copy, and gradients are averaged while the backward pass goes on."""
+    """DDP, which knows of one way to call a model only: gradients are averaged while the backward pass goes on."""
 
     kind = "ddp"
 
     def __init__(self, model: LateFusion, device: torch.device) -> None:
         super().__init__(model, device)
-        self.wrapped = _DDPModel(self.model, device)
-
-    def sync_gradients(self, *, last: bool) -> AbstractContextManager[Any]:
-        return nullcontext() if last else self.wrapped.parallel.no_sync()
-
-
-@final
-class _DDPModel:
-    """A model whose steps go through DDP, which knows of one way to call it only."""
-
-    def __init__(self, model: LateFusion, device: torch.device) -> None:
-        self.unimodal, self.fusion = model.unimodal, model.fusion
         known = signature(DistributedDataParallel).parameters
         syncs = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # an older name
         options: dict[str, Any] = {syncs: False, "gradient_as_bucket_view": True}
         if device.type == "cuda":
             options["device_ids"] = [device.index]
-        self.parallel = DistributedDataParallel(_Forward(model), **options)
+        self.wrapped, self.unimodal, self.fusion = self, self.model.unimodal, self.model.fusion
+        self.ddp = DistributedDataParallel(_Forward(self.model), **options)
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.parallel(inputs, shares=False)
+        return self.ddp(inputs, shares=False)
 
     def with_shares(self, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the outputs, and each modality's share of the fused one."""
-        return self.parallel(inputs, shares=True)
+        return self.ddp(inputs, shares=True)
+
+    def sync_gradients(self, *, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if last else self.ddp.no_sync()
 
 
 @final
@@ -157,7 +150,7 @@ class _Sharded(_SeveralRanks):
         return nullcontext()
 
     def gather(self, state: Any) -> Any:
-        return map_tensors(state, lambda tensor: getattr(tensor, "full_tensor", lambda: tensor)())
+        return tree_map_only(Tensor, lambda tensor: getattr(tensor, "full_tensor", lambda: tensor)(), state)
 
     def shard(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         like = self.model.state_dict()  # whose parameters are sharded and whose buffers are whole

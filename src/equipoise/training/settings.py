@@ -8,7 +8,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, final, get_args, get_type_hints
+from types import NoneType
+from typing import Any, Literal, TypeAlias, final, get_args, get_origin, get_type_hints
 
 from equipoise.util.errors import BadInput, demand
 
@@ -136,33 +137,25 @@ def convert(name: str, text: str, kind: Any) -> Any:
         text: What was typed.
         kind: int, float, bool, str, a Literal, or one of these or None.
     """
-    kinds = get_args(kind) if not _is_literal(kind) else ()
-    if type(None) in kinds and text.lower() in {"none", "null"}:
-        return None
-    words = [word for one in kinds if _is_literal(one) for word in get_args(one)]
-    if text in words:
+    members = (kind,) if get_origin(kind) is Literal else get_args(kind) or (kind,)
+    words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
+    plain = next((one for one in members if one is not NoneType and get_origin(one) is not Literal), None)
+    if text in words or (plain is None and not words):
         return text
-    plain = next((one for one in kinds if one is not type(None)), kind) if kinds else kind
+    if NoneType in members and text.lower() in {"none", "null"}:
+        return None
+    near = difflib.get_close_matches(text, words, n=1)
+    expected = {
+        None: f"one of {', '.join(words)}" + (f" (did you mean {near[0]}?)" if near else ""),
+        bool: ", ".join(["true or false", *words]),
+        int: "a whole number",
+        float: "a number",
+    }
     try:
-        if _is_literal(plain):
-            choices = get_args(plain)
-            if text in choices:
-                return text
-            near = difflib.get_close_matches(text, choices, n=1)
-            raise ValueError(f"one of {', '.join(choices)}" + (f" (did you mean {near[0]}?)" if near else ""))
-        if plain is bool:
-            if text.lower() not in {"true", "false", "yes", "no", "1", "0"}:
-                raise ValueError(", ".join(["true or false", *words]))
-            return text.lower() in {"true", "yes", "1"}
-        if plain is int:
-            return int(text)
-        if plain is float:
-            return float(text)
-    except ValueError as problem:
-        expected = {int: "a whole number", float: "a number"}.get(plain, str(problem))
-        raise BadInput(f"{name} should be {expected}, found {text!r}") from None
-    return text
+        return {None: {}.__getitem__, bool: _read_switch, int: int, float: float}.get(plain, str)(text)
+    except (KeyError, ValueError):
+        raise BadInput(f"{name} should be {expected[plain]}, found {text!r}") from None
 
 
-def _is_literal(kind: Any) -> bool:
-    return getattr(kind, "__origin__", None) is Literal
+def _read_switch(text: str) -> bool:
+    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]

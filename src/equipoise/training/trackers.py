@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,9 +70,7 @@ class Trackers:
             done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=quick)
             if done.returncode:
                 message = done.stderr.strip().rpartition("\n")[2]
-                raise BadInput(
-                    f"trackers: {name} cannot be used: {message}\nCorrect it, or leave {name} out of --track"
-                )
+                raise BadInput(f"trackers: {name} cannot be used: {message}\nFix it, or leave {name} out of --track")
 
     def make(self, folder: Path | None) -> list[Any]:
         """Make Accelerate's trackers; what they store on this machine goes to the folder of the run."""
@@ -100,19 +98,13 @@ def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
         >>> flat_numbers({"epoch": 3, "train": {"fused": 0.5}, "table": {"fused": {"audio": 1.0}}})
         {'train/fused': 0.5, 'table/fused/audio': 1.0}
     """
-    return {
-        re.sub(r"[^\w./ -]", "_", f"{part}/{name}"): value  # no tracker takes more signs than these
-        for part in ("train", "validation", "table")
-        for name, value in _flat(record.get(part, {}))
-    }
-
-
-def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}/{inner}", number) for inner, number in _flat(value))
-        else:
-            yield name, value
+    flat: dict[str, float] = {}
+    for part in ("train", "validation", "table"):
+        for name, value in record.get(part, {}).items():
+            blocks = {f"/{block}": number for block, number in value.items()} if part == "table" else {"": value}
+            # No tracker takes more signs than these.
+            flat |= {re.sub(r"[^\w./ -]", "_", f"{part}/{name}{block}"): number for block, number in blocks.items()}
+    return flat
 
 
 def _installed(name: str) -> bool:

@@ -18,19 +18,10 @@ from equipoise.balance.balancer import Balancer
 from equipoise.data.feed import Feed, epoch_rows, micro_batches, mix_seeds
 from equipoise.data.splits import Splits
 from equipoise.models import LateFusion
-from equipoise.training import optimisers
+from equipoise.training import launch, optimisers
 from equipoise.training.checkpoint import Checkpoints, RunState
 from equipoise.training.compile import Compiler
 from equipoise.training.cuda_graph import CapturedStep, why_not_captured
-from equipoise.training.launch import (
-    SharedState,
-    accelerate_state,
-    broadcast,
-    check_launch,
-    is_main,
-    make_accelerator,
-    precision_of,
-)
 from equipoise.training.parallel import parallel_model
 from equipoise.training.settings import Settings
 from equipoise.training.step import TrainingStep, build_model, evaluate, to_channels_last
@@ -103,14 +94,14 @@ def train(
         name = balancer.__name__ if isinstance(balancer, type) else "MIMO"
         raise TypeError(f"train expected a method that was made, such as {name}(); found {balancer!r}.")
     settings = settings or Settings()
-    state: SharedState = {}
-    with accelerate_state(state):
+    state: launch.SharedState = {}
+    with launch.accelerate_state(state):
         run = Run(splits, balancer, settings, seed, folder, trackers, checkpoint_seconds)
         run.resume()
         while run.state.epoch < settings.epochs and not run.out_of_patience():
             record = run.validate(run.train_epoch())
-            if on_epoch is not None and is_main():
-                with accelerate_state(state):  # of the caller, whose function this is
+            if on_epoch is not None and launch.is_main():
+                with launch.accelerate_state(state):  # of the caller, whose function this is
                     on_epoch(record)
             if run.checkpoints.due() or run.state.epoch == settings.epochs:
                 run.checkpoints.save()
@@ -131,10 +122,10 @@ class Run:
         trackers: Trackers | None = None,
         checkpoint_seconds: float = float("inf"),
     ) -> None:
-        check_launch(settings, balancer)
+        launch.check_launch(settings, balancer)
         torch.manual_seed(seed)
         self.settings, self.state = settings, RunState(torch.Generator().manual_seed(seed))
-        self.accelerator = make_accelerator(settings, trackers or Trackers(), folder)
+        self.accelerator = launch.make_accelerator(settings, trackers or Trackers(), folder)
         device, ranks = self.accelerator.device, {"rank": collectives.rank(), "ranks": collectives.size()}
         self.feed = Feed(splits.train, device, settings.feed, seed, **ranks)
         self.validation = Feed(splits.validation, device, settings.feed, **ranks)
@@ -207,7 +198,7 @@ class Run:
             part = self.feed.make(next(iter(self.feed.batches([rows]))), at_random=False)
             optimisers.set_safe_rate(model, self.step.balancer, part, optimizer, self.settings)
         for group in optimizer.param_groups if collectives.size() > 1 else ():
-            group["lr"] = broadcast(float(group["lr"]))
+            group["lr"] = launch.broadcast(float(group["lr"]))
 
     def end_epoch(self) -> Record:
         """Move the schedule on, count from the start again, and return the mean training loss per objective."""
@@ -216,7 +207,7 @@ class Run:
         state = self.state
         totals = collectives.total(torch.stack(list(state.sums.values()))).tolist() if state.sums else []
         losses = {name: total / max(state.samples, 1) for name, total in zip(state.sums, totals, strict=True)}
-        seconds = broadcast(time.perf_counter() - state.started)
+        seconds = launch.broadcast(time.perf_counter() - state.started)
         state.epoch += 1
         state.seconds += seconds
         state.batch, state.samples, state.seconds_before = 0, 0, 0.0
@@ -262,11 +253,8 @@ class Run:
             self.model.load_state_dict(weights)
         for tracker in self.accelerator.trackers:  # not `end_training`: several processes go on together
             tracker.finish()
-        path = {
-            "precision": precision_of(settings, device),
-            "captured": self.captured.why_not or "yes",
-            "compiled": self.compiler.outcome,
-        }
+        path = {"precision": launch.precision_of(settings, device), "captured": self.captured.why_not or "yes"}
+        path["compiled"] = self.compiler.outcome
         if settings.step != "given":
             rate = float(self.step.optimizer.param_groups[0]["lr"])
             path["learning rate"] = f"{rate:.4g}, at most 1/L̂ of a batch of {settings.batch}"

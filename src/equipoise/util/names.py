@@ -65,9 +65,7 @@ class NamedModules(nn.Module, Mapping[str, nn.Module]):
         return key or "%"
 
     def __getitem__(self, name: str) -> nn.Module:
-        module = self._modules[self._key_of[name]]
-        assert module is not None
-        return module
+        return getattr(self, self._key_of[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._key_of)
@@ -76,8 +74,4 @@ class NamedModules(nn.Module, Mapping[str, nn.Module]):
         return len(self._key_of)
 
     # A mapping compares by content and so has no hash; torch keeps modules in sets, by identity.
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
+    __eq__, __hash__ = object.__eq__, object.__hash__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import math
 import multiprocessing as mp
 import os
@@ -11,8 +12,8 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -45,32 +46,37 @@ def keep_freed_memory() -> None:
 def cores() -> int:
     """Count the cores this process may keep busy: those it is bound to, and not more than a container grants."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    granted = min((_cpu_limit(folder) for folder in _groups("cpu")), default=math.inf)
+    granted = _group_limit("cpu", (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]), _granted_cores)
     return max(1, math.ceil(min(bound, granted)))
 
 
-def _groups(kind: str) -> Generator[Path]:
-    """Yield the folders of the control groups around this process that limit cores ("cpu") or memory ("memory")."""
+def _granted_cores(*texts: str) -> float:
+    quota, period = " ".join(texts).split()
+    return math.inf if quota in ("max", "-1") else int(quota) / int(period)
+
+
+def _group_limit(kind: str, versions: Iterable[Iterable[str]], read: Callable[..., float]) -> float:
+    """Return the least limit of the control groups around this process; infinite without a limit.
+
+    Args:
+        kind: "cpu" or "memory".
+        versions: The files that tell it, in version 2 of control groups and in version 1.
+        read: Gives the limit from the texts of these files.
+    """
+    least = math.inf
     try:
         lines = OWN_GROUPS.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):  # not Linux, or another one
-        return
+        return least
     for _, kinds, place in (line.split(":", 2) for line in lines if line.count(":") > 1):
         if not kinds or kind in kinds.split(","):  # version 2 has one tree for everything, version 1 one for each kind
             top = GROUPS / kind if kinds else GROUPS
             inner = top / place.strip("/")
-            yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(top))
-
-
-def _cpu_limit(group: Path) -> float:
-    """Return how many cores' time a control group may take; infinite without a limit."""
-    for files in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
-        try:
-            quota, period = " ".join((group / file).read_text(encoding="utf-8") for file in files).split()
-            return math.inf if quota in ("max", "-1") else int(quota) / int(period)
-        except (OSError, ValueError, ZeroDivisionError):  # not there, or not to be understood
-            continue
-    return math.inf
+            folders = [folder for folder in (inner, *inner.parents) if folder.is_relative_to(top)]
+            for folder, names in itertools.product(folders, versions):
+                with suppress(OSError, ValueError, ZeroDivisionError):  # not there, or not to be understood
+                    least = min(least, read(*((folder / name).read_text(encoding="utf-8") for name in names)))
+    return least
 
 
 @contextmanager
@@ -94,8 +100,16 @@ def free_memory() -> int:
             free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         except (ValueError, OSError, AttributeError):  # no such names either
             free = 2**36
-    granted = min((_memory_left(folder) for folder in _groups("memory")), default=math.inf)
-    return int(max(0, min(free, granted)))
+    stat = "memory.stat"
+    versions = (["memory.max", "memory.current", stat], ["memory.limit_in_bytes", "memory.usage_in_bytes", stat])
+    return int(max(0, min(free, _group_limit("memory", versions, _memory_left))))
+
+
+def _memory_left(granted: str, used: str, stat: str) -> float:
+    if granted.strip() == "max":
+        return math.inf
+    pages = dict(line.split() for line in stat.splitlines())  # unused ones of files count as free
+    return int(granted) - int(used) + int(pages.get("total_inactive_file", pages.get("inactive_file", 0)))
 
 
 def memory_problem(needed: float, free: float | None = None) -> str:
@@ -109,23 +123,6 @@ def memory_problem(needed: float, free: float | None = None) -> str:
     if needed <= free:
         return ""
     return f"needs about {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are free"
-
-
-def _memory_left(group: Path) -> float:
-    """Return the bytes that a control group may still take. Unused pages of files count as free."""
-    for limit, used, unused in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            granted = (group / limit).read_text(encoding="utf-8").strip()
-            if granted == "max":
-                return math.inf
-            told = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
-            return int(granted) - int((group / used).read_text(encoding="utf-8")) + int(told.get(unused, 0))
-        except (OSError, ValueError):  # not there, or not to be understood
-            continue
-    return math.inf
 
 
 def exit_with_parent(*, from_server: bool = False) -> None:
@@ -155,10 +152,8 @@ def start_without_sigint(process: mp.Process) -> None:
 
 def exit_reason(code: int | None) -> str:
     """Say in words what the exit code of a process means."""
-    if code is None:
-        return "still running"
-    if code >= 0:
-        return f"exit code {code}"
+    if code is None or code >= 0:
+        return "still running" if code is None else f"exit code {code}"
     return {one.value: one.name for one in signal.Signals}.get(-code, f"signal {-code}")
 
 
