@@ -155,7 +155,7 @@ def with_statistics(splits: Splits) -> dict[str, Any]:
     seen: list[Tensor] = []
 
     def spied(work: Callable[..., Any], model: nn.Module, *rest: Any) -> Any:
-        buffers = model.buffers() if isinstance(model, nn.Module) else model.parallel.buffers()
+        buffers = model.buffers() if isinstance(model, nn.Module) else model.ddp.buffers()
         seen.append(torch.cat([buffer.double().flatten() for buffer in buffers]))
         return work(model, *rest)
 

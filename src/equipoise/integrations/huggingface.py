@@ -8,11 +8,11 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from equipoise.balance.attach import Encoder
 from equipoise.balance.balancer import Balancer
 from equipoise.integrations.common import epoch_metrics, not_installed, table_entries
+from equipoise.models.evaluation import cross_entropies
 
 try:
     import transformers
@@ -22,14 +22,6 @@ except ModuleNotFoundError:
 
 STATE = "balancer.pt"
 """The balancer's state in the folder of a checkpoint."""
-
-
-def cross_entropies(outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
-    """Compute losses per sample for each output of a model that gives ``{"fused": logits, "audio": logits, …}``.
-
-    Per sample, because some methods read off them how sure each modality is.
-    """
-    return {name: F.cross_entropy(logits, labels, reduction="none") for name, logits in outputs.items()}
 
 
 @final

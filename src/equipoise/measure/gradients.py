@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from equipoise.data.splits import Part
 from equipoise.measure.outputs import check_model
-from equipoise.models.evaluation import evaluating
+from equipoise.models.evaluation import cross_entropies, evaluating
 from equipoise.models.late_fusion import LateFusion
 
 
@@ -43,7 +43,7 @@ def conflict(model: LateFusion, part: Part, batch: int = 512, seed: int = 0) -> 
     rows = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))[:batch]
     chosen = part.take(rows.to(part.label.device)).to(model.committee.device).ready()
     with evaluating(model), torch.enable_grad():
-        losses = {name: F.cross_entropy(logits, chosen.label) for name, logits in model(chosen.inputs).items()}
+        losses = cross_entropies(model(chosen.inputs), chosen.label, "mean")
         cosine = {
             name: _cosine(losses["fused"], losses[name], list(model.encoders[name].parameters()))
             for name in model.encoders

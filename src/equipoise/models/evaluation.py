@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from equipoise.util.errors import raise_all
 
@@ -28,6 +29,18 @@ def evaluating(model: nn.Module) -> Generator[None]:
     finally:
         for module, mode in modes:  # set directly: train() would reach the parts below, and may do more
             module.training = mode
+
+
+def cross_entropies(outputs: Mapping[str, Tensor], labels: Tensor, reduction: str = "none") -> dict[str, Tensor]:
+    """Return the cross-entropy of every output of a model that gives ``{"fused": logits, "audio": logits, …}``.
+
+    Args:
+        outputs: Logits by name.
+        labels: The classes.
+        reduction: One loss per sample ("none"), off which some methods read how sure each modality is; or their "mean"
+            or "sum".
+    """
+    return {name: F.cross_entropy(logits, labels, reduction=reduction) for name, logits in outputs.items()}
 
 
 def class_log_probabilities(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ from equipoise.measure import timing
 from equipoise.measure.timing import PIECES, Stopwatch, TimedStep
 from equipoise.models import LateFusion, SequenceTransformer
 from equipoise.models.choose import build_encoders
+from equipoise.models.evaluation import cross_entropies
 from equipoise.study.registry import all_methods
 from equipoise.training.launch import precision_of
 from equipoise.training.optimisers import make_optimizer
@@ -195,7 +196,7 @@ def torchjd_step(model: LateFusion, optimizer: Optimizer, beside: bool = False) 
     heads = [tensor for tensor in model.parameters() if id(tensor) not in owned]
 
     def losses_of(part: Part) -> dict[str, Tensor]:
-        return {name: F.cross_entropy(logits, part.label) for name, logits in model(part.inputs).items()}
+        return cross_entropies(model(part.inputs), part.label, "mean")
 
     def step(watch: Stopwatch, part: Part) -> None:
         if beside:

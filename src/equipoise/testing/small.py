@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.method import Table
+from equipoise.models.evaluation import cross_entropies
 
 
 def names(count: int) -> list[str]:
@@ -68,7 +69,7 @@ def batch(modalities: Sequence[str], size: int = 12, seed: int = 0) -> tuple[dic
 def losses_of(model: nn.Module, data: tuple[dict[str, Tensor], Tensor], factor: float = 1.0) -> dict[str, Tensor]:
     """Cross-entropies per sample, by name."""
     inputs, label = data
-    return {name: factor * F.cross_entropy(logits, label, reduction="none") for name, logits in model(inputs).items()}
+    return {name: factor * loss for name, loss in cross_entropies(model(inputs), label).items()}
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:

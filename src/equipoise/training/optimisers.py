@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from equipoise.balance.attach import Attachment, Encoder
 from equipoise.balance.balancer import Balancer
+from equipoise.models.evaluation import cross_entropies
 from equipoise.models.late_fusion import LateFusion
 from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput, demand
@@ -273,8 +274,6 @@ def constants(
         parameters: Those that the loss is a function of.
         rounds: Of power iteration.
     """
-    from equipoise.training.step import cross_entropies
-
     variables = [parameter for parameter in parameters if parameter.requires_grad]
     loss = cross_entropies({name: model(part.inputs)[name]}, part.label, "mean")[name]
     slope = torch.autograd.grad(loss, variables, create_graph=True, materialize_grads=True)

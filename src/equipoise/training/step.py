@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from equipoise.balance import collectives
@@ -19,7 +18,7 @@ from equipoise.data.splits import Part, Splits
 from equipoise.methods.agm import ApproximationWarning
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
-from equipoise.models.evaluation import evaluating
+from equipoise.models.evaluation import cross_entropies, evaluating
 from equipoise.training.parallel import ParallelModel
 from equipoise.training.settings import Settings
 
@@ -111,11 +110,6 @@ def step_losses(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Loss
         return compared, {"heads beside": beside}, losses
     losses = cross_entropies(model(part.inputs), part.label)
     return losses, None, losses
-
-
-def cross_entropies(outputs: Mapping[str, Tensor], label: Tensor, reduction: str = "none") -> Losses:
-    """Return the cross-entropy of every output: of each sample, or their "mean" or "sum"."""
-    return {name: F.cross_entropy(logits, label, reduction=reduction) for name, logits in outputs.items()}
 
 
 def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:
