@@ -169,7 +169,7 @@ def _duplicates(parts: Mapping[str, Part], names: Mapping[str, Sequence[str]]) -
 
 
 def _same_rows(one: Part, other: Part) -> bool:
-    """Whether a published protocol has one part play two roles, which is another matter than copies."""
+    """Return whether a published protocol uses one part twice, which is another matter than copies."""
     return one.rows is not None and other.rows is not None and torch.equal(one.rows, other.rows)
 
 

@@ -16,6 +16,7 @@ from equipoise.data.own.arrays import read_samples
 from equipoise.data.own.columns import PARTS
 from equipoise.data.own.samples import Samples
 from equipoise.data.views import View
+from equipoise.models.encoders import real_steps
 from equipoise.util.errors import raise_all
 
 MOST_SHOWN = 20  # problems in one message
@@ -24,7 +25,7 @@ MOST_SHOWN = 20  # problems in one message
 @final
 @dataclass(frozen=True)
 class Part:
-    """Some samples: one tensor per modality, their labels, and who they come from.
+    """Some samples: one tensor per modality, their labels and groups.
 
     Args:
         inputs: Per modality a tensor [N, …], or a longer one of which the part has some `rows`.
@@ -32,7 +33,7 @@ class Part:
         group: Person, speaker or video of each sample, [N]; None where there are none.
         rows: Which rows of the inputs are the samples of this part, [N]; None where all are. So parts of one prepared
             file share its memory map, and only what is taken is read.
-        views: What makes the input of an encoder out of a modality as it is stored; none where that is the input.
+        views: Make the input of an encoder out of a modality as it is stored; none where that is the input.
     """
 
     inputs: dict[str, Tensor]
@@ -93,17 +94,17 @@ class Splits:
     """A data set in three parts.
 
     Args:
-        name: What the data set is called.
-        train: What models learn from.
-        validation: What everything is chosen on.
-        test: What is read once, at the end.
+        name: The name of the data set.
+        train: The samples that models learn from.
+        validation: The samples that everything is chosen on.
+        test: The samples that are read once, at the end.
         classes: Names of the classes, in the order of the labels.
         about: One line on how the parts were drawn.
         source: Fingerprint of the prepared data the parts were cut from, whose numbers were checked then; "" where the
             parts hold all there is.
         protocol: Name of the way the parts were drawn; "" where there is one only.
-        selects_on_test: Whether that is a published way which chooses on what it then reports.
-        scales: What `standardised` took off each modality's channels and divided them by; whoever deploys needs it.
+        selects_on_test: Whether that is a published way which chooses on the samples it reports.
+        scales: Mean and deviation of each modality's channels by which `standardised` scaled them, for deployment.
     """
 
     name: str
@@ -212,7 +213,7 @@ class Splits:
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     def fingerprint(self) -> str:
-        """A hash of every number in every part: two runs with the same one saw the same data in the same parts."""
+        """Return a hash of every number in every part: runs with the same one saw the same data in the same parts."""
         digest = hashlib.sha256(self.source.encode())
         for name, part in self.parts.items():
             digest.update(name.encode())
@@ -226,7 +227,7 @@ class Splits:
         return f"sha256:{digest.hexdigest()}"
 
     def check(self) -> Splits:
-        """These splits, if a model can learn from them; otherwise one message with everything that is wrong."""
+        """Return these splits if a model can learn from them; otherwise raise one message with all problems."""
         problems = [problem for name, part in self.parts.items() for problem in self._problems_of(name, part)]
         if len(self.classes) < 2:
             problems.append(f"expected two classes or more, found {list(self.classes)}")
@@ -234,11 +235,10 @@ class Splits:
         if missing and len(self.train):
             absent = ", ".join(self.classes[number] for number in missing)
             problems.append(f"train: expected samples of every class, found none of {absent}")
-        people = {name: set(part.group.tolist()) for name, part in self.parts.items() if part.group is not None}
-        for one, other in itertools.combinations(people, 2):
-            if self.selects_on_test and (one, other) == ("validation", "test"):
-                continue
-            if shared := sorted(people[one] & people[other]):
+        groups = {name: set(part.group.tolist()) for name, part in self.parts.items() if part.group is not None}
+        for one, other in itertools.combinations(groups, 2):
+            shared = sorted(groups[one] & groups[other])
+            if shared and not (self.selects_on_test and one == "validation"):
                 problems.append(f"{one} and {other}: expected no group in both, found {shared}; cut them by group")
         raise_all(problems, f"data {self.name!r} cannot be trained on:")
         return self
@@ -247,8 +247,7 @@ class Splits:
         if len(part) == 0:
             yield f"{name}: expected at least one sample, found none"
             return
-        outside = sorted(set(part.label.tolist()) - set(range(len(self.classes))))
-        if outside:
+        if outside := sorted(set(part.label.tolist()) - set(range(len(self.classes)))):
             yield f"{name}: expected labels from 0 to {len(self.classes) - 1}, found {outside[:5]}"
         if set(part.inputs) != set(self.train.inputs):
             yield f"{name}: expected the arrays {list(self.train.inputs)}, found {list(part.inputs)}"
@@ -264,7 +263,7 @@ class Splits:
                 yield f"{name}, {key}: expected finite numbers, found NaN or infinity in {bad} of {len(part)} samples"
 
     def standardised(self) -> Splits:
-        """Every channel shifted and scaled to mean 0 and deviation 1 on the training part.
+        """Return splits whose channels are shifted and scaled to mean 0 and deviation 1 on the training part.
 
         Padding behind the end of a ragged series has no say in it, and stays zero. Whole numbers stay as they are.
         """
@@ -303,12 +302,12 @@ def parts_of(samples: Samples, marks: np.ndarray | None, tokens: Collection[str]
 
 
 def is_length(name: str, arrays: Mapping[str, object]) -> bool:
-    """Whether a name stands for the lengths of another modality's ragged time."""
+    """Return whether a name stands for the lengths of another modality's ragged time."""
     return name.endswith("_length") and name.removesuffix("_length") in arrays
 
 
 def _statistics(array: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each channel, over samples and everything behind the channel."""
+    """Return mean and deviation of each channel, over samples and all axes behind the channel."""
     over = [0, *range(2, array.dim())]
     if lengths is None:
         mean, deviation = array.mean(dim=over, keepdim=True)[0], array.std(dim=over, keepdim=True)[0]
@@ -322,8 +321,8 @@ def _statistics(array: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _real(array: Tensor, lengths: Tensor) -> Tensor:
-    """Which steps of [N, C, T, …] are no padding, [N, 1, T, 1, …]."""
-    steps = torch.arange(array.shape[2], device=array.device) < lengths.to(array.device).unsqueeze(1)
+    """Mark the steps of [N, C, T, …] that are no padding, [N, 1, T, 1, …]."""
+    steps = real_steps(lengths.to(array.device), array.shape[2])
     return steps[(slice(None), None, slice(None), *[None] * (array.dim() - 3))]
 
 
@@ -339,8 +338,7 @@ def split_by_group(
         where: The groups of each part, no group in two of them.
     """
     named = [number for part in PARTS for number in where[part]]
-    twice = sorted({number for number in named if named.count(number) > 1})
-    if twice:
+    if twice := sorted({number for number in named if named.count(number) > 1}):
         msg = f"groups {twice} are in two parts; every group belongs to one"
         raise ValueError(msg)
     whole = Part(dict(inputs), label, group)

@@ -1,6 +1,6 @@
-"""From what is stored to what an encoder reads: frames chosen, cropped, flipped and scaled, in batches, on the device.
+"""Views: stored samples into inputs of encoders; frames chosen, cropped, flipped and scaled, in batches, on the device.
 
-A view has two faces: one that draws at random, for training, and one that is always the same, for everything else.
+A view has two modes: random, for training, and fixed, for everything else.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ class View(ABC):
 
     @abstractmethod
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of one input, from that of one stored sample."""
+        """Return the shape of one input, from that of one stored sample."""
 
     @abstractmethod
     def __call__(self, stored: Tensor, lengths: Tensor | None, random: torch.Generator | None) -> Tensor:
-        """The inputs of a batch [B, …].
+        """Return the inputs of a batch [B, …].
 
         Args:
-            stored: As it lies on disk.
+            stored: The batch as it is on disk.
             lengths: How much of each sample's first axis is no padding, [B]; None where all of it.
             random: Draws for training, on the device of `stored`; None for the fixed view.
         """
 
     @property
     def takes_lengths(self) -> bool:
-        """Whether the input has no ragged time any more."""
+        """True if the input has no ragged time any more."""
         return False
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values that `view_of` reads back."""
+        """Return plain values that `view_of` reads back."""
         kind = next((name for name, view in _KINDS.items() if view is type(self)), type(self).__name__)
         return {"kind": kind, **dataclasses.asdict(self)}  # ty: ignore[invalid-argument-type]
 
@@ -54,7 +54,7 @@ class Rescaled(View):
     """x ↦ x · scale, as float32.
 
     Args:
-        scale: What stored numbers are multiplied by, such as 1/255 for bytes.
+        scale: The factor, such as 1/255 for bytes.
     """
 
     scale: float = 1.0
@@ -125,7 +125,7 @@ class VideoFrames(View):
         return ((plane - mean) / deviation).unflatten(0, (batch, self.count)).transpose(1, 2)
 
     def chosen(self, stored: Tensor, lengths: Tensor | None, random: torch.Generator | None) -> Tensor:
-        """Which frame of each segment is taken, [B, count]."""
+        """Return the frame that is taken of each segment, [B, count]."""
         batch, steps = stored.shape[:2]
         real = torch.full((batch,), steps, device=stored.device) if lengths is None else lengths.to(stored.device)
         real = real.clamp(min=1).unsqueeze(1)
@@ -160,9 +160,8 @@ class LogSTFT(View):
         from equipoise.media.spectrogram import log_stft
 
         room = stored.shape[1] - self.samples
-        if random is None:
-            start = torch.full((len(stored), 1), room // 2, device=stored.device)
-        else:
+        start = torch.full((len(stored), 1), room // 2, device=stored.device)
+        if random is not None:
             start = torch.randint(room + 1, (len(stored), 1), device=stored.device, generator=random)
         wave = stored.gather(1, start + torch.arange(self.samples, device=stored.device)).float() / 2**15
         return log_stft(wave, self.n_fft, self.hop).unsqueeze(1)
@@ -173,7 +172,7 @@ _KINDS: dict[str, Any] = {"Scaled": Rescaled, "TimeLast": TimeLast, "Frames": Vi
 
 
 def view_of(plain: dict[str, Any]) -> View:
-    """A view from its plain values."""
+    """Return a view from its plain values."""
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items() if key != "kind"}
     return _KINDS[plain["kind"]](**values)
 

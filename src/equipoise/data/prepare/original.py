@@ -1,4 +1,4 @@
-"""What a data set's own file says about its originals: how they lie on disk, what they mean, how they are cut.
+"""The interface of a published data set: the layout of its files, their meaning, and how it is cut into parts.
 
 One abstract pair: an `Original` knows the publisher's layout, and opening a folder of it gives the `Clips` found there.
 Preparing, splitting and training read nothing else.
@@ -20,7 +20,7 @@ from equipoise.data.views import View
 @final
 @dataclass(frozen=True)
 class Field:
-    """How one modality of a clip is stored.
+    """The storage of one modality of a clip.
 
     Args:
         shape: Of one sample. Where `ragged`, its first axis is time and as long as the longest sample may be.
@@ -92,18 +92,18 @@ class Original(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     layout: ClassVar[str]
-    """What the folder has to hold, and where it comes from: printed where it does not."""
+    """The files that the folder has to hold, and their origin: printed where they are missing."""
     protocols: ClassVar[dict[str, Protocol]]
     """By name; the first is what is used where none is named."""
 
     @property
     @abstractmethod
     def fields(self) -> dict[str, Field]:
-        """The modalities, by name."""
+        """The storage of each modality, by name."""
 
     @abstractmethod
     def open(self, source: Path) -> Clips:
-        """Find the clips of a folder.
+        """Return the clips of a folder.
 
         Raises:
             BadInput: If the folder is not laid out as expected: one message with everything that is wrong.
@@ -111,7 +111,7 @@ class Original(ABC):
 
     @abstractmethod
     def classes(self, clips: Clips) -> tuple[str, ...]:
-        """Names of the classes, in an order that never depends on which files exist."""
+        """Return the names of the classes, in an order that never depends on which files exist."""
 
 
 @final
@@ -128,5 +128,5 @@ class InMemory(Clips):
     arrays: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
 
     def read(self, number: int) -> dict[str, np.ndarray]:
-        """The arrays of one clip."""
-        return {name: np.asarray(each[number]) for name, each in self.arrays.items()}
+        """Return the arrays of one clip."""
+        return {name: np.asarray(array[number]) for name, array in self.arrays.items()}

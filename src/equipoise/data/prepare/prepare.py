@@ -131,13 +131,15 @@ class _Preparation:
                             if kind == "failed":
                                 raise content
                             if kind != "done":
-                                journal.add(Record(clip, reason=_reason(kind, content, patience)))
+                                died = f"the process that read it died of it ({content}), {TRIES} times"
+                                late = f"reading it did not end within {patience:g} seconds"
+                                journal.add(Record(clip, reason=late if kind == "late" else died))
                         news = journal.news()
                         done.update({record.clip: record for record in news})
                         unread.update(record.clip for record in news if record.reason)
                         self._say("read", len(done), count, skipped=len(unread))
-                late = [record for record in journal.news() if record.reason]  # where it was broken off
-                self._refuse_unread([done[number] for number in sorted(unread)] + late, strict=strict)
+                last = [record for record in journal.news() if record.reason]  # where it was broken off
+                self._refuse_unread([done[number] for number in sorted(unread)] + last, strict=strict)
                 self._write_tables(done)
                 folder.pack(unread, partial(self._say, "pack"))
         return self._finish(count - len(unread))
@@ -176,15 +178,15 @@ class _Preparation:
 
         Groups are numbered as they first appear among all clips, so that no number depends on which files exist.
         """
-        index, skipped, groups = [], [], dict[str, int]()
+        index, skipped, groups, protocols = [], [], dict[str, int](), list(self._protocols)
+        ragged = [name for name, field in self.original.fields.items() if field.ragged]
         for number, clip in enumerate(self.clips.listed):
             group_number, record = groups.setdefault(clip.group, len(groups)), records[number]
             if record.reason:
                 skipped.append({"id": clip.id, "reason": record.reason})
                 continue
             line = {"id": clip.id, "label": clip.label, "group": clip.group, "group_number": group_number}
-            line |= {name: clip.parts.get(name, "") for name in self._protocols}
-            ragged = [name for name, field in self.original.fields.items() if field.ragged]
+            line |= {name: clip.parts.get(name, "") for name in protocols}
             index.append(line | {f"{name}_length": record.lengths[name] for name in ragged})
         for name, columns, lines in ((INDEX, list(index[0]), index), (SKIPPED, ["id", "reason"], skipped)):
             text = io.StringIO()
@@ -199,20 +201,24 @@ class _Preparation:
         for number, name in enumerate(names, 1):
             fingerprints[name] = fingerprint_of(self.out / f"{name}.safetensors")
             self._say("sum", number, len(names))
+        original, wanted, made_with = self.original, self.wanted, {}
+        for package in READERS:
+            with suppress(importlib.metadata.PackageNotFoundError):
+                made_with[package] = importlib.metadata.version(package)
         prepared = Prepared(
             folder=self.out,
-            name=self.original.name,
-            summary=self.original.summary,
-            options=self.wanted["options"],
-            listing=self.wanted["listing"],
-            classes=self.original.classes(self.clips),
-            fields=self.original.fields,
+            name=original.name,
+            summary=original.summary,
+            options=wanted["options"],
+            listing=wanted["listing"],
+            classes=original.classes(self.clips),
+            fields=original.fields,
             protocols=self._protocols,
             listed=len(self.clips.listed),
             count=count,
             fingerprints=fingerprints,
             tables={name: fingerprint_of(self.out / name) for name in (INDEX, SKIPPED)},
-            made_with={name: version for name in READERS if (version := _version(name))},
+            made_with=made_with,
         )
         _write_file(self.out / FACTS, json.dumps(prepared.as_dict(), indent=1) + "\n")
         (self.out / JOURNAL).unlink()
@@ -228,12 +234,6 @@ class _Preparation:
         self.tell(kind, {"done": done, "total": total, **more})
 
 
-def _reason(kind: str, ending: str, patience: float) -> str:
-    if kind == "late":
-        return f"reading it did not end within {patience:g} seconds"
-    return f"the process that read it died of it ({ending}), {TRIES} times"
-
-
 def _opened(original: Original, source: Path, out: Path) -> Clips | None:
     """Return the clips of the source; None where it is gone and not needed, as everything is prepared."""
     if os.path.realpath(source) == os.path.realpath(out):
@@ -245,10 +245,8 @@ def _opened(original: Original, source: Path, out: Path) -> Clips | None:
         raise BadInput(f"{original.name}: {expected}\n{original.layout}")
     try:
         clips = original.open(source)
-    except OSError as why:
-        raise BadInput(f"cannot read {source}: {why}") from None
-    except Unreadable as why:
-        raise BadInput(str(why)) from None
+    except (OSError, Unreadable) as why:
+        raise BadInput(str(why) if isinstance(why, Unreadable) else f"cannot read {source}: {why}") from None
     check_listing(original, clips)
     return clips
 
@@ -345,21 +343,11 @@ def _remove(out: Path) -> str:
     return f"rm -r {shlex.quote(str(out))}"
 
 
-def _version(package: str) -> str | None:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-
-
 def _write_file(path: Path, text: str) -> None:
-    """Put a file in its place whole or not at all, also if the power fails."""
+    """Write a file whole or not at all; its content is on the disk before its name."""
     unfinished = path.with_suffix(".part")
     with unfinished.open("w", **TEXT) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
