@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from equipoise.cli import options
-from equipoise.cli.telling import telling
 from equipoise.util.errors import BadInput, collect
+from equipoise.util.progress import status_line
 
 if TYPE_CHECKING:
     from equipoise.paper.bench import BenchCase
@@ -53,7 +53,7 @@ def bench(
     turns = rounds or (3 if quick else 5)
     command = shlex.join(["equipoise", *sys.argv[1:]]) if sys.argv[1:2] == ["bench"] else "equipoise bench"
     drawing.check_ready()
-    with telling("bench", quiet=as_json) as tell:
+    with status_line("bench", quiet=as_json) as tell:
         rows = measure(cases, chosen, where, turns, tell)
     content = bench_report.as_dict(rows, where, turns, command)
     made = f"Made by `{command}` on {content['device']}."

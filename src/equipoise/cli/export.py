@@ -25,11 +25,11 @@ def export(
     import torch
 
     torch.set_num_threads(1)
-    from equipoise.cli.telling import telling
     from equipoise.deploy.card import card, write_card
     from equipoise.deploy.exporting import export as write
     from equipoise.deploy.saved_model import load_saved_model
     from equipoise.util.files import inside
+    from equipoise.util.progress import status_line
 
     kept = load_saved_model(run, encoder=encoder, trust=trust)
     folder = out or inside(kept.folder, "export")
@@ -39,7 +39,7 @@ def export(
         "split": kept.row["split"],
         "config": kept.row["config"],
     }
-    with telling("export", quiet=as_json) as say:
+    with status_line("export", quiet=as_json) as say:
         say(f"exporting to {to}, and comparing with PyTorch")
         written = write(kept.deployable(), folder, to, facts=facts)
     files = [written.file, *write_card(kept, written, folder)]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.cli import options
-from equipoise.cli.telling import telling
 from equipoise.data.source import DataSet
 from equipoise.study.registry import Entry, entries
 from equipoise.training import settings
 from equipoise.training.presets import Preset
 from equipoise.util.errors import collect
+from equipoise.util.progress import status_line
 from equipoise.util.version import VERSION
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def landscape(
     from equipoise.report import drawing
 
     drawing.check_ready()
-    with telling("landscape", quiet=as_json) as tell:
+    with status_line("landscape", quiet=as_json) as tell:
         results = _found(source, chosen, picture, out, tell)
         tell("drawing")
         chosen_data = {"data": data, "split": split, "preset": None if preset == "auto" else preset}

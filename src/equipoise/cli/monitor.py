@@ -36,7 +36,6 @@ def monitor(
     import torch
 
     torch.set_num_threads(1)
-    from equipoise.cli.telling import telling
     from equipoise.data.sets import PUBLISHED
     from equipoise.data.source import all_data, data_set, mark_tokens
     from equipoise.deploy import evaluate_monitor, fit_monitor, load_saved_model
@@ -44,6 +43,7 @@ def monitor(
     from equipoise.training.settings import Settings
     from equipoise.util.errors import BadInput, collect
     from equipoise.util.files import inside
+    from equipoise.util.progress import status_line
 
     kept = load_saved_model(run, encoder=encoder, trust=trust)
     if data is None and (data := kept.row["data"]) not in {**all_data(), **PUBLISHED}:
@@ -59,7 +59,7 @@ def monitor(
             "same way, with --data and --split"
         )
     folder = out or inside(kept.folder, "export")
-    with telling("monitor", quiet=as_json) as say:
+    with status_line("monitor", quiet=as_json) as say:
         say("calibrating on the validation part")
         (made,) = collect(
             lambda: fit_monitor(kept.model, splits.validation, false_alarms=false_alarms, stretch=stretch)

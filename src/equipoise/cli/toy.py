@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from equipoise.cli import options
-from equipoise.cli.telling import telling
+from equipoise.util.progress import status_line
 
 EXAMPLE = "Example: equipoise toy --seeds 10 --out runs/toy penalty=10 smoothing=0.2"
 
@@ -39,7 +39,7 @@ def toy(
 
     problem = options.from_words("toy", ToySettings, words or (), example="samples=700")
     drawing.check_ready()
-    with telling("toy", quiet=as_json) as tell:
+    with status_line("toy", quiet=as_json) as tell:
         results = gather(problem, range(seeds), theory=not quick, tell=tell)
         tell("drawing")
         typed = shlex.join(["equipoise", "toy", *(words or ())])
