@@ -117,7 +117,7 @@ def test_csv_and_json_hold_every_digit(table: ResultTable) -> None:
                 assert (row[key], line[key]) == ("", None)
             else:
                 assert float(row[key]) == line[key]["mean"] == cell.value
-                more = {"_std": ("std", cell.deviation)} if column.kind == "mean" else {"_low": ("low", cell.low)}
+                more = {"_std": ("std", cell.raw[1])} if column.kind == "mean" else {"_low": ("low", cell.raw[1])}
                 for ending, (name, value) in more.items():
                     assert float(row[key + ending]) == line[key][name] == value
 
@@ -293,5 +293,5 @@ def test_no_cell_of_a_csv_is_a_formula(label: str, tmp_path: Path) -> None:
 
 def test_numbers_below_zero_stay_numbers() -> None:
     column = ResultColumn("difference", "vs msl", lambda _: None, kind="difference")
-    table = ResultTable("t", (column,), ("ew",), ((Cell("-1.0", value=-0.01, low=-0.02, high=0.0),),))
+    table = ResultTable("t", (column,), ("ew",), ((Cell("-1.0", raw=(-0.01, -0.02, 0.0)),),))
     assert as_csv(table).splitlines()[1] == "ew,-0.01,-0.02,0.0"

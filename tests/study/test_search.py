@@ -22,7 +22,7 @@ from equipoise.cli import main as cli
 from equipoise.data.sets.generated import two_sensors
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
-from equipoise.report import tune_report
+from equipoise.report import search as search_report
 from equipoise.study import search as searches
 from equipoise.study.job import Job, run_job
 from equipoise.study.registry import all_methods, entries
@@ -140,13 +140,13 @@ def test_the_best_is_the_first_of_the_best_that_were_finished() -> None:
     ]
     outcome = SearchResult(search_of("mimo", ["lr=0.01..0.1"]), "small", "", 40, 0, tried, {})
     assert outcome.best.number == 2
-    assert [each.number for each in tune_report.ranked(outcome)] == [2, 4, 0, 1, 3]
-    text = tune_report.text(outcome, "equipoise train lr=0.03")
+    assert [each.number for each in search_report.ranked(outcome)] == [2, 4, 0, 1, 3]
+    text = search_report.text(outcome, "equipoise train lr=0.03")
     assert "As it stood the method had 70.0 %." in text
     assert "  2      0.03  80.0          4       best" in text.splitlines()
     assert "1 diverged, 3 finished, 1 pruned" in text
     assert text.endswith("\n  equipoise train lr=0.03")
-    assert "| 3 | 0.04 | – | 1 | diverged |" in tune_report.markdown(outcome, "")
+    assert "| 3 | 0.04 | – | 1 | diverged |" in search_report.markdown(outcome, "")
 
 
 # -- searching --
@@ -283,8 +283,8 @@ def test_a_trial_that_was_killed_again_and_again_is_that_trial_when_the_command_
         patch.setattr("equipoise.study.study.run_job", deadly)
         first = search(tmp_path, trials=3)
     assert [each.state for each in first.trials] == ["finished", "killed", "killed"]
-    assert "2 killed" in tune_report.text(first, "")
-    assert "type the same command again" in " ".join(tune_report.text(first, "").split())
+    assert "2 killed" in search_report.text(first, "")
+    assert "type the same command again" in " ".join(search_report.text(first, "").split())
     second = search(tmp_path, trials=3)
     assert [each.state for each in second.trials] == ["finished"] * 3
     assert [each.values for each in second.trials] == [each.values for each in first.trials]

@@ -44,7 +44,8 @@ def tune(
     """Look for a method's best parameters on validation data; what falls behind is pruned."""
     lines = partial(search_of, method, words or ())
     source, search, place = options.data_and(data, split, preset, lines, lambda: cluster_of(on))
-    from equipoise.report import drawing, tune_figure, tune_report
+    from equipoise.report import drawing
+    from equipoise.report import search as search_report
     from equipoise.study.search import run_search
 
     drawing.check_ready()
@@ -57,12 +58,12 @@ def tune(
     best = [f"{key}={as_typed(value)}" for key, value in outcome.best.values.items()]
     command = shlex.join(["equipoise", "train", *given, "--out", f"{out}/best", *fixed, *best])
     made = shlex.join(["equipoise", "tune", *given, "--trials", str(trials), *(words or ())])
-    figures = tune_figure.draw(outcome, out, f"Made by `{made}`.")
-    content = {**tune_report.as_dict(outcome, command), "figures": [str(path) for path in figures]}
+    figures = search_report.draw(outcome, out, f"Made by `{made}`.")
+    content = {**search_report.as_dict(outcome, command), "figures": [str(path) for path in figures]}
     options.write_json(out, "tune.json", content)
-    write_atomic(out, "tune.md", tune_report.markdown(outcome, command))
+    write_atomic(out, "tune.md", search_report.markdown(outcome, command))
     if as_json:
         print(json.dumps(content))
         return
-    print(tune_report.text(outcome, command))
+    print(search_report.text(outcome, command))
     print(f"\nThe figure as SVG and PNG, every trial in tune.md and tune.json: {out}")

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.paper.ablation import AblationResult, Curve, Point
-from equipoise.paper.claims import WIDTH, Change, Claim, Verdict, all_of, claim_lines, tally, text_table
+from equipoise.paper.claims import WIDTH, Change, Claim, Verdict, all_of, claim_lines, tally
 from equipoise.paper.runs import count, in_words
 from equipoise.report import drawing
 from equipoise.report.aggregate import PROTOCOLS, MeanStd
 from equipoise.report.drawing import FAINT, JOINT, MODALITIES
+from equipoise.report.formats import text_table
 from equipoise.report.paired import paired_differences
 
 if TYPE_CHECKING:

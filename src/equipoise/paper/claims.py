@@ -77,18 +77,6 @@ def claim_lines(claims: Sequence[Claim], *, places: bool = True, stop: str = "."
         yield textwrap.fill(f"{claim.measured}{stop}", WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
 
 
-def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Print rows of cells in aligned columns, below their titles.
-
-    Example:
-        >>> list(text_table(["λ", "gap"], [["10", "0.5"], ["100", "0.05"]]))
-        ['  λ    gap', '  10   0.5', '  100  0.05']
-    """
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    for row in [titles, *rows]:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
 class Change(NamedTuple):
     """A paired difference with its 95 % interval; the ends are infinite where one run bounds nothing.
 

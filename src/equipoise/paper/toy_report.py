@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from equipoise.paper.claims import claim_lines, text_table
+from equipoise.paper.claims import claim_lines
 from equipoise.paper.toy import VARIANTS, Label, Manifold, ToySettings, Trace
 from equipoise.paper.toy_conflict import MAXIMA, ConflictSolution
 from equipoise.paper.toy_results import PENALTIES, TheoryResults, ToyResults, claims
 from equipoise.report import drawing
 from equipoise.report.drawing import FAINT, INK, JOINT, LINE, modality_colours
+from equipoise.report.formats import text_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

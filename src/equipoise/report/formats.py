@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from equipoise.report.table import MISSING, Cell, ResultColumn, ResultTable
@@ -147,6 +147,18 @@ def render(form: str, tables: Tables) -> str:
     return one(*tables.values()) if len(tables) == 1 else several(tables)
 
 
+def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Align rows of cells in columns, below their titles.
+
+    Example:
+        >>> list(text_table(["λ", "gap"], [["10", "0.5"], ["100", "0.05"]]))
+        ['  λ    gap', '  10   0.5', '  100  0.05']
+    """
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    for row in [titles, *rows]:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
 # -- cells --
 
 
@@ -184,16 +196,16 @@ def _csv_cell(value: Any) -> Any:
     return "" if value is None else f"'{value}" if formula else value
 
 
-def _raw(column: ResultColumn, cell: Cell) -> list[float | str | None]:
+def _raw(column: ResultColumn, cell: Cell) -> tuple[float | str | None, ...]:
     if column.kind == "words":
-        return [None if cell.main == MISSING else cell.main]
-    return [cell.value, cell.low, cell.high] if column.kind == "difference" else [cell.value, cell.deviation]
+        return (None if cell.main == MISSING else cell.main,)
+    return cell.raw or (None,) * len(_NUMBERS[column.kind])
 
 
 def _json_cell(column: ResultColumn, cell: Cell) -> Any:
     if column.kind == "words":
         return _raw(column, cell)[0]
-    return None if cell.value is None else dict(zip(_NUMBERS[column.kind], _raw(column, cell), strict=True))
+    return dict(zip(_NUMBERS[column.kind], cell.raw, strict=True)) if cell.raw else None
 
 
 # -- terminal --

@@ -53,11 +53,12 @@ class ResultColumn:
         if measured is None or isinstance(measured, str):
             return Cell(measured or MISSING)
         if isinstance(measured, MeanStd):
-            aside = "" if measured.deviation is None else f"± {self._written(measured.deviation)}"
-            return Cell(self._written(measured.mean), aside, value=measured.mean, deviation=measured.deviation)
+            mean, deviation, _ = measured
+            aside = "" if deviation is None else f"± {self._written(deviation)}"
+            return Cell(self._written(mean), aside, (mean, deviation))
         mean, low, high = measured.mean, measured.low, measured.high
         interval = "" if low is None or high is None else f"[{self._written(low, '+')}, {self._written(high, '+')}]"
-        return Cell(self._written(mean, "+"), interval, value=mean, low=low, high=high)
+        return Cell(self._written(mean, "+"), interval, (mean, low, high))
 
     def _written(self, value: float, sign: str = "-") -> str:
         text = f"{value * self.scale:{sign}.{self.decimals}f}"
@@ -72,20 +73,14 @@ class Cell:
     Args:
         main: The number (or word) as written.
         aside: What is written after it: deviation or interval.
-        value: The raw number; None for words and what is missing.
-        deviation: Raw standard deviation.
-        low: Raw lower end of the interval.
-        high: Raw upper end.
+        raw: The raw numbers, mean and standard deviation or mean and interval; empty for words and what is missing.
         best: The best of its column.
         fastest: The fastest of the three best groups.
     """
 
     main: str
     aside: str = ""
-    value: float | None = None
-    deviation: float | None = None
-    low: float | None = None
-    high: float | None = None
+    raw: tuple[float | None, ...] = ()
     best: bool = False
     fastest: bool = False
 
@@ -93,6 +88,11 @@ class Cell:
     def text(self) -> str:
         """Everything written in it."""
         return f"{self.main} {self.aside}" if self.aside else self.main
+
+    @property
+    def value(self) -> float | None:
+        """The raw number; None for words and what is missing."""
+        return self.raw[0] if self.raw else None
 
     def aside_in(self, width: int, space: str = " ") -> str:
         """Return what is written after the number, padded so that it is aligned in a column of this width."""
