@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from equipoise.util.files import reading
 if TYPE_CHECKING:
     from av import VideoFrame, VideoStream
 
-T = TypeVar("T")
 MOST_PIXELS = 10**12  # decoded from one file: over two hours of full HD at 60 frames per second
 BYTES_HELD = 2**28  # of frames from which the returned ones are chosen
 
@@ -99,7 +98,7 @@ def _thinned(frames: Iterable[np.ndarray], most: int, size: int) -> list[np.ndar
     return evenly_spaced(held, most)
 
 
-def evenly_spaced(items: Sequence[T], most: int) -> list[T]:
+def evenly_spaced(items: Sequence[Any], most: int) -> list[Any]:
     """Return the middle ones of as many equal stretches; all where there are no more than that.
 
     Example:

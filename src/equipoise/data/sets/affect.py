@@ -8,50 +8,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
 from equipoise.data.own.unpickle import load_pickle
-from equipoise.data.prepare.original import Clip, Clips, InMemory
-from equipoise.data.sets.lists import Problems, some
+from equipoise.data.prepare.original import Clip
+from equipoise.data.sets.published import DecodedClips, Problems, some
 from equipoise.util.errors import Unreadable
 from equipoise.util.files import reading
 
 PART_OF = {"train": "train", "valid": "validation", "test": "test"}
 
 Sample = dict[str, np.ndarray]
+Shapes = Mapping[str, tuple[int, int]]
+Classes = tuple[str, ...]
+Trim = Callable[[Sample], Sample]
 ClipOf = Callable[[str, tuple[str, ...], float], Clip | None]
-"""Makes a clip out of the name of a split, the key of a sample and its label; None leaves the sample out."""
+# Makes a clip out of the name of a split, the key of a sample and its label; None leaves the sample out.
 
 
-@final
-class PickledClips(Clips):
-    """Samples out of pickles that are in memory.
+def pickled_clips(
+    entries: Iterable[tuple[Clip | None, Any]],
+    describe: Callable[[Any], str],
+    sample: Callable[[Any], Sample],
+    classes: Classes,
+) -> DecodedClips:
+    """Return the clips of samples out of pickles that are in memory.
 
     Args:
         entries: A clip, or None to leave it out, and the place of its sample.
         describe: Names a place in messages.
         sample: Makes the arrays of a place, or raises Unreadable with the reason why they cannot be used.
+        classes: Names of the classes.
     """
+    kept = [(clip, place) for clip, place in entries if clip is not None]
 
-    def __init__(
-        self,
-        entries: Iterable[tuple[Clip | None, Any]],
-        describe: Callable[[Any], str],
-        sample: Callable[[Any], Sample],
-    ) -> None:
-        kept = [(clip, place) for clip, place in entries if clip is not None]
-        self.listed, self._places = [clip for clip, _ in kept], [place for _, place in kept]
-        self._describe, self._sample = describe, sample
-
-    def read(self, number: int) -> Sample:
-        """Return the arrays of one sample."""
-        place = self._places[number]
+    def read(number: int) -> Sample:
+        place = kept[number][1]
         try:
-            return self._sample(place)
+            return sample(place)
         except Unreadable as problem:
-            raise Unreadable(f"{self._describe(place)}: {problem}") from None
+            raise Unreadable(f"{describe(place)}: {problem}") from None
+
+    return DecodedClips([clip for clip, _ in kept], read, classes)
 
 
 def read_pickles(paths: Mapping[str, Path], problems: Problems) -> dict[str, Any]:
@@ -66,27 +66,24 @@ def read_pickles(paths: Mapping[str, Path], problems: Problems) -> dict[str, Any
     return content
 
 
-def open_splits(
-    path: Path,
-    shapes: Mapping[str, tuple[int, int]],
-    clip: ClipOf,
-    trim: Callable[[Sample], Sample],
-    problems: Problems,
-) -> Clips:
-    """Open a pickle of three splits; no clips where something is wrong.
+def find_splits(
+    path: Path, shapes: Shapes, clip: ClipOf, trim: Trim, classes: Classes, problems: Problems
+) -> DecodedClips | None:
+    """Read a pickle of three splits.
 
     Args:
         path: Of the pickle.
         shapes: Per modality the longest time there may be, and the width of a step.
         clip: Makes a clip.
         trim: Takes the padding off a sample, or raises Unreadable with the reason why it cannot be used.
+        classes: Names of the classes.
         problems: Where everything that is wrong is added.
     """
     content: Any = read_pickles({"": path}, problems).get("")
     if not problems:
         problems += [f"{path.name}: {problem}" for problem in _split_problems(content, shapes)]
     if problems:
-        return InMemory([])
+        return None
     keys = {name: [_key(written) for written in content[name]["id"]] for name in PART_OF}
     problems += [f"{path.name}: {problem}" for problem in shared_keys(keys)]
     labels = {name: _first_column(content[name]["labels"]).tolist() for name in PART_OF}
@@ -97,7 +94,7 @@ def open_splits(
         return finite(trim(without_silence({part: np.asarray(content[name][part][row]) for part in shapes})))
 
     entries = ((clip(name, keys[name][row], labels[name][row]), (name, row)) for name, row in places)
-    return PickledClips(entries, lambda place: f"{path}, {place[0]}, row {place[1]}", sample)
+    return pickled_clips(entries, lambda place: f"{path}, {place[0]}, row {place[1]}", sample, classes)
 
 
 def shared_keys(keys: Mapping[str, Iterable[tuple[str, ...]]]) -> Iterator[str]:
@@ -134,11 +131,11 @@ def trim_apart(sample: Sample) -> Sample:
         Unreadable: If it has no words.
     """
     trim_together(sample)
-    real = {modality: np.flatnonzero(array.any(axis=1)) for modality, array in sample.items()}
-    return {
-        modality: array[rows[0] : rows[-1] + 1] if len(rows := real[modality]) else array[:1]
-        for modality, array in sample.items()
-    }
+    trimmed = {}
+    for modality, array in sample.items():
+        rows = np.flatnonzero(array.any(axis=1))
+        trimmed[modality] = array[rows[0] : rows[-1] + 1] if len(rows) else array[:1]
+    return trimmed
 
 
 def without_silence(sample: Sample) -> Sample:
@@ -176,7 +173,7 @@ def as_text(name: Any) -> str:
     return str(name)
 
 
-def _split_problems(content: Any, shapes: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+def _split_problems(content: Any, shapes: Shapes) -> Iterator[str]:
     if not isinstance(content, dict):
         yield f"expected a dictionary of {', '.join(PART_OF)}; found {_kind(content)}"
         return
@@ -184,26 +181,22 @@ def _split_problems(content: Any, shapes: Mapping[str, tuple[int, int]]) -> Iter
     for name in PART_OF:
         split = content.get(name)
         if not isinstance(split, dict):
-            found = "nothing" if name not in content else _kind(split)
-            yield f"{name}: expected a dictionary of {', '.join(keys)}; found {found}"
+            kind = _kind(split) if name in content else "nothing"
+            yield f"{name}: expected a dictionary of {', '.join(keys)}; found {kind}"
             continue
         if missing := [key for key in keys if key not in split]:
             yield f"{name}: expected {', '.join(missing)} too, found only {some(list(map(str, split)))}"
         for modality, (steps, width) in shapes.items():
-            if modality in split and not _fits(split[modality], steps, width):
-                expected = f"expected numbers [N, up to {steps}, {width}]"
-                yield f"{name}, {modality}: {expected}, found {_kind(split[modality])}"
+            array = split.get(modality)
+            numbers = isinstance(array, np.ndarray) and array.dtype.kind in "fiu" and array.ndim == 3
+            if modality in split and not (numbers and array.shape[1] <= steps and array.shape[2] == width):
+                yield f"{name}, {modality}: expected numbers [N, up to {steps}, {width}], found {_kind(array)}"
         counts = {key: len(split[key]) for key in keys if hasattr(split.get(key), "__len__")}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{count} {key}" for key, count in counts.items())
             yield f"{name}: expected as many samples everywhere, found {listed}"
         elif "labels" in split and not np.isfinite(_first_column(split["labels"])).all():
             yield f"{name}, labels: expected finite numbers, found {_kind(split['labels'])} with others among them"
-
-
-def _fits(array: Any, steps: int, width: int) -> bool:
-    is_array = isinstance(array, np.ndarray) and array.dtype.kind in "fiu" and array.ndim == 3
-    return is_array and array.shape[1] <= steps and array.shape[2] == width
 
 
 def _first_column(labels: Any) -> np.ndarray:

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 
-from equipoise.data.prepare.original import Clip, Clips, Field, InMemory, Protocol
+from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
 from equipoise.data.sets.footage import AudioVisual, as_int16
-from equipoise.data.sets.lists import Problems, official_and_agm, part_by_hash, some
+from equipoise.data.sets.published import DecodedClips, Problems, by_group, official_and_agm, part_by_hash, some
 from equipoise.data.splits import PARTS
 from equipoise.data.views import LogSTFT, Rescaled
 from equipoise.media.sound import read_sound
@@ -69,9 +69,9 @@ class AVE(AudioVisual):
     task: Literal["clips", "segments"] = "clips"
     stretch: Literal["clip", "event"] = "clip"
 
-    name: ClassVar[str] = "ave"
-    summary: ClassVar[str] = "28 audio-visual events, 4,143 clips of ten seconds, or every second of them"
-    layout: ClassVar[str] = """\
+    name = "ave"
+    summary = "28 audio-visual events, 4,143 clips of ten seconds, or every second of them"
+    layout = """\
 Expected for task=clips the publisher's AVE_Dataset:
   Annotations.txt                          rows like Bark&3jS8tWfLJxI&good&7&9: event, video, quality, start, end
   trainSet.txt, valSet.txt, testSet.txt    rows of the same form
@@ -80,20 +80,16 @@ for task=segments the publisher's features and PSP's corrected labels (or the pu
   visual_feature.h5, audio_feature.h5, right_labels.h5, train_order.h5, val_order.h5, test_order.h5
   Annotations.txt                          optional: tells which rows are of one video"""
     protocols: ClassVar[dict[str, Protocol]] = {
-        "official": Protocol(
+        "official": by_group(
             "the publisher's train, validation and test lists (3,339, 402 and 402); a video with two labels that they "
-            "put into two parts is used in the later one alone; selection sees validation alone",
-            by_group=True,
+            "put into two parts is used in the later one alone; selection sees validation alone"
         ),
-        "agm-valid": Protocol(
+        "agm-valid": by_group(
             "as in AGM's code: the train list learns, and the validation list both selects the epoch and is reported; "
             "the test list is not used",
-            by_group=True,
             selects_on_test=True,
         ),
-        "videos": Protocol(
-            "no video in two parts: 80, 10 and 10 % of the videos, drawn by a hash of the video's id", by_group=True
-        ),
+        "videos": by_group("no video in two parts: 80, 10 and 10 % of the videos, drawn by a hash of the video's id"),
     }
 
     @property
@@ -104,29 +100,38 @@ for task=segments the publisher's features and PSP's corrected labels (or the pu
         sound = Field((SECONDS * RATE,), "int16", view=LogSTFT(STRETCH, N_FFT, HOP))
         return {"audio": sound, "video": self.video_field(SECONDS)}
 
-    def open(self, source: Path) -> Clips:
-        """Find the clips or the features."""
-        source, problems = Path(source), Problems()
-        clips = (_open_segments if self.task == "segments" else self._open_clips)(source, problems)
-        problems.raise_for(self, source)
-        return clips
-
-    def classes(self, clips: Clips) -> tuple[str, ...]:  # noqa: ARG002 (they are the same for any clips)
-        """Return the events in the order of the publisher's list, and background where seconds have none."""
-        return SECOND_CLASSES if self.task == "segments" else EVENTS
-
-    def _open_clips(self, source: Path, problems: Problems) -> Clips:
-        annotations: dict[tuple[str, str], Annotation] = {}
+    def find(self, source: Path, problems: Problems) -> Clips | None:
+        """Find the clips, each with one event, or the features."""
+        if self.task == "segments":
+            return _find_segments(source, problems)
+        annotations: dict[tuple[str, ...], Annotation] = {}
         for row in read_annotations(source / ANNOTATIONS, problems):
-            annotations.setdefault((row.event, row.video), row)
-        parts: dict[tuple[str, str], str] = {}
-        for part, file in LISTS.items():
-            parts |= {(row.event, row.video): part for row in read_annotations(source / file, problems)}
+            annotations.setdefault(row[:2], row)
+        parts = {row[:2]: part for part, file in LISTS.items() for row in read_annotations(source / file, problems)}
         if strange := ["&".join(key) for key in parts if key not in annotations]:
             problems.append(f"expected the rows of every list in {ANNOTATIONS} too, found none for {some(strange)}")
         if not (source / VIDEO_FOLDER).is_dir():
             problems.append(f"expected videos in {source / VIDEO_FOLDER}, found no such folder")
-        return EventClips(source, list(annotations.values()), [parts.get(key) for key in annotations], self)
+        rows = list(annotations.values())
+        placed = parts_of([parts.get(key) for key in annotations], [row.video for row in rows])
+        listed = [
+            Clip(f"{row.video}/{row.event}", EVENTS.index(row.event), row.video, place)
+            for row, place in zip(rows, placed, strict=True)
+        ]
+        return DecodedClips(listed, lambda number: self._read_clip(source / VIDEO_FOLDER, rows[number]), EVENTS)
+
+    def _read_clip(self, folder: Path, row: Annotation) -> dict[str, np.ndarray]:
+        """Read ten seconds of sound and a frame of each second."""
+        path = folder / f"{row.video}.mp4"
+        wave = read_sound(path, RATE)[0]
+        if self.stretch == "clip":
+            frames = read_frames(path, 1, SECONDS, self.size)
+        else:
+            wave = wave[row.start * RATE : row.end * RATE]
+            frames = read_frames(path, 1, WHOLE_VIDEO, self.size)[row.start : row.end][:SECONDS]
+            if not len(wave) or not len(frames):
+                raise Unreadable(f"{path}: expected the event from second {row.start} to {row.end}, found none of it")
+        return {"audio": as_int16(wave, SECONDS * RATE), "video": frames}
 
 
 @final
@@ -137,39 +142,6 @@ class Annotation(NamedTuple):
     video: str
     start: int
     end: int
-
-
-@final
-class EventClips(Clips):
-    """Clips with one event each. A video with two events is two clips, in the same part under every protocol.
-
-    Args:
-        source: The publisher's folder.
-        rows: The clips.
-        parts: The publisher's part of each.
-        options: How they are read.
-    """
-
-    def __init__(self, source: Path, rows: Sequence[Annotation], parts: Sequence[str | None], options: AVE) -> None:
-        self._source, self._rows, self._options = source, rows, options
-        self.listed = [
-            Clip(f"{row.video}/{row.event}", EVENTS.index(row.event), row.video, placed)
-            for row, placed in zip(rows, parts_of(parts, [row.video for row in rows]), strict=True)
-        ]
-
-    def read(self, number: int) -> dict[str, np.ndarray]:
-        """Read ten seconds of sound and a frame of each second."""
-        row, size = self._rows[number], self._options.size
-        path = self._source / VIDEO_FOLDER / f"{row.video}.mp4"
-        wave = read_sound(path, RATE)[0]
-        if self._options.stretch == "clip":
-            frames = read_frames(path, 1, SECONDS, size)
-        else:
-            wave = wave[row.start * RATE : row.end * RATE]
-            frames = read_frames(path, 1, WHOLE_VIDEO, size)[row.start : row.end][:SECONDS]
-            if not len(wave) or not len(frames):
-                raise Unreadable(f"{path}: expected the event from second {row.start} to {row.end}, found none of it")
-        return {"audio": as_int16(wave, SECONDS * RATE), "video": frames}
 
 
 def read_annotations(path: Path, problems: Problems) -> list[Annotation]:
@@ -219,54 +191,17 @@ def parts_of(listed: Sequence[str | None], videos: Sequence[str]) -> list[Mappin
     ]
 
 
-@final
-class Segments(Clips):
-    """Every second of every row of the publisher's features, each a sample.
-
-    Args:
-        arrays: Features and labels, by the name of their file.
-        parts: The publisher's part of each row; None where it names none.
-        videos: The video of each row.
-    """
-
-    def __init__(self, arrays: Mapping[str, HDF5Array], parts: Sequence[str | None], videos: Sequence[str]) -> None:
-        self._arrays = arrays
-        marked = arrays[LABELS][:] != 0
-        self._labels_of_second = marked.sum(axis=2)
-        labels, placed = marked.argmax(axis=2), parts_of(parts, videos)
-        self.listed = [
-            Clip(f"{row:04d}/{second}", int(labels[row, second]), videos[row], placed[row])
-            for row in range(len(videos))
-            for second in range(SECONDS)
-        ]
-
-    def read(self, number: int) -> dict[str, np.ndarray]:
-        """Read the features of one second."""
-        place = row, second = divmod(number, SECONDS)
-        if (count := self._labels_of_second[place]) != 1:
-            raise Unreadable(f"row {row}, second {second}: expected one label, found {count}")
-        with np.errstate(over="ignore"):  # said below
-            video = self._arrays[VISUAL][place].transpose(2, 0, 1).astype(np.float16)
-            sound = self._arrays[SOUND][place].astype(np.float32)
-        for file, array in ((VISUAL, video), (SOUND, sound)):
-            if not np.isfinite(array).all():
-                where = f"{self._arrays[file].path}, row {row}, second {second}"
-                raise Unreadable(f"{where}: found NaN, infinity or too large numbers")
-        return {"audio": sound, "video": np.ascontiguousarray(video)}
-
-
-def _open_segments(source: Path, problems: Problems) -> Clips:
-    """Find the files of features; no clips where something is wrong."""
+def _find_segments(source: Path, problems: Problems) -> Clips | None:
+    """Find the publisher's features: every second of every row is a sample."""
     arrays: dict[str, HDF5Array] = {}
     for file, shape in SHAPES.items():
         other = file == LABELS and not (source / file).exists() and (source / OTHER_LABELS).exists()
-        path = source / (OTHER_LABELS if other else file)
-        array = problems.attempt(HDF5Array, path, ARRAY)
+        array = problems.attempt(HDF5Array, source / (OTHER_LABELS if other else file), ARRAY)
         if array is not None:
             arrays[file] = array
             if array.shape[1:] != shape:
-                expected = ", ".join(map(str, shape))
-                problems.append(f"{path}: expected {ARRAY} of shape [N, {expected}], found {list(array.shape)}")
+                expected = f"{ARRAY} of shape [N, {', '.join(map(str, shape))}]"
+                problems.append(f"{array.path}: expected {expected}, found {list(array.shape)}")
     counts = {array.path.name: array.shape[0] if array.shape else 0 for array in arrays.values()}
     if len(set(counts.values())) > 1:
         problems.append(f"expected as many rows in every file, found {counts}")
@@ -277,16 +212,37 @@ def _open_segments(source: Path, problems: Problems) -> Clips:
         videos = [row.video for row in read_annotations(source / ANNOTATIONS, problems)]
         if len(videos) != count:
             problems.append(f"{source / ANNOTATIONS}: expected {count} rows as in the features, found {len(videos)}")
-    return InMemory([]) if problems else Segments(arrays, parts, videos)
+    if problems:
+        return None
+    marked = arrays[LABELS][:] != 0
+    labels, label_counts, placed = marked.argmax(axis=2), marked.sum(axis=2), parts_of(parts, videos)
+    listed = [
+        Clip(f"{row:04d}/{second}", int(labels[row, second]), videos[row], placed[row])
+        for row in range(count)
+        for second in range(SECONDS)
+    ]
+
+    def read(number: int) -> dict[str, np.ndarray]:
+        place = row, second = divmod(number, SECONDS)
+        if label_counts[place] != 1:
+            raise Unreadable(f"row {row}, second {second}: expected one label, found {label_counts[place]}")
+        with np.errstate(over="ignore"):  # said below
+            video = arrays[VISUAL][place].transpose(2, 0, 1).astype(np.float16)
+            sound = arrays[SOUND][place].astype(np.float32)
+        for file, array in ((VISUAL, video), (SOUND, sound)):
+            if not np.isfinite(array).all():
+                where = f"{arrays[file].path}, row {row}, second {second}"
+                raise Unreadable(f"{where}: found NaN, infinity or too large numbers")
+        return {"audio": sound, "video": np.ascontiguousarray(video)}
+
+    return DecodedClips(listed, read, SECOND_CLASSES)
 
 
 def _listed_parts(source: Path, count: int, problems: Problems) -> list[str | None]:
     """Return the part of each row, by the publisher's lists of row numbers."""
     parts: list[str | None] = [None] * count
     for part, file in ORDERS.items():
-        order = problems.attempt(lambda path=source / file: HDF5Array(path, ORDER)[...].reshape(-1).tolist())
-        if order is None:
-            continue
+        order = problems.attempt(lambda path=source / file: HDF5Array(path, ORDER)[...].reshape(-1).tolist()) or []
         outside = [str(row) for row in order if not (float(row).is_integer() and 0 <= row < count)]
         problems.unexpected(f"{source / file}: expected whole numbers from 0 to {count - 1}", outside)
         rows = [] if outside else list(map(int, order))
@@ -322,9 +278,7 @@ class HDF5Array:
                     there = ", ".join(file) or "nothing"
                     raise Unreadable(f"{path}: expected an array of numbers called {name!r}; found {there}")
                 if array.is_virtual or array.external:  # its numbers would come from files of the publisher's choice
-                    raise Unreadable(
-                        f"{path}: expected the numbers of {name!r} in the file itself, found them elsewhere"
-                    )
+                    raise Unreadable(f"{path}: expected the numbers of {name!r} in the file itself, found them outside")
                 if array.shape and (why := memory_problem(ROW * array.shape[0])):  # rows that take no room in a file
                     raise Unreadable(f"{path}: {name!r} claims {array.shape[0]:,} rows; to list them {why}")
                 self.shape = tuple(array.shape)

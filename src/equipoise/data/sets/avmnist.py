@@ -8,7 +8,7 @@ says the digit that is on its image; the files that go round can be read too: pa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,29 +17,16 @@ from typing import ClassVar, final
 import numpy as np
 import torch
 
-from equipoise.data.prepare.original import Clip, Clips, Field, Original, Protocol
-from equipoise.data.sets.avmnist_sources import (
-    COLUMNS,
-    DIGITS,
-    ROWS,
-    SAMPLES,
-    SIDE,
-    DigitImages,
-    Noise,
-    SpokenDigit,
-    mixed,
-    read_images,
-    read_noises,
-    read_spoken_digits,
-    spectrogram,
-)
-from equipoise.data.sets.lists import Problems
+from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
+from equipoise.data.sets import avmnist_sources as sources
+from equipoise.data.sets.published import Problems, Published, by_group
 from equipoise.data.splits import PARTS
 from equipoise.data.views import Rescaled
 from equipoise.util.errors import BadInput, Unreadable, collect, demand, raise_all
 from equipoise.util.files import reading
 
 SPEAKERS = "speakers"
+Takes = list[sources.SpokenDigit]
 AGM, MULTIBENCH = "agm-54000-9000-7000", "multibench-55000-5000-10000"
 PUBLISHED_PROTOCOLS = {
     MULTIBENCH: Protocol(
@@ -58,7 +45,7 @@ SHAPES = {"image": (784,), "audio": (112, 112), "label": ()}
 
 @final
 @dataclass(frozen=True)
-class AVMNIST(Original):
+class AVMNIST(Published):
     """Digits seen and heard: modalities `image` (1 × 28 × 28) and `sound` (1 × 112 × 112).
 
     Pair i is image i of MNIST, its 60,000 training images before its 10,000 test images. Take, noise and the stretch of
@@ -77,9 +64,9 @@ class AVMNIST(Original):
         noises: Folder of the noises.
     """
 
-    name: ClassVar[str] = "avmnist"
-    summary: ClassVar[str] = "digits seen through three principal components, and spoken in noise; 70,000 pairs"
-    layout: ClassVar[str] = (
+    name = "avmnist"
+    summary = "digits seen through three principal components, and spoken in noise; 70,000 pairs"
+    layout = (
         "Either the ingredients:\n"
         "  mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]   MNIST (LeCun, Cortes, Burges)\n"
         "  fsdd/recordings/DIGIT_SPEAKER_INDEX.wav                  Free Spoken Digit Dataset, or\n"
@@ -89,10 +76,9 @@ class AVMNIST(Original):
         "  image/{train,test}_data.npy, audio/{train,test}_data.npy, {train,test}_labels.npy"
     )
     protocols: ClassVar[dict[str, Protocol]] = {
-        SPEAKERS: Protocol(
+        SPEAKERS: by_group(
             "MNIST's training images but its last 5,000, those 5,000, and its test images; "
             "no speaker and no noise is heard in two parts; selection sees validation only",
-            by_group=True,
             folds=False,  # images and noises were cut too, and the components fitted on this training part
         ),
         **PUBLISHED_PROTOCOLS,
@@ -120,36 +106,26 @@ class AVMNIST(Original):
     def fields(self) -> dict[str, Field]:
         """Describe images, with white at 1 but no limits, since what is left may be blacker than black, and sounds."""
         return {
-            "image": Field((1, SIDE, SIDE), "float16", view=Rescaled(1.0)),
-            "sound": Field((1, ROWS, COLUMNS), "uint8", view=Rescaled(1 / 255)),
+            "image": Field((1, sources.SIDE, sources.SIDE), "float16", view=Rescaled(1.0)),
+            "sound": Field((1, sources.ROWS, sources.COLUMNS), "uint8", view=Rescaled(1 / 255)),
         }
 
-    def open(self, source: Path) -> Clips:
-        """Read all sources into memory, where workers that are forked share them; or map the files that go round.
-
-        Raises:
-            BadInput: With everything that is wrong with the folder.
-        """
+    def find(self, source: Path, problems: Problems) -> Clips | None:
+        """Read all sources into memory, where workers that are forked share them; or map the files that go round."""
         try:
             if any((source / file.format(part)).is_file() for file in FILES.values() for part in ("train", "test")):
                 return open_published(source, self.validation_images)
-            validation, test = (
-                [name for word in text.split(",") if (name := word.strip())]
-                for text in (self.validation_speakers, self.test_speakers)
-            )
+            named = (self.validation_speakers, self.test_speakers)
+            speakers = [list(filter(None, map(str.strip, names.split(",")))) for names in named]
             images, takes, noises = collect(
-                partial(read_images, source, self.mnist, self.validation_images),
-                partial(read_spoken_digits, source, self.spoken, validation, test),
-                partial(read_noises, source, self.noises),
+                partial(sources.read_images, source, self.mnist, self.validation_images),
+                partial(sources.read_spoken_digits, source, self.spoken, *speakers),
+                partial(sources.read_noises, source, self.noises),
             )
             return Pairs(self, images, takes, noises)
         except BadInput as problem:
-            Problems(str(problem).splitlines()).raise_for(self, source)
-            raise
-
-    def classes(self, clips: Clips) -> tuple[str, ...]:  # noqa: ARG002 (the same for all)
-        """Return the ten digits."""
-        return tuple(map(str, DIGITS))
+            problems += str(problem).splitlines()
+            return None
 
 
 @final
@@ -163,37 +139,38 @@ class Pairs(Clips):
         noises: All noises.
     """
 
+    classes = tuple(map(str, sources.DIGITS))
+
     def __init__(
-        self, options: AVMNIST, images: DigitImages, takes: Sequence[SpokenDigit], noises: Sequence[Noise]
+        self, options: AVMNIST, images: sources.DigitImages, takes: Takes, noises: list[sources.Noise]
     ) -> None:
         self.options, self.images, self.takes = options, images, takes
-        self._takes = {(part, digit): [] for part in PARTS for digit in DIGITS}
+        self._takes = {(part, digit): [] for part in PARTS for digit in sources.DIGITS}
         for take in takes:
             self._takes[take.part, take.digit].append(take)
         self._noises = {part: [noise for noise in noises if noise.part == part] for part in PARTS}
         self.components = PrincipalComponents.fit(images.pixels[images.part == "train"], options.energy)
-        self.listed = [self._clip(number) for number in range(len(images.label))]
+        self.listed = []
+        for number, (label, part) in enumerate(zip(images.label.tolist(), images.part.tolist(), strict=True)):
+            take, noise, _ = self.drawn(number)
+            name = f"{number:05d}/{take.name}/{noise.name}"
+            self.listed.append(Clip(name, label, take.speaker, {SPEAKERS: part}))
 
     def read(self, number: int) -> dict[str, np.ndarray]:
         """Make one pair."""
         take, noise, start = self.drawn(number)
-        sound = spectrogram(mixed(take.wave, noise.wave[start : start + SAMPLES], self.options.snr))
+        wave = sources.mixed(take.wave, noise.wave[start : start + sources.SAMPLES], self.options.snr)
         image = self.components.project(self.images.pixels[number]) / 255
-        return {"image": image.astype(np.float16)[None], "sound": sound[None]}
+        return {"image": image.astype(np.float16)[None], "sound": sources.spectrogram(wave)[None]}
 
-    def drawn(self, number: int) -> tuple[SpokenDigit, Noise, int]:
+    def drawn(self, number: int) -> tuple[sources.SpokenDigit, sources.Noise, int]:
         """Draw what is heard with an image: a take of its digit, a noise, and where in the noise the second starts."""
         digest = hashlib.sha256(f"{self.options.seed}/{number}".encode()).digest()
         first, second, third = (int.from_bytes(digest[start : start + 8], "big") for start in (0, 8, 16))
         part = str(self.images.part[number])
         takes, noises = self._takes[part, int(self.images.label[number])], self._noises[part]
         noise = noises[second % len(noises)]
-        return takes[first % len(takes)], noise, third % (len(noise.wave) - SAMPLES)
-
-    def _clip(self, number: int) -> Clip:
-        take, noise, _ = self.drawn(number)
-        name = f"{number:05d}/{take.name}/{noise.name}"
-        return Clip(name, int(self.images.label[number]), take.speaker, {SPEAKERS: str(self.images.part[number])})
+        return takes[first % len(takes)], noise, third % (len(noise.wave) - sources.SAMPLES)
 
 
 @final
@@ -261,7 +238,7 @@ def open_published(source: Path, validation: int) -> PublishedPairs:
     arrays = dict(zip(paths, collect(*(partial(_map_array, path) for path in paths.values())), strict=True))
     problems = []
     for (part, kind), array in arrays.items():
-        path, shape, count = paths[part, kind], SHAPES[kind], len(arrays[part, "label"])
+        path, shape, count = paths[part, kind], SHAPES[kind], len(np.atleast_1d(arrays[part, "label"]))
         if array.shape[1:] != shape or not array.ndim or array.dtype.kind not in ("iu" if kind == "label" else "iuf"):
             expected = " × ".join(map(str, ("N", *shape)))
             problems.append(f"{path}: expected numbers, {expected}, found {array.dtype} of shape {array.shape}")
@@ -292,6 +269,8 @@ class PublishedPairs(Clips):
         arrays: By part and kind, one array each.
         validation: How many of the last training pairs validate in MultiBench's split.
     """
+
+    classes = tuple(map(str, sources.DIGITS))
 
     def __init__(self, arrays: Mapping[tuple[str, str], np.ndarray], validation: int) -> None:
         self._arrays = arrays

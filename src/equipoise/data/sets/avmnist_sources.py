@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple, cast, final
 
 import numpy as np
 
-from equipoise.data.sets.lists import Problems, part_by_hash
+from equipoise.data.sets.published import Problems, part_by_hash
 from equipoise.data.splits import PARTS
 from equipoise.media.sound import read_sound
 from equipoise.util.errors import BadInput, Unreadable, collect, raise_all
@@ -34,7 +34,8 @@ SHARES = {"train": 4 / 6, "validation": 1 / 6, "test": 1 / 6}
 SALT = "spoken digits"  # one under which the six speakers of the Free Spoken Digit Dataset fall four, one, one
 PART_OF_FOLD = {"1": "train", "2": "train", "3": "train", "4": "validation", "5": "test"}
 MNIST_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-SPOKEN_NAME = re.compile(r"(?P<digit>[0-9])_(?P<speaker>[^_]+)_(?P<index>[0-9]+)\.wav")
+SPOKEN_NAME = re.compile(r"([0-9])_([^_]+)_([0-9]+)\.wav")  # digit, speaker, index
+Process = Callable[[np.ndarray], np.ndarray]
 MOST_BYTES = 2**30  # larger claims of an idx file are not believed
 
 RATE = 8_000  # hertz
@@ -62,7 +63,7 @@ class DigitImages(NamedTuple):
 
 @final
 class SpokenDigit(NamedTuple):
-    """What is spoken in one recording of a digit, and the part in which it may be heard."""
+    """The spoken part of one recording of a digit, and the part in which it may be heard."""
 
     name: str
     digit: int
@@ -192,9 +193,7 @@ def read_spoken_digits(source: Path, folder: str, validation: Sequence[str], tes
     matches = [(SPOKEN_NAME.fullmatch(file.name), file) for file in files]
     strange = [file.name for match, file in matches if not match]
     problems.unexpected(f"{place}: expected names like 7_jackson_32.wav", strange)
-    takes = sorted(
-        (match["speaker"], int(match["digit"]), int(match["index"]), file) for match, file in matches if match
-    )
+    takes = sorted((match[2], int(match[1]), int(match[3]), file) for match, file in matches if match)
     heard = Counter((speaker, digit) for speaker, digit, _, _ in takes)
     speakers = sorted({speaker for speaker, _ in heard})
     for speaker in speakers:
@@ -221,17 +220,15 @@ def part_of_speakers(
             depend on who else there is.
     """
     named = {**dict.fromkeys(validation, "validation"), **dict.fromkeys(test, "test")}
-    part_of = {
-        speaker: named.get(speaker, "train") if named else part_by_hash(speaker, SHARES, SALT) for speaker in speakers
-    }
+    drawn = {} if named else {speaker: part_by_hash(speaker, SHARES, SALT) for speaker in speakers}
+    part_of = drawn or {speaker: named.get(speaker, "train") for speaker in speakers}
     there = ", ".join(speakers)
     problems = [f"speakers: expected some of {there}, found {name!r}" for name in named if name not in speakers]
     problems += [f"speakers: expected {name} in one part, found two" for name in validation if name in test]
     if empty := [part for part in PARTS if part not in part_of.values()]:
-        problems.append(
-            f"speakers: expected at least one in each part, found none for {' and '.join(empty)} among {there}; "
-            "with three or more, say who is heard where: validation_speakers=NAME test_speakers=NAME"
-        )
+        hint = "with three or more, say who is heard where: validation_speakers=NAME test_speakers=NAME"
+        expected = "speakers: expected at least one in each part"
+        problems.append(f"{expected}, found none for {' and '.join(empty)} among {there}; {hint}")
     return part_of, problems
 
 
@@ -268,9 +265,7 @@ def read_noises(source: Path, folder: str) -> list[Noise]:
     return [Noise(Path(name).stem, PART_OF_FOLD[fold], wave) for (name, fold), wave in zip(rows, waves, strict=True)]
 
 
-def _read_sounds(
-    files: Sequence[Path], process: Callable[[np.ndarray], np.ndarray]
-) -> tuple[list[np.ndarray], list[str]]:
+def _read_sounds(files: Sequence[Path], process: Process) -> tuple[list[np.ndarray], list[str]]:
     """Return the processed sounds in their order, and what is wrong with those that cannot be used."""
 
     def read(file: Path) -> np.ndarray | str:
@@ -368,8 +363,8 @@ def _sane(wave: np.ndarray) -> np.ndarray:
 
 def _demand_length(wave: np.ndarray) -> None:
     if len(wave) < SHORTEST:
-        least, found = 1000 * SHORTEST / RATE, 1000 * len(wave) / RATE
-        raise BadInput(f"expected at least {least:g} ms of sound, found {found:.3g} ms")
+        shortest, length = 1000 * SHORTEST / RATE, 1000 * len(wave) / RATE
+        raise BadInput(f"expected at least {shortest:g} ms of sound, found {length:.3g} ms")
 
 
 def _loud_blocks(wave: np.ndarray, decibels: float) -> np.ndarray:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
-from equipoise.data.sets.footage import FBANK_RATE, FBANK_SHAPE, AudioVisual, Footage, Recordings, filter_bank
-from equipoise.data.sets.lists import Problems, find_list, part_by_hash, read_list
+from equipoise.data.sets.footage import FBANK_RATE, FBANK_SHAPE, AudioVisual, Footage, filter_bank
+from equipoise.data.sets.published import DecodedClips, Problems, by_group, find_list, part_by_hash, read_list
 from equipoise.media.sound import tile
 from equipoise.media.spectrogram import log_stft
 from equipoise.util.errors import Unreadable
@@ -50,9 +50,9 @@ class CREMAD(AudioVisual):
     fps: int = 1
     frames: int = 2
 
-    name: ClassVar[str] = "cremad"
-    summary: ClassVar[str] = "six emotions, voice and face of 91 actors, 7,442 clips"
-    layout: ClassVar[str] = """\
+    name = "cremad"
+    summary = "six emotions, voice and face of 91 actors, 7,442 clips"
+    layout = """\
 Expected the publisher's repository CheyneyComputerScience/CREMA-D, fetched with git lfs:
   VideoFlash/1001_DFA_ANG_XX.flv     or frames: Image-01-FPS/1001_DFA_ANG_XX/*.jpg
   AudioWAV/1001_DFA_ANG_XX.wav       or Audio/1001_DFA_ANG_XX.wav
@@ -69,8 +69,8 @@ Expected the publisher's repository CheyneyComputerScience/CREMA-D, fetched with
             " those 669 and reports the same 669; all 91 actors are in every part",
             selects_on_test=True,
         ),
-        "actors": Protocol(
-            "no actor in two parts: 70, 15 and 15 % of the actors, drawn by a hash of the actor's number", by_group=True
+        "actors": by_group(
+            "no actor in two parts: 70, 15 and 15 % of the actors, drawn by a hash of the actor's number"
         ),
     }
 
@@ -80,9 +80,8 @@ Expected the publisher's repository CheyneyComputerScience/CREMA-D, fetched with
         sound = FBANK_SHAPE if self.audio == "fbank" else (1, N_FFT // 2 + 1, SECONDS * RATE // HOP + 1)
         return {"audio": Field(sound), "video": self.video_field(LONGEST * self.fps)}
 
-    def open(self, source: Path) -> Recordings:
+    def find(self, source: Path, problems: Problems) -> Clips | None:
         """Find the clips: those of the lists in their order, then those that no list names."""
-        problems = Problems()
         train, test = self._lists(source, problems)
         footage = self._footage(source, problems)
         names = list(dict.fromkeys([*train, *test, *sorted({*footage.sounds, *footage.videos, *footage.pictures})]))
@@ -90,12 +89,9 @@ Expected the publisher's repository CheyneyComputerScience/CREMA-D, fetched with
         problems.unexpected("expected clips named like 1001_DFA_ANG_XX", strange)
         problems += footage.ambiguous(names)
         problems.unexpected("expected no clip in both train.csv and test.csv", sorted(set(train) & set(test)))
-        problems.raise_for(self, source)
-        return Recordings(_clips(names, train, test), names, footage, EMOTIONS, self.decode)
-
-    def classes(self, clips: Clips) -> tuple[str, ...]:  # noqa: ARG002 (they are the same for any clips)
-        """Return the emotions as OGM-GE and AGM number them."""
-        return EMOTIONS
+        if problems:
+            return None
+        return DecodedClips(_clips(names, train, test), lambda number: self.decode(footage, names[number]), EMOTIONS)
 
     def decode(self, footage: Footage, key: str) -> dict[str, np.ndarray]:
         """Read the arrays of one clip; a spectrogram is of three seconds, a shorter clip repeated."""

@@ -6,7 +6,7 @@ Every file is found by name once, and read by name; the order of a directory's l
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -15,14 +15,14 @@ from typing import Literal, final, get_args, get_origin, get_type_hints
 import numpy as np
 import torch
 
-from equipoise.data.prepare.original import Clip, Clips, Field, Original
-from equipoise.data.sets.lists import some
+from equipoise.data.prepare.original import Field
+from equipoise.data.sets.published import Published, some
 from equipoise.data.views import VideoFrames
 from equipoise.media.image import read_image
 from equipoise.media.sound import read_sound, tile
 from equipoise.media.spectrogram import kinetics_fbank
 from equipoise.media.video import evenly_spaced, read_frames
-from equipoise.util.errors import BadInput, Unreadable
+from equipoise.util.errors import Unreadable, demand
 
 SUFFIXES = {"sounds": "wav flac ogg mp3 m4a", "videos": "flv mp4 webm mkv avi mov", "pictures": "jpg jpeg png"}
 KINDS = {suffix: kind for kind, suffixes in SUFFIXES.items() for suffix in suffixes.split()}
@@ -31,7 +31,7 @@ FBANK_SHORTEST = 400  # samples, one frame of 25 ms
 
 
 @dataclass(frozen=True)
-class AudioVisual(Original):
+class AudioVisual(Published):
     """A data set of clips with sound and frames.
 
     Args:
@@ -46,15 +46,12 @@ class AudioVisual(Original):
 
     def __post_init__(self) -> None:
         numbers = {name: getattr(self, name, 1) for name in ("fps", "size", "frames", "crop")}
-        problems = [
-            f"expected {name} above 0, found {number!r}" for name, number in numbers.items() if not 0 < number < inf
-        ]
+        rules = [(0 < number < inf, f"expected {name} above 0", number) for name, number in numbers.items()]
         for name, kind in get_type_hints(type(self)).items():
-            choices = get_args(kind) if get_origin(kind) is Literal else ()
-            if choices and (value := getattr(self, name)) not in choices:
-                problems.append(f"expected {name} to be {' or '.join(choices)}, found {value!r}")
-        if problems:
-            raise BadInput(f"{self.name}: {'; '.join(problems)}")
+            if get_origin(kind) is Literal:
+                value, choices = getattr(self, name), get_args(kind)
+                rules.append((value in choices, f"expected {name} to be {' or '.join(choices)}", value))
+        demand(self.name, *rules)
 
     def video_field(self, most: int) -> Field:
         """Describe up to `most` frames of a clip."""
@@ -132,30 +129,6 @@ class Footage:
         if key not in self.pictures:
             raise Unreadable(f"{key}: expected a video or a folder of its frames, found neither")
         return np.stack([read_image(path, size) for path in evenly_spaced(pictures_in(self.pictures[key]), most)])
-
-
-@final
-@dataclass
-class Recordings(Clips):
-    """Clips that are read from footage.
-
-    Args:
-        listed: The clips.
-        keys: Under which the footage has them.
-        footage: The files.
-        classes: Names of the classes.
-        decode: Makes the arrays of a clip, given the footage and its key.
-    """
-
-    listed: Sequence[Clip]
-    keys: Sequence[str]
-    footage: Footage
-    classes: tuple[str, ...]
-    decode: Callable[[Footage, str], dict[str, np.ndarray]]
-
-    def read(self, number: int) -> dict[str, np.ndarray]:
-        """Decode one clip."""
-        return self.decode(self.footage, self.keys[number])
 
 
 def pictures_in(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from equipoise.data.splits import Splits, split_by_group
 
 
 def two_sensors(samples: int = 600, classes: int = 3, hard: float = 0.5, seed: int = 0) -> Splits:
-    """Two sensors that see the same classes, one clearly and one faintly, from ten generated people.
+    """Generate two sensors that see the same classes, one clearly and one faintly, from ten generated people.
 
     Args:
         samples: Over all three parts.
@@ -27,8 +27,8 @@ def two_sensors(samples: int = 600, classes: int = 3, hard: float = 0.5, seed: i
         return centres[label] + person[group] + torch.randn(samples, size, generator=random)
 
     inputs = {"easy": sensor(8, 2.0), "hard": sensor(12, hard)}
-    where = {"train": range(6), "validation": range(6, 9), "test": range(9, 10)}
-    parts = split_by_group(inputs, label, group, {name: tuple(people) for name, people in where.items()})
+    people = {"train": range(6), "validation": range(6, 9), "test": range(9, 10)}
     names = tuple(f"class {number}" for number in range(classes))
     about = "people 0–5 train, 6–8 validate, 9 tests (all generated)"
-    return Splits("generated", parts["train"], parts["validation"], parts["test"], names, about)
+    train, validation, test = split_by_group(inputs, label, group, people).values()
+    return Splits("generated", train, validation, test, names, about)

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 
 from equipoise.data.own.npz import read_arrays
-from equipoise.data.prepare.original import Clip, Clips, Field, Original, Protocol
+from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
 from equipoise.data.sets import affect
-from equipoise.data.sets.lists import Problems, official_and_agm, part_by_hash, some
+from equipoise.data.sets.published import Problems, Published, by_group, official_and_agm, part_by_hash, some
 from equipoise.data.views import TimeLast
 from equipoise.util.errors import Unreadable, demand
 from equipoise.util.files import reading
@@ -31,7 +31,7 @@ PICKLES: dict[str, tuple[str, dict[str, tuple[int, int]]]] = {
     "unaligned": ("mosei_senti_data_noalign.pkl", {"vision": (500, 35), "audio": (500, 74), "text": (50, 300)}),
     "raw": ("mosei_raw.pkl", {"vision": (50, 713), "audio": (50, 74), "text": (50, 300)}),
 }
-CLASSES: dict[str, tuple[str, str]] = {
+CLASSES: dict[str, tuple[str, str]] = {  # by what a neutral sentiment is
     "positive": ("negative", "non-negative"),
     "negative": ("non-positive", "positive"),
     "drop": ("negative", "positive"),
@@ -42,13 +42,12 @@ PADDING, UNKNOWN, FIRST = 0, 1, 2  # words start behind both: none shares a numb
 _SEGMENT = re.compile(r"^(.+?)(\[\d+\]|\$_\$\d+|_\d+)$")
 _DROPPED, _BLANK = re.compile(r"[.,'!?\"()*#:;]"), re.compile(r"[-/\s]+")
 
-SpokenContent = Mapping[str, Mapping[str, Mapping[Any, Any]]]
-"""What the files of AGM's version hold, by split, by kind, by key."""
+SpokenContent = Mapping[str, Mapping[str, Mapping[Any, Any]]]  # of AGM's version, by split, by kind, by key
 
 
 @final
 @dataclass(frozen=True)
-class MOSEI(Original):
+class MOSEI(Published):
     """CMU-MOSEI, sentiment in two classes.
 
     Args:
@@ -67,11 +66,9 @@ class MOSEI(Original):
     vectors: str = ""
     vocabulary: int = 20_000
 
-    name: ClassVar[str] = "mosei"
-    summary: ClassVar[str] = (
-        "is a sentence of negative sentiment or not? Words and voice, or face too, of YouTube videos"
-    )
-    layout: ClassVar[str] = """\
+    name = "mosei"
+    summary = "is a sentence of negative sentiment or not? Words and voice, or face too, of YouTube videos"
+    layout = """\
 Expected for version=agm the files of the MOSEI_UMONS project, each a dictionary by id such as --qXJuDtHPw[5]:
   {train,valid,test}_sentences.p   the words of a sentence
   {train,valid,test}_mels.p        its spectrogram, [T, 80]
@@ -81,17 +78,12 @@ for the other versions one pickle with vision, audio, text, labels and id, or th
   mosei_senti_data_noalign.pkl     version=unaligned
   mosei_raw.pkl                    version=raw"""
     protocols: ClassVar[dict[str, Protocol]] = {
-        "official": Protocol(
-            "The publisher's folds, no video in two of them. Selection sees valid alone.", by_group=True
-        ),
-        "agm-valid": Protocol(
+        "official": by_group("The publisher's folds, no video in two of them. Selection sees valid alone."),
+        "agm-valid": by_group(
             "As in AGM's code: train learns, and valid both selects the epoch and is reported. Test is not used.",
-            by_group=True,
             selects_on_test=True,
         ),
-        "videos": Protocol(
-            "Videos drawn by a hash of their names: 70 % train, 10 % validate, 20 % test.", by_group=True
-        ),
+        "videos": by_group("Videos drawn by a hash of their names: 70 % train, 10 % validate, 20 % test."),
     }
 
     def __post_init__(self) -> None:
@@ -113,22 +105,14 @@ for the other versions one pickle with vision, audio, text, labels and id, or th
         text = Field((WORDS, VECTOR), ragged=True, view=TimeLast()) if self.vectors else numbers
         return {"text": text, "audio": Field((FRAMES, MELS), ragged=True, view=TimeLast())}
 
-    def open(self, source: Path) -> Clips:
-        """Open the sentences of a folder, or of the pickle itself."""
-        source, problems = Path(source), Problems()
+    def find(self, source: Path, problems: Problems) -> Clips | None:
+        """Find the sentences of a folder, or of the pickle itself."""
         if self.version == "agm":
-            clips: Clips = self._open_spoken(source, problems)
-        else:
-            file, shapes = PICKLES[self.version]
-            path = source if source.is_file() else source / file
-            trim = affect.trim_apart if self.version == "unaligned" else affect.trim_together
-            clips = affect.open_splits(path, shapes, self._clip, trim, problems)
-        problems.raise_for(self, source)
-        return clips
-
-    def classes(self, clips: Clips) -> tuple[str, ...]:  # noqa: ARG002 (they are the same for all)
-        """Return the two sides of zero."""
-        return CLASSES[self.neutral]
+            return self._find_spoken(source, problems)
+        file, shapes = PICKLES[self.version]
+        path = source if source.is_file() else source / file
+        trim = affect.trim_apart if self.version == "unaligned" else affect.trim_together
+        return affect.find_splits(path, shapes, self._clip, trim, CLASSES[self.neutral], problems)
 
     def _clip(self, split: str, key: tuple[str, ...], sentiment: float) -> Clip | None:
         if sentiment == 0 and self.neutral == "drop":
@@ -138,21 +122,13 @@ for the other versions one pickle with vision, audio, text, labels and id, or th
         positive = sentiment >= 0 if self.neutral == "positive" else sentiment > 0
         return Clip("/".join(key), int(positive), video, parts)
 
-    def _open_spoken(self, source: Path, problems: Problems) -> Clips:
-        """Open sentences as numbers or vectors, with the spectrogram they were said in.
+    def _find_spoken(self, source: Path, problems: Problems) -> Clips:
+        """Find sentences as numbers or vectors, with the spectrogram they were said in.
 
         A key that one of the files does not know is listed all the same, and read as unreadable: it shows as skipped.
         """
         content = _read_spoken(source, problems)
         encode = self._encoder(content, problems)
-        entries = (
-            (
-                self._clip(split, (affect.as_text(key),), affect.first_number(kinds["sentiment"].get(key, -1))),
-                (split, key),
-            )
-            for split, kinds in content.items()
-            for key in _keys(kinds)
-        )
 
         def sample(place: tuple[str, Any]) -> affect.Sample:
             split, key = place
@@ -164,9 +140,14 @@ for the other versions one pickle with vision, audio, text, labels and id, or th
             audio = affect.finite({"audio": mels[:FRAMES]})["audio"]
             return {"text": encode(words_of(content[split]["sentences"][key])[:WORDS]), "audio": audio}
 
-        return affect.PickledClips(
-            entries, lambda place: f"{source}, {place[0]}, id {affect.as_text(place[1])}", sample
-        )
+        def describe(place: tuple[str, Any]) -> str:
+            return f"{source}, {place[0]}, id {affect.as_text(place[1])}"
+
+        entries = []
+        for split, key in ((split, key) for split, kinds in content.items() for key in _keys(kinds)):
+            sentiment = affect.first_number(content[split]["sentiment"].get(key, -1))
+            entries.append((self._clip(split, (affect.as_text(key),), sentiment), (split, key)))
+        return affect.pickled_clips(entries, describe, sample, CLASSES[self.neutral])
 
     def _encoder(self, content: SpokenContent, problems: Problems) -> Callable[[list[str]], np.ndarray]:
         """Return what turns words into what is stored; a sentence without any is one unknown word.

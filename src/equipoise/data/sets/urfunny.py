@@ -14,13 +14,14 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from equipoise.data.prepare.original import Clip, Clips, Field, InMemory, Original, Protocol
+from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
 from equipoise.data.sets import affect
-from equipoise.data.sets.lists import Problems, official_and_agm, some
+from equipoise.data.sets.published import Problems, Published, by_group, official_and_agm, some
 from equipoise.data.views import TimeLast
 from equipoise.util.errors import Unreadable, demand
 
 PICKLE = "humor.pkl"
+CLASSES = ("no laughter", "laughter")
 WIDTHS = {"vision": 371, "audio": 81, "text": 300}  # OpenFace 2, COVAREP, GloVe
 FOLDS = {"train": "train", "dev": "valid", "test": "test"}
 SIX = {
@@ -36,7 +37,7 @@ BY_ID = ("words", "vision", "audio", "labels")
 
 @final
 @dataclass(frozen=True)
-class URFunny(Original):
+class URFunny(Published):
     """UR-FUNNY, version 2.
 
     Args:
@@ -48,24 +49,22 @@ class URFunny(Original):
     steps: int = 50
     context: bool = True
 
-    name: ClassVar[str] = "urfunny"
-    summary: ClassVar[str] = "will the audience laugh? Face, voice and words of TED talks, word by word"
-    layout: ClassVar[str] = """\
+    name = "urfunny"
+    summary = "will the audience laugh? Face, voice and words of TED talks, word by word"
+    layout = """\
 Expected the pickle that MultiBench gives out, or this file itself as the source:
   humor.pkl                      train, valid and test, each with vision, audio, text, labels and id
 or the six of the publisher's "extracted features" of UR-FUNNY-V2 (ROC-HCI/UR-FUNNY):
   data_folds.pkl, language_sdk.pkl, openface_features_sdk.pkl, covarep_features_sdk.pkl, humor_label_sdk.pkl,
   word_embedding_list.pkl"""
     protocols: ClassVar[dict[str, Protocol]] = {
-        "official": Protocol(
+        "official": by_group(
             "The publisher's train, dev and test folds, speaker-independent by its word: the ids are bare numbers and "
-            "name no speaker. Selection sees dev alone.",
-            by_group=True,
+            "name no speaker. Selection sees dev alone."
         ),
-        "agm-valid": Protocol(
+        "agm-valid": by_group(
             "As in AGM's code: train learns, and the dev fold both selects the epoch and is reported. The test fold is "
             "not used.",
-            by_group=True,
             selects_on_test=True,
         ),
     }
@@ -82,30 +81,22 @@ or the six of the publisher's "extracted features" of UR-FUNNY-V2 (ROC-HCI/UR-FU
     def _shapes(self) -> dict[str, tuple[int, int]]:
         return {modality: (self.steps, width) for modality, width in WIDTHS.items()}
 
-    def open(self, source: Path) -> Clips:
-        """Open the samples of a folder, or of the pickle itself."""
-        source, problems = Path(source), Problems()
+    def find(self, source: Path, problems: Problems) -> Clips | None:
+        """Find the samples of a folder, or of the pickle itself."""
         pickle = source if source.is_file() else source / PICKLE
-        clips: Clips = InMemory([])
         if pickle.is_file():
-            clips = affect.open_splits(pickle, self._shapes, _clip, affect.trim_together, problems)
-        elif any((source / file).exists() for file in SIX.values()):
-            clips = self._open_six(source, problems)
-        else:
-            problems.append(f"expected {PICKLE}, or {', '.join(SIX.values())}; found none of them")
-        problems.raise_for(self, source)
-        return clips
+            return affect.find_splits(pickle, self._shapes, _clip, affect.trim_together, CLASSES, problems)
+        if any((source / file).exists() for file in SIX.values()):
+            return self._find_six(source, problems)
+        problems.append(f"expected {PICKLE}, or {', '.join(SIX.values())}; found none of them")
+        return None
 
-    def classes(self, clips: Clips) -> tuple[str, ...]:  # noqa: ARG002 (they are the same for all)
-        """Return what the audience does."""
-        return ("no laughter", "laughter")
-
-    def _open_six(self, source: Path, problems: Problems) -> Clips:
+    def _find_six(self, source: Path, problems: Problems) -> Clips | None:
         """Put samples together from the publisher's pickles: the words of the context, then of the punchline."""
         content = affect.read_pickles({part: source / file for part, file in SIX.items()}, problems)
         problems += _six_problems(content)
         if problems:
-            return InMemory([])
+            return None
         entries = [
             (_clip(split, (affect.as_text(key),), affect.first_number(content["labels"].get(key))), key)
             for fold, split in FOLDS.items()
@@ -115,7 +106,7 @@ or the six of the publisher's "extracted features" of UR-FUNNY-V2 (ROC-HCI/UR-FU
         def sample(key: Any) -> affect.Sample:
             return affect.finite(affect.trim_together(affect.without_silence(self._aligned(content, key))))
 
-        return affect.PickledClips(entries, lambda key: f"{source}, id {affect.as_text(key)}", sample)
+        return affect.pickled_clips(entries, lambda key: f"{source}, id {affect.as_text(key)}", sample, CLASSES)
 
     def _aligned(self, content: Mapping[str, Any], key: Any) -> affect.Sample:
         if missing := [SIX[part] for part in BY_ID if key not in content[part]]:

@@ -22,39 +22,30 @@ from equipoise.data.splits import Splits, split_by_group
 SHA256 = "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537"
 PEOPLE = tuple(range(1, 11))
 WINDOW, STRIDE = 100, 50  # two seconds at 50 Hz, half overlapping
-EXERCISES = (
-    "pendulum",
-    "abduction",
-    "forward elevation",
-    "internal rotation",
-    "external rotation",
-    "trapezius extension",
-    "upright row",
-)
+_NAMES = "pendulum|abduction|forward elevation|internal rotation|external rotation|trapezius extension|upright row"
+EXERCISES = tuple(_NAMES.split("|"))
 
 
 def watch(fold: int | None = None) -> Splits:
-    """Windows of two seconds, half overlapping; modalities `accelerometer` and `gyroscope`, each 3 × 100; standardised.
+    """Return windows of two seconds of `accelerometer` and `gyroscope`, each 3 × 100, half overlapping, standardised.
 
     Args:
         fold: One of ten: person `fold + 1` is the test set, the next three validate, the other six train. None is the
-            one fixed cut of short comparisons: five people train, three validate, two test.
+            one fixed split of short comparisons: five people train, three validate, two test.
     """
     inputs, label, person = _windows()
     where = people_of(fold)
-    parts = split_by_group(inputs, label, person, where)
+    train, validation, test = split_by_group(inputs, label, person, where).values()
     described = ", ".join(f"{part}: people {', '.join(map(str, numbers))}" for part, numbers in where.items())
-    splits = Splits("watch", parts["train"], parts["validation"], parts["test"], EXERCISES, described)
-    return splits.standardised()
+    return Splits("watch", train, validation, test, EXERCISES, described).standardised()
 
 
 def people_of(fold: int | None) -> dict[str, tuple[int, ...]]:
-    """Who is in which part."""
+    """Return the people of each part."""
     if fold is None:
         return {"train": PEOPLE[:5], "validation": PEOPLE[5:8], "test": PEOPLE[8:]}
     if not 0 <= fold < len(PEOPLE):
-        msg = f"watch: fold should be one of 0 to {len(PEOPLE) - 1}, found {fold}"
-        raise ValueError(msg)
+        raise ValueError(f"watch: fold should be one of 0 to {len(PEOPLE) - 1}, found {fold}")
     turned = PEOPLE[fold:] + PEOPLE[:fold]
     return {"train": turned[4:], "validation": turned[1:4], "test": turned[:1]}
 
@@ -74,16 +65,15 @@ def _windows() -> tuple[dict[str, Tensor], Tensor, Tensor]:
 
 
 def _verified_file() -> Path:
-    found = importlib.util.find_spec("seglearn")  # finds the package without running it
-    if found is None or not found.submodule_search_locations:
-        msg = "the data set 'watch' comes with the package seglearn, which is not installed; type: pip install seglearn"
-        raise ModuleNotFoundError(msg)
-    path = Path(found.submodule_search_locations[0]) / "data" / "watch_dataset.npy"
+    package = importlib.util.find_spec("seglearn")  # finds the package without running it
+    if package is None or not package.submodule_search_locations:
+        needed = "the data set 'watch' comes with the package seglearn, which is not installed"
+        raise ModuleNotFoundError(f"{needed}; type: pip install seglearn")
+    path = Path(package.submodule_search_locations[0]) / "data" / "watch_dataset.npy"
+    again = "type: pip install --force-reinstall seglearn"
     if not path.is_file():
-        msg = f"expected the recordings at {path}, found no file; type: pip install --force-reinstall seglearn"
-        raise FileNotFoundError(msg)
+        raise FileNotFoundError(f"expected the recordings at {path}, found no file; {again}")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != SHA256:
-        msg = f"{path}: expected sha256 {SHA256}, found {digest}; type: pip install --force-reinstall seglearn==1.2.5"
-        raise ValueError(msg)
+        raise ValueError(f"{path}: expected sha256 {SHA256}, found {digest}; {again}==1.2.5")
     return path

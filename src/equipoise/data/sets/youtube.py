@@ -18,13 +18,14 @@ from typing import ClassVar, NamedTuple, final
 import numpy as np
 
 from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
-from equipoise.data.sets.footage import FBANK_SHAPE, AudioVisual, Footage, Recordings, as_int16, filter_bank
-from equipoise.data.sets.lists import Problems, find_list, part_by_hash, read_list, some
+from equipoise.data.sets.footage import FBANK_SHAPE, AudioVisual, Footage, as_int16, filter_bank
+from equipoise.data.sets.published import DecodedClips, Problems, by_group, find_list, part_by_hash, read_list, some
 from equipoise.data.splits import PARTS
 from equipoise.data.views import LogSTFT
 
 NAME = re.compile(r"(?P<video>[A-Za-z0-9_-]{11})(_(?P<start>[0-9]{1,9})(_[0-9]{1,9})?)?")
 RATE, SECONDS, HEARD = 16_000, 10, 5  # VGGSound stores ten seconds, and five are heard at a time
+Shares = dict[str, tuple[float, ...]]
 
 
 @final
@@ -65,103 +66,89 @@ class YouTubeDataset(AudioVisual):
 
     fps: float = 1
 
-    # The publisher's lists, each with the part its clips are in; "" where the rows name it.
-    lists: ClassVar[dict[str, str]]
+    lists: ClassVar[dict[str, str]]  # each with the part its clips are in; "" where the rows name it
     list_folders: ClassVar[tuple[str, ...]]
     columns: ClassVar[int]
-    # What a row should hold, for messages: the clip, and its label or part.
-    row_rules: ClassVar[tuple[str, str]]
-    # Labels as the lists write them, in the order of the classes; none where all that occur, sorted, are the classes.
-    labels: ClassVar[tuple[str, ...]] = ()
+    rules: ClassVar[tuple[str, str]]  # what a row should hold, for messages: the clip, and its label or part
+    labels: ClassVar[
+        tuple[str, ...]
+    ] = ()  # as the lists write them; none where all that occur, sorted, are the classes
     sound: ClassVar[Field]
-    # By protocol, the shares of the parts, drawn by a hash of the video's id; for "official" of what is not tested.
-    shares: ClassVar[dict[str, tuple[float, ...]]]
+    shares: ClassVar[Shares]  # by protocol, drawn by a hash of the video's id; for "official" of what is not tested
 
     @property
     def fields(self) -> dict[str, Field]:
         """Describe the sound and the frames."""
-        return {"audio": self.sound, "video": self.video_field(self._stored)}
+        return {"audio": self.sound, "video": self.video_field(self._most_frames)}
 
-    def open(self, source: Path) -> Recordings:
+    @property
+    def _most_frames(self) -> int:
+        return max(1, round(SECONDS * self.fps))
+
+    def find(self, source: Path, problems: Problems) -> Clips | None:
         """Find the clips of the lists, in their order."""
-        problems = Problems()
         rows = self._rows(source, problems)
-        labels = self.labels or tuple(sorted({row.label for row in rows}))
-        number = {label: index for index, label in enumerate(labels)}
-        first = {row.segment: row for row in reversed(rows)}
-        relabelled = [
-            f"{row.id} ({first[row.segment].label}, then {row.label})"
-            for row in rows
-            if row.label != first[row.segment].label
-        ]
-        segments = list(dict.fromkeys(row.segment for row in rows))
         tested = {row.segment for row in rows if row.part == "test"}  # even if other rows say train
         if self.protocols["official"].by_group:
             both = {row.segment.video for row in rows if row.part == "train"} & {segment.video for segment in tested}
             problems.unexpected("expected no video in both lists", sorted(both))
-        classes = self._class_names(source, labels, problems)
+        labels = self.labels or tuple(sorted({row.label for row in rows}))
+        classes = self._class_names(source, problems) or labels
+        first = {row.segment: row for row in reversed(rows)}
+        segments = list(dict.fromkeys(row.segment for row in rows))
         footage = Footage.find([source], key_of)
         keys = keys_in(footage, segments)
         problems += footage.ambiguous(keys)
-        problems.raise_for(self, source)
-        if relabelled:
-            kind = "clips listed twice with different labels, of which the first counts"
-            warnings.warn(f"{self.name}: {kind}: {some(relabelled)}", stacklevel=2)
+        if problems:
+            return None
+        earlier = [(first[row.segment].label, row) for row in rows]
+        if again := [f"{row.id} ({label}, then {row.label})" for label, row in earlier if label != row.label]:
+            text = "clips listed twice with different labels, of which the first counts"
+            warnings.warn(f"{self.name}: {text}: {some(again)}", stacklevel=3)
+        number = {label: index for index, label in enumerate(labels)}
         listed = [
             Clip(row.id, number[row.label], row.segment.video, self._parts(row.segment.video, row.segment in tested))
             for row in map(first.__getitem__, segments)
         ]
-        return Recordings(listed, keys, footage, classes, self.decode)
+        return DecodedClips(listed, lambda index: self._decode(footage, keys[index]), classes)
 
-    def classes(self, clips: Clips) -> tuple[str, ...]:
-        """Return the names of the classes, whichever clips are there."""
-        return clips.classes if isinstance(clips, Recordings) else self.labels
-
-    def decode(self, footage: Footage, key: str) -> dict[str, np.ndarray]:
-        """Read the arrays of one clip."""
-        sound = self._stored_sound(footage.wave(key, RATE), key)
-        return {"audio": sound, "video": footage.frames(key, self.fps, self._stored, self.size)}
-
-    @property
-    def _stored(self) -> int:
-        return max(1, round(SECONDS * self.fps))
-
-    @abstractmethod
-    def _stored_sound(self, wave: np.ndarray, key: str) -> np.ndarray:
-        """Make what is stored of a sound."""
+    def _decode(self, footage: Footage, key: str) -> dict[str, np.ndarray]:
+        wave = footage.wave(key, RATE)
+        sound = as_int16(wave, SECONDS * RATE) if self.sound.dtype == "int16" else filter_bank(wave, key)
+        return {"audio": sound, "video": footage.frames(key, self.fps, self._most_frames, self.size)}
 
     @abstractmethod
     def _row(self, cells: list[str], part: str) -> ListedClip | None:
         """Read a row of a list; None where it names no clip."""
-
-    def _class_names(self, source: Path, labels: tuple[str, ...], problems: Problems) -> tuple[str, ...]:  # noqa: ARG002
-        """Return the names of the classes: here the labels themselves."""
-        return labels
 
     def _rows(self, source: Path, problems: Problems) -> list[ListedClip]:
         rows = []
         for name, part in self.lists.items():
             path = find_list(source, name, self.list_folders)
             if path is None:
-                problems.append(
-                    f"expected the list {name} in {source} or its folder {self.list_folders[0]}; found none"
-                )
+                where = f"{source} or its folder {self.list_folders[0]}"
+                problems.append(f"expected the list {name} in {where}; found none")
                 continue
-            strange, outside = [], []
-            cells_of_rows = read_list(path, self.columns, problems)
-            for cells in cells_of_rows:
-                row = self._row(cells, part)
-                if row is None:
-                    strange.append(",".join(cells))
-                elif row.part not in ("train", "test") or (self.labels and row.label not in self.labels):
-                    outside.append(",".join(cells))
-                else:
-                    rows.append(row)
-            for rule, odd in zip(self.row_rules, (strange, outside), strict=True):
-                problems.unexpected(f"{path}: expected {rule}", odd)
-            if not cells_of_rows:
+            lines = [(self._row(cells, part), ",".join(cells)) for cells in read_list(path, self.columns, problems)]
+            if not lines:
                 problems.append(f"{path}: expected clips, found none")
+            problems.unexpected(f"{path}: expected {self.rules[0]}", [line for row, line in lines if row is None])
+            outside = [line for row, line in lines if row and not self._known(row)]
+            problems.unexpected(f"{path}: expected {self.rules[1]}", outside)
+            rows += [row for row, _ in lines if row and self._known(row)]
         return rows
+
+    def _known(self, row: ListedClip) -> bool:
+        return row.part in ("train", "test") and (not self.labels or row.label in self.labels)
+
+    def _class_names(self, source: Path, problems: Problems) -> tuple[str, ...]:
+        """Read the names of the classes, where their labels are numbers and a list names them."""
+        path = find_list(source, "stat.txt", self.list_folders) if self.labels else None
+        names = tuple(cells[0] for cells in read_list(path, 1, problems)) if path else ()
+        if path and not len(set(names)) == len(names) == len(self.labels):
+            found = f"{len(set(names))} on {len(names)} lines"
+            problems.append(f"{path}: expected {len(self.labels)} different names, found {found}")
+        return names
 
     def _parts(self, video: str, tested: bool) -> dict[str, str]:
         parts = {}
@@ -185,9 +172,9 @@ class KineticsSounds(YouTubeDataset):
         crop: Of the sides of an input.
     """
 
-    name: ClassVar[str] = "kinetics-sounds"
-    summary: ClassVar[str] = "31 actions, sound and picture, 17,396 clips of ten seconds"
-    layout: ClassVar[str] = """\
+    name = "kinetics-sounds"
+    summary = "31 actions, sound and picture, 17,396 clips of ten seconds"
+    layout = """\
 Expected the lists of OGM-GE (data/KineticSound in its repository) and clips named after the ids in them, at any depth:
   my_train.txt, my_test.txt     rows such as --4-0ihtnBU_000058_000068,10,4: id, seconds, class from 0 to 30
   stat.txt                      optional: names of the 31 classes, one a line, in the order of their numbers
@@ -195,51 +182,30 @@ Expected the lists of OGM-GE (data/KineticSound in its repository) and clips nam
   audio/--4-0ihtnBU_000058_000068.wav with visual/--4-0ihtnBU_000058_000068/*.jpg
 A start may be padded with zeros or not, and an end may be missing: -3Mwkq-7TV4_2 is -3Mwkq-7TV4_000002_000012."""
     protocols: ClassVar[dict[str, Protocol]] = {
-        "official": Protocol(
+        "official": by_group(
             "my_train.txt and my_test.txt of OGM-GE (14,799 and 2,597 clips, no video in both); validation is a tenth"
-            " of the videos of my_train.txt, drawn by a hash of the video's id, as no validation list was published",
-            by_group=True,
+            " of the videos of my_train.txt, drawn by a hash of the video's id, as no validation list was published"
         ),
-        "mimo-80-10-10": Protocol(
+        "mimo-80-10-10": by_group(
             "the proportions of the paper of MIMO, 15k, 1.9k and 1.9k clips; its lists are not published and had more"
             " clips than these, so the videos of both lists are drawn anew by a hash of the video's id; epochs are"
-            " chosen on validation",
-            by_group=True,
+            " chosen on validation"
         ),
-        "videos": Protocol(
-            "no video in two parts: 70, 15 and 15 % of the videos of both lists, drawn by a hash of the video's id",
-            by_group=True,
+        "videos": by_group(
+            "no video in two parts: 70, 15 and 15 % of the videos of both lists, drawn by a hash of the video's id"
         ),
     }
     lists: ClassVar[dict[str, str]] = {"my_train.txt": "train", "my_test.txt": "test"}
-    list_folders: ClassVar[tuple[str, ...]] = ("KineticSound", "data/KineticSound", "data", "annotations")
-    columns: ClassVar[int] = 3
-    row_rules: ClassVar[tuple[str, str]] = ("a video's id and a start, such as -3Mwkq-7TV4_2", "classes from 0 to 30")
-    labels: ClassVar[tuple[str, ...]] = tuple(map(str, range(31)))
-    sound: ClassVar[Field] = Field(FBANK_SHAPE)
-    shares: ClassVar[dict[str, tuple[float, ...]]] = {
-        "official": (0.9, 0.1),
-        "mimo-80-10-10": (0.8, 0.1, 0.1),
-        "videos": (0.7, 0.15, 0.15),
-    }
-
-    def _stored_sound(self, wave: np.ndarray, key: str) -> np.ndarray:
-        return filter_bank(wave, key)
+    list_folders = ("KineticSound", "data/KineticSound", "data", "annotations")
+    columns = 3
+    rules = ("a video's id and a start, such as -3Mwkq-7TV4_2", "classes from 0 to 30")
+    labels = tuple(map(str, range(31)))
+    sound = Field(FBANK_SHAPE)
+    shares: ClassVar[Shares] = {"official": (0.9, 0.1), "mimo-80-10-10": (0.8, 0.1, 0.1), "videos": (0.7, 0.15, 0.15)}
 
     def _row(self, cells: list[str], part: str) -> ListedClip | None:
         segment = segment_of(cells[0])
         return None if segment is None or segment.start is None else ListedClip(segment, cells[0], cells[2], part)
-
-    def _class_names(self, source: Path, labels: tuple[str, ...], problems: Problems) -> tuple[str, ...]:
-        """Return the names in stat.txt, where it is there."""
-        path = find_list(source, "stat.txt", self.list_folders)
-        if path is None:
-            return labels
-        names = tuple(cells[0] for cells in read_list(path, 1, problems))
-        if not len(set(names)) == len(names) == len(labels):
-            found = f"{len(set(names))} on {len(names)} lines"
-            problems.append(f"{path}: expected {len(labels)} different names, found {found}")
-        return names
 
 
 @final
@@ -257,9 +223,9 @@ class VGGSound(YouTubeDataset):
         crop: Of the sides of an input.
     """
 
-    name: ClassVar[str] = "vggsound"
-    summary: ClassVar[str] = "309 kinds of sound, with the picture, 199,467 clips of ten seconds"
-    layout: ClassVar[str] = """\
+    name = "vggsound"
+    summary = "309 kinds of sound, with the picture, 199,467 clips of ten seconds"
+    layout = """\
 Expected the publisher's list and clips named after its rows, at any depth:
   vggsound.csv                       rows such as ---g-f_I2yQ,1,people marching,test: video, start, label, train or test
   video/---g-f_I2yQ_000001.mp4       a video with its sound (mp4, webm, mkv, avi, flv), or
@@ -271,19 +237,14 @@ A start may be padded with zeros or not; a folder of frames may be called like t
             " 13,954 left); validation is a twentieth of the videos of train, drawn by a hash of the video's id, as no"
             " validation list was published; a video with clips in both lists stays in both"
         ),
-        "videos": Protocol(
-            "no video in two parts: 80, 10 and 10 % of all videos, drawn by a hash of the video's id", by_group=True
-        ),
+        "videos": by_group("no video in two parts: 80, 10 and 10 % of all videos, drawn by a hash of the video's id"),
     }
     lists: ClassVar[dict[str, str]] = {"vggsound.csv": ""}
-    list_folders: ClassVar[tuple[str, ...]] = ("data", "VGGSound", "data/VGGSound", "annotations")
-    columns: ClassVar[int] = 4
-    row_rules: ClassVar[tuple[str, str]] = ("a video's id, a start and a label", "train or test in the fourth column")
-    sound: ClassVar[Field] = Field((SECONDS * RATE,), "int16", view=LogSTFT(HEARD * RATE, n_fft=256, hop=128))
-    shares: ClassVar[dict[str, tuple[float, ...]]] = {"official": (0.95, 0.05), "videos": (0.8, 0.1, 0.1)}
-
-    def _stored_sound(self, wave: np.ndarray, key: str) -> np.ndarray:  # noqa: ARG002 (any sound will do)
-        return as_int16(wave, SECONDS * RATE)
+    list_folders = ("data", "VGGSound", "data/VGGSound", "annotations")
+    columns = 4
+    rules = ("a video's id, a start and a label", "train or test in the fourth column")
+    sound = Field((SECONDS * RATE,), "int16", view=LogSTFT(HEARD * RATE, n_fft=256, hop=128))
+    shares: ClassVar[Shares] = {"official": (0.95, 0.05), "videos": (0.8, 0.1, 0.1)}
 
     def _row(self, cells: list[str], part: str) -> ListedClip | None:  # noqa: ARG002 (the row names it)
         segment = segment_of(f"{cells[0]}_{cells[1]}")

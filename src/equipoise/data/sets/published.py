@@ -1,4 +1,4 @@
-"""Publishers' lists, read without trust; the problems of a folder, collected; and parts drawn by a hash of names."""
+"""The base of published data sets: opening a folder, reading its lists, and parts drawn by a hash of names."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import csv
 import hashlib
 import io
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
-from equipoise.data.prepare.original import Original
+import numpy as np
+
+from equipoise.data.prepare.original import Clip, Clips, Original, Protocol
 from equipoise.util.errors import BadInput, Unreadable, raise_all
 
 SHOWN = 5  # of a kind, before the rest is only counted
+by_group = partial(Protocol, by_group=True)
 
 
 @final
@@ -32,9 +38,50 @@ class Problems(list[str]):
         except (BadInput, Unreadable) as problem:
             self.append(str(problem))
 
-    def raise_for(self, original: Original, source: Path) -> None:
-        """Raise one error with every problem and the expected layout of the folder; nothing where there is none."""
-        raise_all(self, f"{source} cannot be read as {original.name}:", original.layout)
+
+@final
+@dataclass
+class DecodedClips(Clips):
+    """Clips whose arrays a function reads by number.
+
+    Args:
+        listed: The clips.
+        decode: Reads the arrays of one clip.
+        classes: Names of the classes.
+    """
+
+    listed: Sequence[Clip]
+    decode: Callable[[int], dict[str, np.ndarray]]
+    classes: tuple[str, ...]
+
+    def read(self, number: int) -> dict[str, np.ndarray]:
+        """Read the arrays of one clip."""
+        return self.decode(number)
+
+
+class Published(Original):
+    """A published data set whose folder is opened, or refused in one message with every problem."""
+
+    @abstractmethod
+    def find(self, source: Path, problems: Problems) -> Clips | None:
+        """Find the clips of a folder, and add everything that is wrong; None only where something is."""
+
+    @final
+    def open(self, source: Path) -> Clips:
+        """Find the clips of a folder.
+
+        Raises:
+            BadInput: With everything that is wrong, and the expected layout.
+        """
+        problems = Problems()
+        clips = self.find(Path(source), problems)
+        raise_all(problems, f"{source} cannot be read as {self.name}:", self.layout)
+        return cast("Clips", clips)
+
+    @final
+    def classes(self, clips: Clips) -> tuple[str, ...]:
+        """Return the names of the classes, whichever clips are there."""
+        return getattr(clips, "classes", ())
 
 
 def some(items: Sequence[str]) -> str:
