@@ -265,7 +265,7 @@ def test_a_trial_whose_process_is_killed_is_run_again(
 
         return run_job(job, splits, folder, tell, **options)
 
-    monkeypatch.setattr("equipoise.study.study.run_job", once)
+    monkeypatch.setattr("equipoise.study.search.run_job", once)
     assert search(tmp_path / "out").trials == undisturbed[0].trials
     assert killed.exists()
 
@@ -280,7 +280,7 @@ def test_a_trial_that_was_killed_again_and_again_is_that_trial_when_the_command_
         return run_job(job, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("equipoise.study.study.run_job", deadly)
+        patch.setattr("equipoise.study.search.run_job", deadly)
         first = search(tmp_path, trials=3)
     assert [each.state for each in first.trials] == ["finished", "killed", "killed"]
     assert "2 killed" in search_report.text(first, "")

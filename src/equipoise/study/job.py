@@ -41,6 +41,8 @@ ERROR = "error.txt"
 """The file with the traceback of a failed run, in its folder."""
 SEE = "; traceback in "
 """Stands between the reason of a failure and the file with its traceback."""
+FoldSplits = dict[int | None, Splits]
+"""The data of each fold; None is the data set's own cut."""
 DIVERGED = FloatingPointError.__name__
 """The start of the reason of a run whose loss is no number any more."""
 
@@ -107,9 +109,9 @@ def pending(jobs: Sequence[Job], store: Store) -> tuple[dict[str, dict[str, Any]
         BadInput: If results or checkpoints are damaged.
     """
     done = {row["config"]: row for row in store.rows()}
-    waiting = list({job.config: job for job in jobs if job.config not in done}.values())
-    raise_all(damage for job in waiting if (damage := damage_in(store.run_folder(job.config))))
-    return done, waiting
+    waiting = {job.config: job for job in jobs if job.config not in done}
+    raise_all(damage for config in waiting if (damage := damage_in(store.run_folder(config))))
+    return done, list(waiting.values())
 
 
 def reason_of(error: Exception, folder: Path, where: str = "") -> str:

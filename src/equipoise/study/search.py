@@ -12,7 +12,7 @@ from equipoise.study.compare import record_command
 from equipoise.study.executors import Executor
 from equipoise.study.executors.cluster import Cluster
 from equipoise.study.executors.remote import TRIES
-from equipoise.study.job import DIVERGED, Job, diverged
+from equipoise.study.job import DIVERGED, Job, diverged, run_job
 from equipoise.study.store import Store
 from equipoise.study.study import OnEvent, executor_for, plan, run_progress
 from equipoise.study.tuning import Search, SearchResult, SearchTrial, headline
@@ -75,7 +75,7 @@ def run_search(
         left = max(trials - finished, len(scheduler.interrupted))
         with (
             run_progress(left, "trials on validation data", quiet=quiet) as scheduler.tell,
-            executor_for([job] * left, splits, store, workers, on) as scheduler.executor,
+            executor_for(run_job, [job] * left, splits, store, workers, on) as scheduler.executor,
         ):
             scheduler.run(workers or AT_ONCE)
     done = [_search_trial(trial, search) for trial in study.get_trials(deepcopy=False)]

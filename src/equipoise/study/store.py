@@ -120,6 +120,7 @@ def read_lines(
     path: Path,
     fits: Callable[[JsonObject], bool] = lambda _: True,
     keep: Callable[[JsonObject], JsonObject] = lambda row: row,
+    expected: str = "one row a line",
 ) -> JsonLines:
     """Read the objects of a file that is only ever appended to. Blank lines and a byte order mark hold nothing.
 
@@ -127,6 +128,7 @@ def read_lines(
         path: Of the file.
         fits: Tells whether an object belongs there.
         keep: Makes of each object what is kept of it.
+        expected: What a line should hold, for the message.
 
     Raises:
         BadInput: As `read_rows`.
@@ -146,7 +148,7 @@ def read_lines(
         delete = "".join(f"{number}d;" for number in damaged)
         others = f" and {more:,} more" if more else ""
         raise BadInput(
-            f"{path}: expected one row a line, found damage in line {', '.join(map(str, damaged))}{others}. Nothing "
+            f"{path}: expected {expected}, found damage in line {', '.join(map(str, damaged))}{others}. Nothing "
             f"was changed. To do those runs again, type: sed -i '{delete}' {shlex.quote(str(path))}"
         )
     return JsonLines(values, torn)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 
 from equipoise.data.source import DataSet, mark_tokens
-from equipoise.data.splits import Splits
 from equipoise.models.choose import kinds_of
-from equipoise.study.executors import Executor
+from equipoise.study.executors import Executor, RunFunction
 from equipoise.study.executors.cluster import Cluster
 from equipoise.study.executors.local import local_executor
-from equipoise.study.executors.ranks import run_together
-from equipoise.study.job import Job, Measure, pending, run_job
+from equipoise.study.executors.ranks import RanksExecutor, pending_on_ranks
+from equipoise.study.job import FoldSplits, Job, Measure, pending, run_job
 from equipoise.study.registry import Entry
 from equipoise.study.store import Store
 from equipoise.training import launch
@@ -39,7 +38,7 @@ def plan(
     threads: int = 1,
     measure: Measure = "all",
     on: Cluster | None = None,
-) -> tuple[list[Job], dict[int | None, Splits]]:
+) -> tuple[list[Job], FoldSplits]:
     """Return every run of a comparison, and the data they share, checked."""
     data = mark_tokens(data, [(entry.settings.encoder, entry.settings.features) for entry in entries])
     device = device_of if on is None else on.device_of
@@ -75,7 +74,7 @@ def _check_encoders(entry: Entry, modalities: Sequence[str]) -> None:
 
 def run_study(
     jobs: Sequence[Job],
-    splits: dict[int | None, Splits],
+    splits: FoldSplits,
     store: Store,
     *,
     workers: int | None = None,
@@ -103,23 +102,27 @@ def run_study(
         BadInput: If the folder holds damaged results or checkpoints, cannot be written, or belongs to a study that is
             running.
     """
-    tell = on_event or (lambda *_: None)
-    if on is None and launch.launched():
-        run = partial(run_job, checkpoint_seconds=checkpoint_seconds, trackers=trackers, workers=1)
-        with threads(torch.get_num_threads()):  # each run sets its own
-            return run_together(jobs, splits, store, run, tell)
-    with store.locked():
-        done, waiting = pending(jobs, store)
+    together = on is None and launch.launched()
+    main = not together or launch.is_main()
+    tell = on_event if on_event is not None and main else lambda *_: None
+    run = partial(run_job, checkpoint_seconds=checkpoint_seconds, trackers=trackers)
+    with store.locked() if main else nullcontext(), threads(torch.get_num_threads()):
+        done, waiting = (pending_on_ranks if together else pending)(jobs, store)
         failures: list[str] = []
-        with executor_for(waiting, splits, store, workers, on, checkpoint_seconds, trackers) as executor:
-            while waiting or executor.busy:
+        with (
+            RanksExecutor(partial(run, workers=1), splits, store, tell)
+            if together
+            else executor_for(run, waiting, splits, store, workers, on)
+        ) as executor:
+            while waiting or executor.running:
                 while waiting and executor.has_room:
                     job = waiting.pop(0)
                     executor.start(job)
                     tell("start", job, {})
                 for job, kind, content in executor.events():
                     if kind == "done":
-                        store.append(content)
+                        if main:
+                            store.append(content)
                         done[job.config] = content
                     elif kind == "unwritable":
                         raise BadInput(content["reason"])
@@ -132,16 +135,9 @@ def run_study(
 
 
 def executor_for(
-    jobs: Sequence[Job],
-    splits: dict[int | None, Splits],
-    store: Store,
-    workers: int | None,
-    on: Cluster | None = None,
-    checkpoint_seconds: float = 10.0,
-    trackers: Trackers | None = None,
+    run: RunFunction, jobs: Sequence[Job], splits: FoldSplits, store: Store, workers: int | None, on: Cluster | None
 ) -> AbstractContextManager[Executor]:
     """Make the executor of some jobs: of a cluster, or of this machine's cores or GPUs."""
-    run = partial(run_job, checkpoint_seconds=checkpoint_seconds, trackers=trackers)
     if on is not None and jobs:
         return on.executor(run, splits, store, workers)
     return local_executor(run, jobs, splits, store, workers)

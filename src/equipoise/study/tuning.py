@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, final
 
 import torch
 
-from equipoise.data.splits import Splits
 from equipoise.study.executors.cluster import Cluster
-from equipoise.study.job import Job
+from equipoise.study.job import FoldSplits, Job
 from equipoise.study.registry import WITH_COMMAS, Entry, own_name
 from equipoise.study.registry import entries as entries_of
 from equipoise.study.store import Store
@@ -51,7 +50,7 @@ def trials(entry: Entry, count: int) -> list[Entry]:
 def tune(
     entries: Sequence[Entry],
     jobs: Sequence[Job],
-    splits: dict[int | None, Splits],
+    splits: FoldSplits,
     store: Store,
     count: int,
     *,

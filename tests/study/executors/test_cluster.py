@@ -198,10 +198,10 @@ def test_a_run_that_is_stopped_leaves_its_place_to_another(tmp_path: Path) -> No
         executor.start(endless)
         assert next(executor.events())[1] == "epoch"
         executor.stop(endless)
-        assert not executor.busy
+        assert not executor.running
         executor.start(short)
         heard = []
-        while executor.busy:
+        while executor.running:
             heard += [(job.config, kind) for job, kind, _ in executor.events()]
     assert heard == [(short.config, kind) for kind in ("epoch", "epoch", "done")]
 

@@ -187,7 +187,7 @@ def test_a_process_that_uses_a_gpu_goes_on_with_the_next_run(
     with LocalExecutor(run_job, splits, Store(tmp_path), limit=1, gpus=1) as executor:
         for job in jobs:
             executor.start(job)
-            while executor.busy:
+            while executor.running:
                 rows += [content for _, kind, content in executor.events() if kind == "done"]
     assert [row["method"] for row in rows] == ["msl", "mimo"]
     assert len(started) == 1
@@ -237,7 +237,7 @@ def test_runs_are_dealt_out_to_several_gpus_and_leave_nothing_to_the_next(
                 executor.start(job)
             assert not executor.has_room
             rows = []
-            while executor.busy:
+            while executor.running:
                 rows += [content for _, _, content in executor.events()]
             rounds.append(rows)
     for rows in rounds:
@@ -271,7 +271,7 @@ def test_how_many_processes_there_are(
     monkeypatch.setattr("equipoise.study.executors.local.multi_process_service", lambda: nullcontext(together))
     need = max(bytes_needed(job.entry, splits[None]) for job in jobs)
     monkeypatch.setattr("equipoise.study.executors.local.free_memory", lambda: int(2.5 * need / SHARE))
-    with executor_for(jobs, splits, Store(tmp_path), None) as executor:
+    with executor_for(run_job, jobs, splits, Store(tmp_path), None, None) as executor:
         assert executor.limit == expected
-    with executor_for(jobs, splits, Store(tmp_path), 5) as executor:
+    with executor_for(run_job, jobs, splits, Store(tmp_path), 5, None) as executor:
         assert executor.limit == 5

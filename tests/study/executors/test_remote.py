@@ -145,7 +145,7 @@ def test_pickles_in_the_folder_of_a_study_are_left_alone(place: str, tmp_path: P
         with pytest.raises(BadInput, match=r"answer\.json: expected JSON"):
             list(executor.events())
     else:  # to be submitted anew, in a folder of another name
-        assert executor.busy
+        assert executor.running
         assert not executor._watched
     assert not mark.exists()
 
@@ -198,7 +198,7 @@ def test_a_study_of_processes_collects_plain_answers(tmp_path: Path, monkeypatch
     with SlurmExecutor(run_job, {}, Store(tmp_path), cluster="local") as executor:
         executor.start(job)
         heard, tasks = [], []
-        while executor.busy:
+        while executor.running:
             for _, kind, content in executor.events():
                 heard.append((kind, content))
                 tasks += [each.task for each in executor._watched.values()]

@@ -1,4 +1,4 @@
-"""Executors of the runs of a study: processes of this machine, a Ray cluster, or array jobs of Slurm."""
+"""Executors of the runs of a study: processes of this machine, ranks of a launcher, a Ray cluster, or Slurm."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from equipoise.data.splits import Splits
-from equipoise.study.job import Job
+from equipoise.study.job import FoldSplits, Job
 from equipoise.study.store import Store
 
 RunFunction = Callable[..., dict[str, Any]]
@@ -21,7 +20,7 @@ A run that "failed" because its process was killed is not to blame: it has "kill
 
 
 class Executor(ABC):
-    """Runs jobs. Use it as a context: runs that are not done at its end are stopped.
+    """Runs jobs. Use it as a context: runs that are not done at its end are stopped; their checkpoints are whole.
 
     Args:
         run: Does a job.
@@ -30,35 +29,43 @@ class Executor(ABC):
         limit: Runs at once; None for as many as fit.
     """
 
-    def __init__(
-        self, run: RunFunction, splits: dict[int | None, Splits], store: Store, limit: int | None = None
-    ) -> None:
+    def __init__(self, run: RunFunction, splits: FoldSplits, store: Store, limit: int | None = None) -> None:
         self.run, self.splits, self.store, self.limit = run, splits, store, limit
+        self.running: dict[str, Job] = {}
 
     def __enter__(self) -> Self:
         return self
 
-    @abstractmethod
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        for job in list(self.running.values()):
+            self.stop(job)
 
     @property
-    @abstractmethod
-    def busy(self) -> bool:
-        """Whether any run is not done."""
-
-    @property
-    @abstractmethod
     def has_room(self) -> bool:
         """Whether another run may start."""
+        return self.limit is None or len(self.running) < self.limit
 
-    @abstractmethod
     def start(self, job: Job) -> None:
         """Start a run."""
+        self.running[job.config] = job
+        self._start(job)
 
-    @abstractmethod
     def stop(self, job: Job) -> None:
         """Stop a run before its end."""
+        self._stop(self.running.pop(job.config))
 
-    @abstractmethod
     def events(self) -> Iterator[RunEvent]:
         """Wait until something happens to a run, and tell of it."""
+        for job, kind, content in self._events():
+            if kind != "epoch":
+                del self.running[job.config]
+            yield job, kind, content
+
+    @abstractmethod
+    def _start(self, job: Job) -> None: ...
+
+    @abstractmethod
+    def _stop(self, job: Job) -> None: ...
+
+    @abstractmethod
+    def _events(self) -> Iterator[RunEvent]: ...

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-from equipoise.data.splits import Splits
 from equipoise.study.executors import Executor, RunFunction
+from equipoise.study.job import FoldSplits
 from equipoise.study.store import Store
 from equipoise.training.launch import device_of
 from equipoise.training.settings import Settings
@@ -22,7 +22,7 @@ class Cluster(ABC):
     """Machines that do runs."""
 
     @abstractmethod
-    def executor(self, run: RunFunction, splits: dict[int | None, Splits], store: Store, limit: int | None) -> Executor:
+    def executor(self, run: RunFunction, splits: FoldSplits, store: Store, limit: int | None) -> Executor:
         """Make the executor of its runs, with the arguments of `Executor`."""
 
     @final
@@ -45,7 +45,7 @@ class RayCluster(Cluster):
 
     address: str | None = None
 
-    def executor(self, run: RunFunction, splits: dict[int | None, Splits], store: Store, limit: int | None) -> Executor:
+    def executor(self, run: RunFunction, splits: FoldSplits, store: Store, limit: int | None) -> Executor:
         """Make runs tasks of Ray."""
         from equipoise.study.executors.ray import RayExecutor
 
@@ -63,7 +63,7 @@ class SlurmCluster(Cluster):
 
     options: Mapping[str, int | str] = field(default_factory=dict)
 
-    def executor(self, run: RunFunction, splits: dict[int | None, Splits], store: Store, limit: int | None) -> Executor:
+    def executor(self, run: RunFunction, splits: FoldSplits, store: Store, limit: int | None) -> Executor:
         """Make runs tasks of an array job; each loads the data itself."""
         from equipoise.study.executors.slurm import SlurmExecutor
 

@@ -9,7 +9,6 @@ from functools import partial
 from importlib import import_module
 from typing import Any, final
 
-from equipoise.data.splits import Splits
 from equipoise.study.executors import Executor, RunEvent, RunFunction
 from equipoise.study.executors.gpu_sharing import (
     environment_for,
@@ -18,7 +17,7 @@ from equipoise.study.executors.gpu_sharing import (
     runs_per_gpu,
     touched_gpu,
 )
-from equipoise.study.job import Job, clear_up, failure_of
+from equipoise.study.job import FoldSplits, Job, clear_up, failure_of
 from equipoise.study.store import Store
 from equipoise.training.launch import gpus
 from equipoise.util.pool import Pool, Tell
@@ -50,15 +49,12 @@ class LocalExecutor(Executor):
         gpus: GPUs that they are dealt out to; 0 for none.
     """
 
-    def __init__(
-        self, run: RunFunction, splits: dict[int | None, Splits], store: Store, limit: int, gpus: int = 0
-    ) -> None:
+    def __init__(self, run: RunFunction, splits: FoldSplits, store: Store, limit: int, gpus: int = 0) -> None:
         super().__init__(run, splits, store, limit)
         from_server = bool(gpus) and touched_gpu()
-        work = partial(_work, run, {} if from_server else dict(splits), store, bool(gpus))
-        environments = [environment_for(gpu) for gpu in range(gpus)] if gpus > 1 else [environment_for(None)]
+        environments = [environment_for(gpu if gpus > 1 else None) for gpu in range(gpus)]
         self._pool = Pool(
-            work,
+            partial(_work, run, {} if from_server else dict(splits), store, bool(gpus)),
             limit,
             reuse=bool(gpus),
             initialize=partial(_set_environment, environments) if gpus else None,
@@ -66,28 +62,15 @@ class LocalExecutor(Executor):
         )
 
     def __exit__(self, *_: object) -> None:
-        self._pool.__exit__()  # checkpoints are whole at any moment
+        self._pool.__exit__()
 
-    @property
-    def busy(self) -> bool:
-        """Whether any run is not done."""
-        return self._pool.unfinished > 0
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another run may start."""
-        return self._pool.unfinished < self._pool.size
-
-    def start(self, job: Job) -> None:
-        """Start a run."""
+    def _start(self, job: Job) -> None:
         self._pool.submit(job)
 
-    def stop(self, job: Job) -> None:
-        """Stop a run before its end."""
+    def _stop(self, job: Job) -> None:
         self._pool.cancel(job)
 
-    def events(self) -> Iterator[RunEvent]:
-        """Wait until something happens to a run, and tell of it."""
+    def _events(self) -> Iterator[RunEvent]:
         for job, kind, content in self._pool.events():
             if kind in ("message", "done"):
                 yield job, "epoch" if kind == "message" else kind, content
@@ -103,9 +86,7 @@ def _set_environment(environments: Sequence[dict[str, str]], slot: int) -> None:
     os.environ.update(environments[slot % len(environments)])
 
 
-def _work(
-    run: RunFunction, splits: dict[int | None, Splits], store: Store, reused: bool, job: Job, tell: Tell
-) -> dict[str, Any]:
+def _work(run: RunFunction, splits: FoldSplits, store: Store, reused: bool, job: Job, tell: Tell) -> dict[str, Any]:
     """Do a run in a worker; `splits` keeps what is loaded here for the next one."""
     folder = store.run_folder(job.config)
     try:
@@ -131,7 +112,7 @@ def _use_cuda(devices: set[str]) -> bool:
 
 @contextmanager
 def local_executor(
-    run: RunFunction, jobs: Sequence[Job], splits: dict[int | None, Splits], store: Store, workers: int | None
+    run: RunFunction, jobs: Sequence[Job], splits: FoldSplits, store: Store, workers: int | None
 ) -> Generator[LocalExecutor, None, None]:
     """Make the executor of some jobs: a worker per core, or as many as the GPUs carry at the same time."""
     if jobs:

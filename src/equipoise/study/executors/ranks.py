@@ -1,71 +1,64 @@
-"""The runs of a study, one after the other, each by all ranks together."""
+"""The runs of a study, one after the other, each by all ranks of a launcher together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, final
 
 from equipoise.balance import collectives
-from equipoise.data.splits import Splits
-from equipoise.study.executors import RunFunction
-from equipoise.study.job import ERROR, Job, pending, save_traceback
+from equipoise.study.executors import Executor, RunEvent, RunFunction
+from equipoise.study.job import ERROR, FoldSplits, Job, pending, save_traceback
 from equipoise.study.store import Store, cannot_write, is_disk_error
 from equipoise.training.launch import broadcast, is_main
 from equipoise.util.errors import BadInput
 
 
-def run_together(
-    jobs: Sequence[Job],
-    splits: dict[int | None, Splits],
-    store: Store,
-    run: RunFunction,
-    on_event: Callable[[str, Job, dict[str, Any]], None],
-) -> list[dict[str, Any]]:
-    """Run what is not done yet, and return the rows of all jobs, in their order, on every rank.
+@final
+class RanksExecutor(Executor):
+    """Runs a job on all ranks; every rank gets the row of rank 0.
 
     Whatever goes wrong in one process ends it, and with it the launcher ends all: then they can start again together.
 
     Args:
-        jobs: The runs.
-        splits: The data of each fold.
-        store: Where rank 0 keeps rows.
         run: Does a job; the row is rank 0's.
-        on_event: Called on rank 0 with everything that happens.
-
-    Raises:
-        BadInput: If the folder holds damaged results or checkpoints, cannot be written, or belongs to a study that is
-            running.
+        splits: The data of each fold.
+        store: Knows the folder of each run.
+        on_event: Called after each epoch, while a run trains.
     """
 
-    def tell(kind: str, job: Job, content: dict[str, Any]) -> None:
-        if is_main():
-            on_event(kind, job, content)
+    def __init__(
+        self, run: RunFunction, splits: FoldSplits, store: Store, on_event: Callable[[str, Job, dict[str, Any]], None]
+    ) -> None:
+        super().__init__(run, splits, store, limit=1)
+        self._on_event = on_event
 
-    with store.locked() if is_main() else nullcontext():
-        done, problem = broadcast(_rows_and_problem(jobs, store) if is_main() else ({}, ""))
-        if problem:
-            raise BadInput(problem)
-        for job in {job.config: job for job in jobs if job.config not in done}.values():
-            tell("start", job, {})
-            folder = store.run_folder(job.config)
-            try:
-                row = run(job, splits[job.fold], folder, lambda record, job=job: tell("epoch", job, record))
-            except Exception as error:
-                if is_disk_error(error, folder):
-                    raise BadInput(cannot_write(folder, error)) from error
-                save_traceback(error, folder, ERROR if is_main() else f"error-rank-{collectives.rank()}.txt")
-                raise
-            if is_main():
-                store.append(row)
-            tell("done", job, row)
-            done[job.config] = broadcast(row)
-    return [done[job.config] for job in jobs]
+    def _start(self, job: Job) -> None: ...
+
+    def _stop(self, job: Job) -> None: ...
+
+    def _events(self) -> Iterator[RunEvent]:
+        (job,) = self.running.values()
+        folder = self.store.run_folder(job.config)
+        try:
+            row = self.run(job, self.splits[job.fold], folder, partial(self._on_event, "epoch", job))
+        except Exception as error:
+            if is_disk_error(error, folder):
+                raise BadInput(cannot_write(folder, error)) from error
+            save_traceback(error, folder, ERROR if is_main() else f"error-rank-{collectives.rank()}.txt")
+            raise
+        yield job, "done", broadcast(row)
 
 
-def _rows_and_problem(jobs: Sequence[Job], store: Store) -> tuple[dict[str, dict[str, Any]], str]:
-    """Return the rows there are, and what keeps the study from going on."""
-    try:
-        return pending(jobs, store)[0], ""
-    except BadInput as problem:
-        return {}, str(problem)
+def pending_on_ranks(jobs: Sequence[Job], store: Store) -> tuple[dict[str, dict[str, Any]], list[Job]]:
+    """Return what `pending` returns on rank 0, or raise its problem, on every rank."""
+    done, problem = {}, ""
+    if is_main():
+        try:
+            done, _ = pending(jobs, store)
+        except BadInput as error:
+            problem = str(error)
+    done, problem = broadcast((done, problem))
+    if problem:
+        raise BadInput(problem)
+    return done, list({job.config: job for job in jobs if job.config not in done}.values())

@@ -8,7 +8,7 @@ import uuid
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn, final
+from typing import Any, NoReturn, final
 
 import ray
 from ray.exceptions import RayError
@@ -18,14 +18,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from equipoise.data.splits import Splits
 from equipoise.study.executors import Executor, RunEvent, RunFunction
 from equipoise.study.executors.remote import TRIES, RemoteResult, RemoteTask, unpack
-from equipoise.study.job import Job
+from equipoise.study.job import FoldSplits, Job
 from equipoise.study.store import Store
 from equipoise.util.errors import BadInput
-
-
-class _Running(NamedTuple):
-    job: Job
-    tries: int
 
 
 @final
@@ -44,17 +39,12 @@ class RayExecutor(Executor):
     """
 
     def __init__(
-        self,
-        run: RunFunction,
-        splits: dict[int | None, Splits],
-        store: Store,
-        limit: int | None = None,
-        address: str | None = None,
+        self, run: RunFunction, splits: FoldSplits, store: Store, limit: int | None = None, address: str | None = None
     ) -> None:
         super().__init__(run, splits, store, limit)
         self._address = address
         self._mark = store.folder.resolve() / f".seen-{uuid.uuid4().hex}"
-        self._running: dict[Any, _Running] = {}
+        self._tasks: dict[Any, tuple[Job, int]] = {}  # with the number of the try
         self._sent: dict[int | None, Any] = {}
         self._started = False
 
@@ -69,8 +59,7 @@ class RayExecutor(Executor):
         return self
 
     def __exit__(self, *_: object) -> None:
-        for task in self._running:
-            ray.cancel(task, force=True)  # checkpoints are whole at any moment
+        super().__exit__()
         self._epochs.put.remote(("", {}))  # Ray complains of an actor that dies while somebody waits for it
         ray.wait([self._next], timeout=1)
         ray.kill(self._epochs)
@@ -79,36 +68,27 @@ class RayExecutor(Executor):
             ray.shutdown()
 
     @property
-    def busy(self) -> bool:
-        """Whether any run is not done."""
-        return bool(self._running)
-
-    @property
     def has_room(self) -> bool:
-        """Whether another run may start."""
-        return len(self._running) < (self.limit or self._room() + 1)  # one waits, so that no worker does
+        """Whether another run may start; one waits, so that no worker does."""
+        return len(self.running) < (self.limit or self._room() + 1)
 
-    def start(self, job: Job) -> None:
-        """Start a run."""
-        self._begin(job, tries=1)
+    def _start(self, job: Job) -> None:
+        self._begin(job, 1)
 
-    def stop(self, job: Job) -> None:
-        """Stop a run before its end."""
-        task = next(task for task, running in self._running.items() if running.job.config == job.config)
-        del self._running[task]
+    def _stop(self, job: Job) -> None:
+        task = next(task for task, (running, _) in self._tasks.items() if running.config == job.config)
+        del self._tasks[task]
         ray.cancel(task, force=True)
 
-    def events(self) -> Iterator[RunEvent]:
-        """Wait until something happens to a run, and tell of it."""
-        ready, _ = ray.wait([self._next, *self._running], num_returns=1)
+    def _events(self) -> Iterator[RunEvent]:
+        ready, _ = ray.wait([self._next, *self._tasks], num_returns=1)
         if self._next in ready:
             config, record = ray.get(self._next)
             self._next = self._epochs.get.remote()
-            # Epochs may come late: only those of tasks that run count.
-            if job := next((running.job for running in self._running.values() if running.job.config == config), None):
+            if job := self.running.get(config):  # epochs may come late
                 yield job, "epoch", record
-        for task in [task for task in ready if task in self._running]:
-            job, tries = self._running.pop(task)
+        for task in [task for task in ready if task in self._tasks]:
+            job, tries = self._tasks.pop(task)
             try:
                 kind, content, files = ray.get(task)
             except RayError as error:  # the task itself returns its problems: its worker is gone
@@ -126,7 +106,7 @@ class RayExecutor(Executor):
         task = RemoteTask(self.run, sent, facts, self.store.run_folder(job.config).resolve(), self._mark)
         gpus = 1 if facts["device"].startswith("cuda") else 0
         remote = ray.remote(num_cpus=job.threads, num_gpus=gpus, max_retries=0)(_do).options(name=job.name)
-        self._running[remote.remote(task, job.config, [data], self._epochs)] = _Running(job, tries)
+        self._tasks[remote.remote(task, job.config, [data], self._epochs)] = (job, tries)
 
     def _data(self, job: Job) -> Any:
         """Return a reference to the data where it lies in memory; None where workers open what was prepared."""
@@ -137,9 +117,9 @@ class RayExecutor(Executor):
 
     def _room(self) -> int:
         """Return how many runs like those under way the cluster can do at once; machines come and go."""
-        if not self._running:
+        if not self.running:
             return 1
-        resources, job = ray.cluster_resources(), next(iter(self._running.values())).job
+        resources, job = ray.cluster_resources(), next(iter(self.running.values()))
         if not job.facts()["device"].startswith("cuda"):
             return int(resources.get("CPU", 0)) // job.threads
         if not resources.get("GPU"):

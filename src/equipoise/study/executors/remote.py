@@ -11,14 +11,14 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, final
 
 from equipoise.data.splits import Splits
 from equipoise.study.executors import RunFunction
-from equipoise.study.job import ERROR, Job, clear_up, reason_of, save_traceback, traceback_of
+from equipoise.study.job import Job, clear_up, reason_of, save_traceback
 from equipoise.study.store import cannot_write, is_disk_error
 from equipoise.training.checkpoint import checkpoints
 from equipoise.training.launch import device_of
@@ -74,24 +74,37 @@ class RemoteTask:
             load: Gives the data.
             on_epoch: Called after each epoch.
         """
-        shared, loaded = self.mark is None or self.mark.exists(), False
+        if self.mark is None or self.mark.exists():
+            return RemoteResult(*self._attempt(self.folder, load, on_epoch, shared=True), {})
+        with tempfile.TemporaryDirectory(prefix="equipoise-") as name:  # from the beginning
+            folder = Path(name)
+            kind, content = self._attempt(folder, load, on_epoch, shared=False)
+            passing = set(checkpoints(folder))
+            files = [file for file in folder.rglob("*") if file.is_file() and passing.isdisjoint(file.parents)]
+            sent = {str(file.relative_to(folder)): file.read_bytes() for file in files}
+            return RemoteResult(kind, content, sent)
+
+    def _attempt(
+        self, folder: Path, load: Callable[[], Splits], on_epoch: Callable[[dict[str, Any]], None], *, shared: bool
+    ) -> tuple[str, dict[str, Any]]:
+        loaded = False
         try:
             self._check_facts()
-            splits = load()
-            if (mark := splits.fingerprint()) != (planned := self.job.split):
-                raise ValueError(
-                    f"expected the data {planned[:19]}…, as where the study was started, found {mark[:19]}…"
-                )
+            if (mark := (splits := load()).fingerprint()) != self.job.split:
+                expected = f"expected the data {self.job.split[:19]}…, as where the study was started"
+                raise ValueError(f"{expected}, found {mark[:19]}…")
             loaded = True
-            return self._in_place(splits, on_epoch) if shared else self._in_scratch(splits, on_epoch)
+            folder.mkdir(parents=True, exist_ok=True)
+            with ExitStack() as stack:
+                with suppress(OSError):  # a disk that knows no locks
+                    stack.enter_context(lock_folder(folder, "training in", patience=PATIENCE))
+                return "done", self.run(self.job, splits, folder, on_epoch)
         except Exception as error:
-            if loaded and shared and is_disk_error(error, self.folder):
-                return RemoteResult("unwritable", {"reason": cannot_write(self.folder, error)}, {})
+            if loaded and shared and is_disk_error(error, folder):
+                return "unwritable", {"reason": cannot_write(folder, error)}
+            save_traceback(error, folder)
             where = "" if loaded and not isinstance(error, OSError) else f" (on {socket.gethostname()})"
-            if shared:
-                save_traceback(error, self.folder)
-            files = {} if shared else {ERROR: traceback_of(error).encode(errors="backslashreplace")}
-            return RemoteResult("failed", {"reason": reason_of(error, self.folder, where)}, files)
+            return "failed", {"reason": reason_of(error, self.folder, where)}
         finally:
             clear_up()
 
@@ -101,25 +114,6 @@ class RemoteTask:
         if wrong := [key for key, value in self.facts.items() if here.get(key) != value]:
             expected, found = (", ".join(f"{key} {facts.get(key)}" for key in wrong) for facts in (self.facts, here))
             raise ValueError(f"expected {expected}, as where the study was started, found {found}")
-
-    def _in_place(self, splits: Splits, on_epoch: Callable[[dict[str, Any]], None]) -> RemoteResult:
-        """Run in the run's own folder, from its newest checkpoint."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(lock_folder(self.folder, "training in", patience=PATIENCE))
-            except OSError:  # a disk that knows no locks
-                stack.close()
-            return RemoteResult("done", self.run(self.job, splits, self.folder, on_epoch), {})
-
-    def _in_scratch(self, splits: Splits, on_epoch: Callable[[dict[str, Any]], None]) -> RemoteResult:
-        """Run from the beginning, in a temporary folder; its files are sent back, but for checkpoints."""
-        with tempfile.TemporaryDirectory(prefix="equipoise-") as name:
-            folder = Path(name)
-            row = self.run(self.job, splits, folder, on_epoch)
-            passing = set(checkpoints(folder))
-            files = [file for file in folder.rglob("*") if file.is_file() and passing.isdisjoint(file.parents)]
-            return RemoteResult("done", row, {str(file.relative_to(folder)): file.read_bytes() for file in files})
 
 
 def unpack(files: dict[str, bytes], folder: Path) -> None:

@@ -16,10 +16,8 @@ from typing import Any, TextIO, final
 import submitit
 from submitit.core.utils import DelayedSubmission
 
-from equipoise.data.splits import Splits
 from equipoise.study.executors import Executor, RunEvent, RunFunction
 from equipoise.study.executors.remote import (
-    LARGEST,
     TRIES,
     RemoteTask,
     has_result,
@@ -28,8 +26,8 @@ from equipoise.study.executors.remote import (
     remove_result,
     write_result,
 )
-from equipoise.study.job import Job
-from equipoise.study.store import Store
+from equipoise.study.job import FoldSplits, Job
+from equipoise.study.store import Store, read_lines
 from equipoise.util.errors import BadInput
 from equipoise.util.files import inside, open_inside
 
@@ -69,18 +67,16 @@ class ArrayTask:
 
 
 @final
+@dataclass
 class _Watched:
-    """A run somewhere in the queue, and how many of its epochs were read."""
+    """A run in the queue: the number of its try, the bytes of its epochs that were read, and when it ended."""
 
-    def __init__(self, job: Job, task: submitit.Job[None], folder: Path, tries: int) -> None:
-        self.job, self.task, self.folder, self.tries = job, task, folder, tries
-        epochs = inside(folder, EPOCHS)
-        self._read = epochs.stat().st_size if epochs.exists() else 0
-        self._ended: float | None = None
-
-    def new_epochs(self) -> list[dict[str, Any]]:
-        records, self._read = read_epochs(self.folder, EPOCHS, self._read)
-        return records
+    job: Job
+    task: submitit.Job[None]
+    folder: Path
+    tries: int
+    read: int
+    ended: float | None = None
 
     def over(self) -> bool:
         """Tell whether it has a result, or ended so long ago that none will come."""
@@ -90,8 +86,8 @@ class _Watched:
             return False
         with suppress(OSError):  # makes a network's disk look again
             self.folder.chmod(self.folder.stat().st_mode)
-        self._ended = self._ended or time.monotonic()
-        return time.monotonic() - self._ended > LATE
+        self.ended = self.ended or time.monotonic()
+        return time.monotonic() - self.ended > LATE
 
 
 @final
@@ -113,7 +109,7 @@ class SlurmExecutor(Executor):
     def __init__(
         self,
         run: RunFunction,
-        splits: dict[int | None, Splits],
+        splits: FoldSplits,
         store: Store,
         limit: int | None = None,
         options: Mapping[str, int | str] | None = None,
@@ -134,21 +130,12 @@ class SlurmExecutor(Executor):
             raise BadInput(f"--on slurm: {error}") from None
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for watched in list(self._watched.values()):
-            self.stop(watched.job)  # checkpoints are whole at any moment
-
-    @property
-    def busy(self) -> bool:
-        """Whether any run is not done."""
-        return bool(self._new or self._watched)
-
     @property
     def has_room(self) -> bool:
         """Always: the queue is Slurm's."""
         return True
 
-    def start(self, job: Job) -> None:
+    def _start(self, job: Job) -> None:
         """Put a run into the next array, unless an earlier command did so and it is still there."""
         number, place = self._submitted().get(job.config, ("", ""))
         if number and place:
@@ -156,23 +143,30 @@ class SlurmExecutor(Executor):
             task: submitit.Job[None] = kind(inside(self._folder, place), number)
             folder = self.store.run_folder(job.config)
             if has_result(folder) or task.state.upper() in UNDER_WAY:
-                self._watched[job.config] = _Watched(job, task, folder, tries=1)
+                self._watch(job, task, folder, tries=1)
                 return
         self._new.append((job, 1))
 
-    def stop(self, job: Job) -> None:
-        """Stop a run before its end."""
-        self._watched.pop(job.config).task.cancel(check=False)
-        self._note(job, "")
+    def _watch(self, job: Job, task: submitit.Job[None], folder: Path, tries: int) -> None:
+        epochs = inside(folder, EPOCHS)
+        read = epochs.stat().st_size if epochs.exists() else 0
+        self._watched[job.config] = _Watched(job, task, folder, tries, read)
 
-    def events(self) -> Iterator[RunEvent]:
+    def _stop(self, job: Job) -> None:
+        self._new = [new for new in self._new if new[0] is not job]
+        if watched := self._watched.pop(job.config, None):
+            watched.task.cancel(check=False)
+            self._note(job, "")
+
+    def _events(self) -> Iterator[RunEvent]:
         """Submit what is new as one array, then wait until something happens to a run, and tell of it."""
         self._submit()
         told = False
         while not told:
             for config, watched in list(self._watched.items()):
                 over = watched.over()
-                for record in watched.new_epochs():
+                records, watched.read = read_epochs(watched.folder, EPOCHS, watched.read)
+                for record in records:
                     told = True
                     yield watched.job, "epoch", record
                     if config not in self._watched:  # it was stopped for what it showed
@@ -186,39 +180,33 @@ class SlurmExecutor(Executor):
                 time.sleep(TICK)
 
     def _ended(self, watched: _Watched) -> Iterator[RunEvent]:
+        job, task = watched.job, watched.task
         if has_result(watched.folder):
-            result = read_result(watched.folder, watched.job)
+            result = read_result(watched.folder, job)
             remove_result(watched.folder)
-            yield watched.job, *result
-            return
-        state = watched.task.state  # a task returns its problems: its machine is gone
-        if watched.tries < TRIES and not state.upper().startswith("CANCELLED"):
-            self._new.append((watched.job, watched.tries + 1))
-            return
-        task = watched.task
-        reason = f"Slurm says {state}: task {task.job_id} gave no answer; its log: {task.paths.stderr}"
-        yield watched.job, "failed", {"reason": reason, "killed": True}
+            yield job, *result
+        elif watched.tries < TRIES and not task.state.upper().startswith("CANCELLED"):
+            self._new.append((job, watched.tries + 1))  # a task returns its problems: its machine is gone
+        else:
+            reason = f"Slurm says {task.state}: task {task.job_id} gave no answer; its log: {task.paths.stderr}"
+            yield job, "failed", {"reason": reason, "killed": True}
 
     def _submit(self) -> None:
         """Submit what is new in one array for each kind of machine, and note it so that another command finds it."""
-        kinds: dict[tuple[int, int], list[tuple[Job, int]]] = {}
+        kinds: dict[tuple[int, int], list[tuple[Job, int, Path]]] = {}
         for job, tries in self._new:
-            gpus = 1 if job.facts()["device"].startswith("cuda") else 0
-            kinds.setdefault((job.threads, gpus), []).append((job, tries))
+            folder, gpus = self.store.run_folder(job.config).resolve(), int(job.facts()["device"].startswith("cuda"))
+            kinds.setdefault((job.threads, gpus), []).append((job, tries, folder))
+            remove_result(folder)
         self._new.clear()
-        for (threads, gpus), some in kinds.items():
-            submitter = self._submitter(threads, gpus)
-            folders = [self.store.run_folder(job.config).resolve() for job, _ in some]
-            for folder in folders:
-                remove_result(folder)
+        for machine, runs in kinds.items():
+            submitter = self._submitter(*machine)
             with submitter.batch():
-                tasks = [
-                    submitter.submit(ArrayTask(RemoteTask(self.run, job, job.facts(), folder)))
-                    for (job, _), folder in zip(some, folders, strict=True)
-                ]
-            for (job, tries), folder, task in zip(some, folders, tasks, strict=True):
+                work = [ArrayTask(RemoteTask(self.run, job, job.facts(), folder)) for job, _, folder in runs]
+                tasks = [submitter.submit(one) for one in work]
+            for (job, tries, folder), task in zip(runs, tasks, strict=True):
                 self._note(job, task.job_id)
-                self._watched[job.config] = _Watched(job, task, folder, tries)
+                self._watch(job, task, folder, tries)
 
     def _note(self, job: Job, number: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -231,26 +219,10 @@ class SlurmExecutor(Executor):
         Raises:
             BadInput: If the list holds something else: the numbers become words of Slurm's commands.
         """
-        if not inside(self._folder, SUBMITTED).exists():
+        if not (file := inside(self._folder, SUBMITTED)).exists():
             return {}
-        descriptor = open_inside(self._folder, SUBMITTED, os.O_RDONLY)
-        with os.fdopen(descriptor, encoding="utf-8", errors="replace") as opened:
-            *lines, _ = opened.read(LARGEST).split("\n")  # a kill may leave half a line
-        submitted = {}
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-                config, task, place = row["config"], row["id"], row.get("place", "")
-                fine = re.fullmatch(NUMBER, task) and re.fullmatch(PLACE, place) and isinstance(config, str)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                fine = None
-            if not fine:
-                raise BadInput(
-                    f"{self._folder / SUBMITTED}: expected the number of a task, found {line[:100]!r} in line {number}"
-                    "; remove the file to submit all runs anew"
-                )
-            submitted[config] = (task, place)
-        return submitted
+        lines = read_lines(file, _is_submission, expected="the number of a task")
+        return {row["config"]: (row["id"], row.get("place", "")) for _, row in lines.values}
 
     def _submitter(self, threads: int, gpus: int) -> submitit.AutoExecutor:
         folder = inside(self._folder, self._place)
@@ -262,6 +234,11 @@ class SlurmExecutor(Executor):
         if self._cluster == "local":
             submitter.update_parameters(timeout_min=options["time"])
         return submitter
+
+
+def _is_submission(row: dict[str, Any]) -> bool:
+    parts = ((row.get("config"), ".*"), (row.get("id"), NUMBER), (row.get("place", ""), PLACE))
+    return all(isinstance(text, str) and re.fullmatch(pattern, text) for text, pattern in parts)
 
 
 def _appending(folder: Path, name: str) -> TextIO:
