@@ -101,14 +101,17 @@ def test_the_plane_through_both_has_both_and_is_orthogonal() -> None:
         ("pooled-map", (4, 3, 3), False, True),
     ],
 )
-def test_batched_is_one_by_one(encoder: str, shape: tuple[int, ...], ragged: bool, batched: bool) -> None:
+def test_batched_is_one_by_one(
+    encoder: str, shape: tuple[int, ...], ragged: bool, batched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, other, part = used(encoder, shape), used(encoder, shape, seed=1), samples(shape, ragged=ragged)
     assert batches_well(model, torch.device("cpu")) == batched
     for plane in (Plane.around(model, 0), Plane.through(model, other, 0)):
         outputs = [by_hand(model, plane, place, part) for place in PLACES]
         loss = torch.stack([F.cross_entropy(each["fused"], part.label) for each in outputs])
         for together in (True, False):
-            found = values_at(model, plane, PLACES, part, together=together)
+            monkeypatch.setattr(landscape_plane, "batches_well", lambda *_, together=together: together)
+            found = values_at(model, plane, PLACES, part)
             torch.testing.assert_close(found.loss.float(), loss, atol=1e-5, rtol=1e-5)
             for name, column in found.accuracy.items():
                 right = [float((each[name].argmax(dim=1) == part.label).double().mean()) for each in outputs]
@@ -148,12 +151,13 @@ def test_the_standard_error_is_that_of_a_mean() -> None:
     assert float(found.error[0]) == pytest.approx(float(losses.std() / len(losses) ** 0.5), rel=1e-4)
 
 
-def test_judging_leaves_the_model_as_it_was() -> None:
+def test_judging_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model, part = used("cnn1d", (2, 8)), samples((2, 8))
     model.train()
     before = copy.deepcopy(model.state_dict())
     for together in (True, False):
-        values_at(model, Plane.around(model, 0), PLACES, part, together=together)
+        monkeypatch.setattr(landscape_plane, "batches_well", lambda *_, together=together: together)
+        values_at(model, Plane.around(model, 0), PLACES, part)
     assert model.training
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), f"{name}: batch norm must not learn from being looked at"

@@ -112,7 +112,7 @@ def test_a_claim_that_does_not_hold_is_said_to_differ(results: ToyResults) -> No
     slower = [seed._replace(steps={**seed.steps, "mimo-exact": 10**6}) for seed in results.seeds]
     never = [seed._replace(steps=dict.fromkeys(seed.steps, None)) for seed in results.seeds]
     for seeds in (slower, never):
-        changed = ToyResults(results.settings, results.traces, results.gradients, seeds, results.condition)
+        changed = results._replace(seeds=seeds)
         (faster,) = [claim for claim in claims(changed) if "with exact f*" in claim.says]
         assert faster.verdict == "differs"
         assert "differs  Figure 1: MIMO converges faster" in toy_report.text(changed)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from equipoise.balance.balancer import Balancer
 from equipoise.data.feed import Feed
@@ -195,14 +195,11 @@ def torchjd_step(model: LateFusion, optimizer: Optimizer, beside: bool = False) 
     owned = {id(tensor) for tensors in encoders.values() for tensor in tensors}
     heads = [tensor for tensor in model.parameters() if id(tensor) not in owned]
 
-    def losses_of(part: Part) -> dict[str, Tensor]:
-        return cross_entropies(model(part.inputs), part.label, "mean")
-
     def step(watch: Stopwatch, part: Part) -> None:
         if beside:
-            timing.plain_backward(watch, losses_of(part)["fused"], optimizer)
+            timing.plain_backward(watch, F.cross_entropy(model(part.inputs)["fused"], part.label), optimizer)
         with watch("forward"):
-            losses = losses_of(part)
+            losses = cross_entropies(model(part.inputs), part.label, "mean")
         with watch("backward"):
             torch.stack(list(losses.values())).sum().backward(inputs=heads, retain_graph=True)
             for name, tensors in encoders.items():
@@ -331,13 +328,8 @@ class _CaseBench:
         if self.device.type == "cuda":
             to_channels_last(model)
         if precision_of(self.settings, self.device) == "bf16":
-            features = model.features
-
-            def in_bf16(*args: Any) -> dict[str, Tensor]:
-                with torch.autocast(self.device.type, torch.bfloat16):
-                    return {name: feature.float() for name, feature in features(*args).items()}
-
-            model.features = in_bf16  # ty: ignore[invalid-assignment]
+            features: Any = torch.autocast(self.device.type, torch.bfloat16)(model.features)
+            model.features = lambda *args: tree_map(Tensor.float, features(*args))  # ty: ignore[invalid-assignment]
         return model
 
 

@@ -6,10 +6,12 @@ figure of the test loss has to. Nothing is chosen by what is seen here.
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -22,14 +24,14 @@ from torch import Tensor
 from equipoise.data.own.npz import read_arrays
 from equipoise.data.splits import Part, Splits
 from equipoise.models import LateFusion
-from equipoise.models.choose import build_encoders
 from equipoise.paper.landscape_plane import Plane, values_at
 from equipoise.study.registry import Entry
 from equipoise.training.launch import device_of
 from equipoise.training.step import evaluate
 from equipoise.training.train import Run
 from equipoise.util.errors import BadInput, raise_all
-from equipoise.util.files import inside
+from equipoise.util.files import write_atomic
+from equipoise.util.names import NamedModules
 from equipoise.util.pool import Tell, run_parallel
 
 PlaneKind = Literal["own", "both"]
@@ -96,9 +98,7 @@ class LandscapeSettings:
         return self.protocol or ("split" if additive else "head")
 
 
-@final
-@dataclass(frozen=True)
-class SolutionPoint:
+class SolutionPoint(NamedTuple):
     """A solution in its plane.
 
     Args:
@@ -145,9 +145,7 @@ class LossSurface(NamedTuple):
     stars: list[SolutionPoint]
 
 
-@final
-@dataclass(frozen=True)
-class LandscapeResults:
+class LandscapeResults(NamedTuple):
     """Everything that was measured.
 
     Args:
@@ -165,8 +163,8 @@ class LandscapeResults:
     protocol: Protocol
     samples: dict[str, int]
     curves: dict[str, list[CurvePoint]]
-    surfaces: list[LossSurface] = field(default_factory=list)
-    normalised: bool = False
+    surfaces: list[LossSurface]
+    normalised: bool
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -187,7 +185,7 @@ class LandscapeResults:
     def as_dict(self) -> dict[str, Any]:
         """All but the grids, in plain values."""
         names = ("data", "protocol", "samples", "normalised", "curves")
-        stars = [[asdict(star) for star in surface.stars] for surface in self.surfaces]
+        stars = [[star._asdict() for star in surface.stars] for surface in self.surfaces]
         return {"recipe": asdict(self.settings), **{name: getattr(self, name) for name in names}, "stars": stars}
 
 
@@ -250,22 +248,20 @@ def solve(
     Raises:
         BadInput: If training diverged.
     """
-    steps, run_settings = settings.steps, entry.settings
-    run = Run(splits, entry.balancer(), run_settings, settings.seed)
+    steps, run = settings.steps, Run(splits, entry.balancer(), entry.settings, settings.seed)
     every = max(1, steps // CURVE_POINTS)
 
     def view() -> LateFusion:
         """Copy the model with uni-modal outputs of the protocol; under "split" it has no other heads to perturb."""
-        encoders = build_encoders(run_settings.encoder, splits.shapes, run_settings.features)
-        copied = LateFusion(encoders, len(splits.classes), fusion=run_settings.fusion, unimodal=protocol)
-        wanted = copied.state_dict()
-        copied.load_state_dict({name: value for name, value in run.model.state_dict().items() if name in wanted})
-        return copied.to(run.model.committee.device).eval()
+        model = copy.deepcopy(run.model)
+        model.unimodal = protocol
+        if protocol == "split":
+            model.heads = NamedModules({})
+        return model.eval()
 
     def measured(step: int) -> CurvePoint:
-        with torch.random.fork_rng():  # building a view draws weights, which must not change what training draws
-            model = view()
-            return {"step": step, **{name: evaluate(model, part) for name, part in parts.items()}}
+        model = view()
+        return {"step": step, **{name: evaluate(model, part) for name, part in parts.items()}}
 
     try:
         curve = [measured(0)]
@@ -280,7 +276,7 @@ def solve(
     except FloatingPointError as problem:
         raise BadInput(
             f"{entry.label} diverged, and there is nothing to draw around; type a smaller learning rate than "
-            f"lr={run_settings.lr:g}. {problem}"
+            f"lr={entry.settings.lr:g}. {problem}"
         ) from None
     return Solution(entry.method.name, view(), curve)
 
@@ -388,10 +384,9 @@ def save_results(folder: Path, asked: dict[str, Any], results: LandscapeResults)
         arrays |= {f"{number} {name}": getattr(surface, name) for name in GRIDS}
         arrays |= {f"{number} accuracy of {name}": grid for name, grid in surface.accuracy.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{results.settings.stem}.npz"
-    unfinished = inside(folder, f"unfinished-{name}")
-    np.savez_compressed(unfinished, **arrays)  # ty: ignore[invalid-argument-type]
-    return unfinished.replace(inside(folder, name))  # a kill leaves the old file or the new one
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # ty: ignore[invalid-argument-type]
+    return write_atomic(folder, f"{results.settings.stem}.npz", content.getvalue())
 
 
 def load_results(folder: Path, stem: str, asked: dict[str, Any]) -> LandscapeResults | None:

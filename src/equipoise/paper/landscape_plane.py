@@ -7,15 +7,15 @@ decide how sharp a picture looks. Biases and the parameters of normalisation sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from functools import partial
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_hook
 
 from equipoise.data.splits import Part
 from equipoise.models import LateFusion
@@ -42,9 +42,7 @@ def filter_normalised(weights: Weights, random: torch.Generator) -> Weights:
     return direction
 
 
-@final
-@dataclass(frozen=True)
-class Plane:
+class Plane(NamedTuple):
     """θ(x, y) = start + x · right + y · up.
 
     Args:
@@ -57,7 +55,7 @@ class Plane:
     start: Weights
     right: Weights
     up: Weights
-    drift: Weights = field(default_factory=dict)
+    drift: Weights
 
     @classmethod
     def around(cls, model: nn.Module, seed: int) -> Plane:
@@ -65,7 +63,7 @@ class Plane:
         random = torch.Generator().manual_seed(seed)
         weights = _copied(model.named_parameters())
         right, up = filter_normalised(weights, random), filter_normalised(weights, random)
-        return cls(weights | _copied(model.named_buffers()), right, up)
+        return cls(weights | _copied(model.named_buffers()), right, up, {})
 
     @classmethod
     def through(cls, one: nn.Module, other: nn.Module, seed: int) -> Plane:
@@ -121,13 +119,7 @@ class PlaneValues(NamedTuple):
 
 
 def values_at(
-    model: LateFusion,
-    plane: Plane,
-    points: Tensor,
-    part: Part,
-    *,
-    together: bool | None = None,
-    on_done: Callable[[int], None] = lambda _: None,
+    model: LateFusion, plane: Plane, points: Tensor, part: Part, on_done: Tell = lambda _: None
 ) -> PlaneValues:
     """Evaluate the model at many points of a plane, in evaluation mode.
 
@@ -136,11 +128,10 @@ def values_at(
         plane: The plane of the points.
         points: x and y of each, [P, 2].
         part: The samples, as encoders read them, on the model's device.
-        together: Many points in one batched call, or one after the other; None for the faster way.
         on_done: Called with the number of points after each call.
     """
     device = part.label.device
-    batched = batches_well(model, device) if together is None else together
+    batched = batches_well(model, device)
     rows, chunk = _call_size(model, part, len(points), batched=batched)
     chunks = points.to(device, torch.float32).split(chunk)
     workers = min(len(chunks), parallel_workers())
@@ -214,11 +205,6 @@ def _bytes_of_one(model: LateFusion, part: Part) -> int:
         if isinstance(output, Tensor):
             sizes.append(output.nbytes)
 
-    hooks = [module.register_forward_hook(count) for module in model.modules()]
-    try:
-        with evaluating(model), torch.no_grad():
-            model(part.take(torch.zeros(1, dtype=torch.long, device=part.label.device)).inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with evaluating(model), torch.no_grad(), register_module_forward_hook(count):
+        model(part.take(torch.zeros(1, dtype=torch.long, device=part.label.device)).inputs)
     return sum(sizes)

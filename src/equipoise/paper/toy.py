@@ -354,12 +354,7 @@ def training_steps(
 
 
 def run(
-    data: ToyData,
-    settings: ToySettings,
-    variant: str = "joint",
-    seed: int = 0,
-    steps: int | None = None,
-    until: float | None = None,
+    data: ToyData, settings: ToySettings, variant: str, seed: int = 0, steps: int | None = None, until: float = 0.0
 ) -> Trace:
     """Train, and record losses, norms and weights.
 
@@ -379,7 +374,7 @@ def run(
         table = balancer.table.values[1:, -1].double()
         weights.append(table if len(table) else torch.zeros(len(data.inputs), dtype=torch.float64))
         value = float(fused[-1])
-        if (until is not None and value <= until) or not value < DIVERGED * float(fused[0]):
+        if value <= until or not value < DIVERGED * float(fused[0]):
             break
     by_name = [dict(zip(data.inputs, torch.stack(part).unbind(dim=1), strict=True)) for part in (norms, weights)]
     return Trace(torch.stack(fused), *by_name)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -123,9 +122,7 @@ class SeedResults(NamedTuple):
         return None if own is None or not joint else own / joint
 
 
-@final
-@dataclass(frozen=True)
-class TheoryResults:
+class TheoryResults(NamedTuple):
     """The theorems and propositions, measured.
 
     Args:
@@ -151,9 +148,7 @@ class TheoryResults:
     rates: dict[str, toy_conflict.Convergence]
 
 
-@final
-@dataclass(frozen=True)
-class ToyResults:
+class ToyResults(NamedTuple):
     """All of it. What is of one draw only is of the first seed.
 
     Args:
@@ -171,7 +166,7 @@ class ToyResults:
     gradients: dict[str, list[GradientRow]]
     seeds: list[SeedResults]
     condition: list[toy.ConditionRate]
-    quickest: dict[str, tuple[float, int]] = field(default_factory=dict)
+    quickest: dict[str, tuple[float, int]]
     theory: TheoryResults | None = None
 
 
@@ -202,7 +197,7 @@ def gather(
     counts = [round(settings.samples * factor) for factor in (1, 3, 5, 7, 10, 20)]
     condition = toy.preference_by_samples(settings, counts, seeds)
     if not theory:
-        return ToyResults(settings, traces, gradients, by_seed, condition)
+        return ToyResults(settings, traces, gradients, by_seed, condition, {})
     tell("searching learning rates")
     rates = [settings.lr * multiple for multiple in MULTIPLES]
     quickest = toy.fastest(data, settings, seeds[0], rates, ("joint", "mimo-exact", "mimo-zero", "ew"))
