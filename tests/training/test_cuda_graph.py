@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -166,7 +167,8 @@ def test_state_outside_of_tensors_is_never_recorded() -> None:
     """Also without a GPU: it is refused before anything is touched."""
     feed = Feed(two_sensors(samples=60).train, "cpu")
     done: list[int] = []
-    step = CapturedStep(lambda batch, _: done.append(len(batch)), lambda: None, Counting(), feed, 10, "for now")
+    written: Any = Mock(balancer=Counting(), feed=feed, side_effect=lambda batch, _: done.append(len(batch)))
+    step = CapturedStep(written, 10, "for now")
     step.why_not = ""
     step(torch.arange(10), [])
     assert done == [10]

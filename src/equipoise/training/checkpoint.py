@@ -33,7 +33,7 @@ KEPT = 2  # the newest, and the one before it in case the newest is damaged
 MODEL, STATE, SEAL = "model.safetensors", "state.pt", "sha256"
 
 
-def save(folder: Path, epoch: int, model: nn.Module, rest: dict[str, Any], batch: int = 0) -> None:
+def _write(folder: Path, epoch: int, model: nn.Module, rest: dict[str, Any], batch: int = 0) -> None:
     """Write the state after an epoch, or within one: weights as safetensors, the rest as plain tensors and numbers.
 
     Args:
@@ -70,22 +70,6 @@ def save(folder: Path, epoch: int, model: nn.Module, rest: dict[str, Any], batch
 def checkpoints(folder: Path) -> list[Path]:
     """List the checkpoints of a run, oldest first."""
     return sorted(folder.glob("epoch-[0-9]*"), key=lambda path: [*map(int, re.findall(r"\d+", path.name))])
-
-
-def load(folder: Path, model: nn.Module) -> dict[str, Any] | None:
-    """Load the newest checkpoint into a model and return the rest of it; None where there is none.
-
-    Raises:
-        BadInput: If it is damaged. No kill leaves such a one, so that the disk is in trouble, and that has to be said.
-    """
-    from safetensors.torch import load_model
-
-    newest = _newest(folder)
-    if newest is None:
-        return None
-    rest = torch.load(newest / STATE, weights_only=True)
-    load_model(model, str(newest / MODEL))
-    return rest
 
 
 def curves(folder: Path) -> list[dict[str, Any]]:
@@ -149,7 +133,7 @@ def _flush(path: Path) -> None:
 @final
 @dataclass
 class RunState:
-    """Where a run is, besides its weights and the states of its optimiser and method.
+    """Progress of a run, besides its weights and the states of its optimiser and method.
 
     Args:
         shuffle: Draws the order of the samples of every epoch.
@@ -221,7 +205,7 @@ class Checkpoints:
         if self._folder is not None:
             content, model = self._content(), self._model.full_model()
             if is_main():
-                save(self._folder, self._state.epoch, model, content, batch=self._state.batch)
+                _write(self._folder, self._state.epoch, model, content, batch=self._state.batch)
         self._written = time.perf_counter()
         self._cost = self._written - started
 
@@ -241,11 +225,20 @@ class Checkpoints:
         }
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint, if there is one, whatever the number of processes that wrote it."""
+        """Go on from the newest checkpoint, if there is one, whatever the number of processes that wrote it.
+
+        Raises:
+            BadInput: If it is damaged. No kill leaves such a one: the disk is in trouble, and the user has to know.
+        """
         if self._folder is None:
             return
-        state, whole = self._state, self._model.full_model()
-        content = broadcast(load(self._folder, whole) if is_main() else None)
+        from safetensors.torch import load_model
+
+        state, whole, content = self._state, self._model.full_model(), None
+        if is_main() and (newest := _newest(self._folder)) is not None:
+            content = torch.load(newest / STATE, weights_only=True)
+            load_model(whole, str(newest / MODEL))
+        content = broadcast(content)
         if content is None:
             return
         if collectives.size() > 1:

@@ -11,22 +11,20 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from equipoise.balance.balancer import Balancer
-from equipoise.data.feed import Batch, Feed, MicroBatch
+from equipoise.data.feed import Batch, MicroBatch
 from equipoise.data.splits import Part
 from equipoise.training.settings import Settings
+from equipoise.training.step import TrainingStep
 
 WARM_UP = 4
 """Steps before capturing: libraries choose their kernels, the optimiser makes its state."""
 LEAST_STEPS = 40
 """Steps below which capturing costs more than it saves."""
-
-Step: TypeAlias = "Callable[[Batch, Sequence[MicroBatch]], None]"
 
 
 def why_not_captured(settings: Settings, device: torch.device, ranks: int, steps: int) -> str:
@@ -57,19 +55,13 @@ class CapturedStep:
 
     Args:
         step: The whole step, from a batch to moved weights.
-        recover: Restores everything after a step that failed half way.
-        balancer: The method, which knows what its step depends on.
-        feed: Makes the batches, with a generator of its own.
         size: Samples of a full batch; others are never captured.
         why_not: Why this run is not to be captured; "" where it may.
     """
 
-    def __init__(
-        self, step: Step, recover: Callable[[], None], balancer: Balancer, feed: Feed, size: int, why_not: str = ""
-    ) -> None:
-        self.why_not = why_not
-        self._step, self._recover, self._balancer, self._feed, self._size = step, recover, balancer, feed, size
-        self._stream = _stream_of(feed.device) if not why_not else None
+    def __init__(self, step: TrainingStep, size: int, why_not: str = "") -> None:
+        self._step, self._size, self.why_not = step, size, why_not
+        self._stream = _stream_of(step.feed.device) if not why_not else None
         self.reset()
 
     def reset(self) -> None:
@@ -83,29 +75,29 @@ class CapturedStep:
         """True once steps are replayed."""
         return self._graph is not None
 
-    def __call__(self, batch: Batch, pieces: Sequence[MicroBatch]) -> None:
+    def __call__(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> None:
         """Take one step.
 
         Args:
             batch: Its samples.
-            pieces: Its micro-batches; those of full batches are alike, so that a graph serves all.
+            micro_batches: Its micro-batches; those of full batches are alike, so that a graph serves all.
         """
-        if not self.why_not and len(batch) == self._size and self._balancer.phase is None:
-            self.why_not = f"{type(self._balancer).__name__} keeps state outside of tensors (its `phase` is None)"
+        if not self.why_not and len(batch) == self._size and self._step.balancer.phase is None:
+            self.why_not = f"{type(self._step.balancer).__name__} keeps state outside of tensors (its `phase` is None)"
         if self.why_not or len(batch) != self._size:
-            self._step(batch, pieces)
+            self._step(batch, micro_batches)
             return
-        if (phase := self._balancer.phase) != self._phase:
+        if (phase := self._step.balancer.phase) != self._phase:
             self.reset()
             self._phase = phase
         if self._graph is None and self._warm_up > 0:
             self._warm_up -= 1
             with _on_stream(self._stream):
                 if self._warm_up > 0:
-                    self._step(batch, pieces)
+                    self._step(batch, micro_batches)
                 else:  # the last one is watched
-                    self.why_not = _synchronises(lambda: self._step(batch, pieces))
-        elif self._graph is not None or self._capture(batch, pieces):
+                    self.why_not = _synchronises(lambda: self._step(batch, micro_batches))
+        elif self._graph is not None or self._capture(batch, micro_batches):
             self._replay(batch)
 
     def _replay(self, batch: Batch) -> None:
@@ -114,23 +106,23 @@ class CapturedStep:
         assert self._graph is not None
         self._graph.replay()
 
-    def _capture(self, batch: Batch, pieces: Sequence[MicroBatch]) -> bool:
+    def _capture(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> bool:
         """Capture the step, which computes nothing yet; where that fails, take it as written and return False."""
-        generators = [self._feed.random, *self._balancer.generators()]
+        generators = [self._step.feed.random, *self._step.balancer.generators()]
         memory, graph = _copy_of(batch), torch.cuda.CUDAGraph()
         try:
             for generator in generators:
                 graph.register_generator_state(generator)
             # Other threads may go on using the device meanwhile.
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                self._step(memory, pieces)
+                self._step(memory, micro_batches)
         except Exception as problem:  # whatever a model does that cannot be captured, it can still be trained
             self.why_not = f"it could not be recorded ({str(problem).strip().splitlines()[0]})"
             torch.cuda.synchronize()
             for generator in [*generators, *torch.cuda.default_generators]:  # which would wait for the graph's end
                 generator.graphsafe_set_state(generator.clone_state())
-            self._recover()
-            self._step(batch, pieces)
+            self._step.attach()  # restores all that the failed one left
+            self._step(batch, micro_batches)
             return False
         self._graph, self._batch = graph, memory
         return True

@@ -30,12 +30,12 @@ class ParallelModel:
     kind = ""
     """"ddp" or "fsdp"; "" for one process."""
     sharded = False
-    """Whether no process holds whole parameters, so that neither a method nor a compiler may look into the model."""
+    """True if no process holds whole parameters: then neither a method nor a compiler may look into the model."""
 
     def __init__(self, model: LateFusion) -> None:
         self.model, self.device = model, model.committee.device
         self.wrapped: Any = model
-        """What a step calls instead of the model."""
+        """Called in a step instead of the model."""
 
     def sync_buffers(self) -> None:
         """Take over the batch statistics of rank 0, where each rank has its own."""
@@ -69,7 +69,7 @@ def parallel_model(model: LateFusion, settings: Settings, device: torch.device) 
 
 
 class _SeveralRanks(ParallelModel):
-    """What DDP and FSDP have in common. Batch statistics are taken over all ranks where the device can."""
+    """Common parts of DDP and FSDP. Batch statistics are taken over all ranks where the device can."""
 
     def __init__(self, model: LateFusion, device: torch.device) -> None:
         self._twin = copy.deepcopy(model).cpu()  # a plain model for checkpoints, and to give away in the end

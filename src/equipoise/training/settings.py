@@ -27,7 +27,7 @@ Parallel = Literal["ddp", "fsdp"]
 @final
 @dataclass(frozen=True)
 class Settings:
-    """How a model is built and trained. Every field can be set on the command line as ``name=value``.
+    """Settings of a run: how a model is built and trained. The command line takes every field as ``name=value``.
 
     Args:
         epochs: Passes over the training part.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -27,6 +28,7 @@ Losses = dict[str, Tensor]
 
 
 @final
+@dataclass(eq=False)
 class TrainingStep:
     """Everything one batch does: its losses in the precision of the run, balanced, in micro-batches, over all ranks.
 
@@ -42,22 +44,19 @@ class TrainingStep:
         sums: Where the losses of its samples are added up, by objective.
     """
 
-    def __init__(
-        self,
-        model: ParallelModel,
-        balancer: Balancer,
-        feed: Feed,
-        optimizer: Optimizer,
-        accelerator: Any,
-        clip: float | None,
-        sums: Losses,
-    ) -> None:
-        self.model, self.balancer, self.feed, self.optimizer = model, balancer, feed, optimizer
-        self._accelerator, self._clip, self._sums = accelerator, clip, sums
-        # Alone and without a scaler, Accelerate's wrappers only pass on what they are told, which takes time on a CPU.
-        alone = accelerator.scaler is None and accelerator.num_processes == 1
-        self._stepper = optimizer if alone else accelerator.prepare_optimizer(optimizer)
-        self._backward = Tensor.backward if alone else accelerator.backward
+    model: ParallelModel
+    balancer: Balancer
+    feed: Feed
+    optimizer: Optimizer
+    accelerator: Any
+    clip: float | None
+    sums: Losses
+
+    def __post_init__(self) -> None:
+        # Alone and without a scaler, Accelerate's wrappers only pass on calls, which takes time on a CPU.
+        alone = self.accelerator.scaler is None and self.accelerator.num_processes == 1
+        self._stepper = self.optimizer if alone else self.accelerator.prepare_optimizer(self.optimizer)
+        self._backward = Tensor.backward if alone else self.accelerator.backward
 
     def attach(self) -> None:
         """Attach the method to the model and the optimiser, or attach it again."""
@@ -68,25 +67,26 @@ class TrainingStep:
                 warnings.simplefilter("ignore", ApproximationWarning)  # the row says which form was taken
                 self.balancer.attach(self.model.model, optimizer=self.optimizer)
 
-    def __call__(self, batch: Batch, pieces: Sequence[MicroBatch]) -> None:
+    def __call__(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> None:
         """Take the step.
 
         Args:
             batch: The samples of this rank.
-            pieces: Its micro-batches, with their weights among those of all ranks.
+            micro_batches: Its micro-batches, with their weights among those of all ranks.
         """
         self.model.sync_buffers()
         part = self.feed.make(batch)
-        for piece, micro in zip(pieces, split(part, [len(piece.rows) for piece in pieces]), strict=True):
-            with self.model.sync_gradients(last=piece is pieces[-1]):
-                with self._accelerator.autocast(), collectives.rank_weight(piece.share):
-                    loss, losses = losses_of(self.model.wrapped, self.balancer, micro)
-                self._backward(loss * piece.weight)
+        sizes = [len(micro.rows) for micro in micro_batches]
+        for micro, samples in zip(micro_batches, split(part, sizes), strict=True):
+            with self.model.sync_gradients(last=micro is micro_batches[-1]):
+                with self.accelerator.autocast(), collectives.rank_weight(micro.share):
+                    loss, losses = losses_of(self.model.wrapped, self.balancer, samples)
+                self._backward(loss * micro.weight)
             for name, value in losses.items():
-                total = value.detach().sum() if piece.weight else torch.zeros_like(value.detach().sum())
-                self._sums.setdefault(name, torch.zeros_like(total)).add_(total)
-        if self._clip is not None:
-            self._accelerator.clip_grad_norm_(self.model.model.parameters(), self._clip)
+                total = value.detach().sum() if micro.weight else torch.zeros_like(value.detach().sum())
+                self.sums.setdefault(name, torch.zeros_like(total)).add_(total)
+        if self.clip is not None:
+            self.accelerator.clip_grad_norm_(self.model.model.parameters(), self.clip)
         self._stepper.step()
         self._stepper.zero_grad()
 

@@ -143,7 +143,7 @@ class Run:
         )
         self.schedule = optimisers.make_schedule(optimizer, settings)
         self.step.attach()
-        self.captured = CapturedStep(self.step, self.step.attach, balancer, self.feed, settings.batch, why_not)
+        self.captured = CapturedStep(self.step, settings.batch, why_not)
         scaler = self.accelerator.scaler
         parts = {"optimizer": optimizer, "schedule": self.schedule, "balancer": balancer, "scaler": scaler}
         self.checkpoints = Checkpoints(folder, checkpoint_seconds, model, self.state, parts)
@@ -172,17 +172,17 @@ class Run:
         state.shuffle_before = state.shuffle.get_state()
         rows = epoch_rows(len(self.feed), self.settings.batch, state.shuffle)
         micro = self.settings.accumulate
-        shares = [micro_batches(batch, collectives.rank(), ranks, micro) for batch in rows[state.batch :]]
-        batches = self.feed.batches([torch.cat([piece.rows for piece in pieces]) for pieces in shares])
+        cuts = [micro_batches(batch, collectives.rank(), ranks, micro) for batch in rows[state.batch :]]
+        batches = self.feed.batches([torch.cat([one.rows for one in cut]) for cut in cuts])
         self._whole = state.batch == 0  # no part of it was trained before the run was resumed
         state.started = time.perf_counter() - state.seconds_before
-        for pieces, batch in zip(shares, batches, strict=True):
+        for cut, batch in zip(cuts, batches, strict=True):
             self.feed.seed_views(state.epoch, state.batch)
             if ranks > 1:  # dropout draws differently on each, and does not depend on what came before
                 torch.manual_seed(mix_seeds(self.feed.seed_of(state.epoch, state.batch), 1))
             samples = len(rows[state.batch])
             with self.compiler.benchmarking(full=samples == self.settings.batch):
-                self.captured(batch, pieces)
+                self.captured(batch, cut)
             state.samples += samples
             state.batch += 1
             yield len(rows) - state.batch
