@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
+import pickletools
 import re
-import struct
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -103,15 +104,13 @@ def _measure(value: Any, known: dict[int, tuple[int, int]], around: set[int], mo
     if id(value) not in known:
         around.add(id(value))
         size, depth = COST, 1
-        if len(around) > DEEPEST:
-            refuse(f"containers in each other, {len(around):,} deep: expected at most {DEEPEST}")
-        for part in content:
+        for part in content if len(around) <= DEEPEST else ():
             inner_size, inner_depth = _measure(part, known, around, most)
             size, depth = size + inner_size, max(depth, inner_depth + 1)
         if size > most:
             refuse(f"what would be {size / 2**30:,.1f} GiB, written out: expected at most {most / 2**30:,.1f} GiB")
-        if depth > DEEPEST:
-            refuse(f"containers in each other, {depth:,} deep: expected at most {DEEPEST}")
+        if max(depth, len(around)) > DEEPEST:
+            refuse(f"containers in each other, more than {DEEPEST} deep: expected at most so many")
         around.discard(id(value))
         known[id(value)] = size, depth
     return known[id(value)]
@@ -138,7 +137,8 @@ class _Machine:
             if code not in _INSTRUCTIONS:
                 refuse(f"the instruction {code!r}: expected those of plain data" if code else "a pickle cut short")
             self.take(COST)
-            _INSTRUCTIONS[code](self)
+            argument = _READERS[code](self) if code in _READERS else None
+            _INSTRUCTIONS[code](self, argument)
         (value,) = self.values(1)
         if self.stack or self.marks:
             refuse("a pickle with something left over: expected one value")
@@ -166,20 +166,12 @@ class _Machine:
             missing -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def line(self) -> bytes:
+    def readline(self) -> bytes:
         line = self.file.readline(self.left)
         self.take(len(line))
         if not line.endswith(b"\n"):
             refuse("a pickle cut short, within a line")
-        return line[:-1]
-
-    def whole(self, layout: str) -> int:
-        """Read a number of a given layout."""
-        return struct.unpack(layout, self.read(struct.calcsize(layout)))[0]
-
-    def text(self, content: bytes) -> str:
-        self.take(3 * len(content))  # one letter may make the others as wide as itself
-        return content.decode("utf-8", "surrogatepass")
+        return line
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
@@ -208,30 +200,16 @@ class _Machine:
             refuse(f"to add to anything but a {kinds[0].__name__}")
         return self.stack[-1]
 
-    def protocol(self) -> None:
-        if (version := self.read(1)[0]) > 5:
+    def protocol(self, version: int) -> None:
+        if version > 5:
             refuse(f"protocol {version}: expected 0 to 5")
 
-    def integer(self, value: int) -> None:
-        if value.bit_length() > LONGEST_NUMBER:
+    def value(self, value: Any) -> None:
+        if type(value) is int and value.bit_length() > LONGEST_NUMBER:
             refuse(f"a number of {value.bit_length():,} bits: expected at most {LONGEST_NUMBER}")
+        if type(value) is str:
+            self.take(sys.getsizeof(value) - len(value))  # one letter may make the others as wide as itself
         self.push(value)
-
-    def written_integer(self) -> None:
-        digits = self.line()
-        self.push(digits == b"01") if digits in (b"00", b"01") else self.integer(int(digits))
-
-    def bare_text(self) -> None:
-        """Read a string of Python 2, between quotes and with escapes."""
-        quoted = self.line().strip()
-        if len(quoted) < 2 or quoted[:1] not in (b"'", b'"') or quoted[:1] != quoted[-1:]:
-            refuse("a string without quotes")
-
-        def plain(match: re.Match[bytes]) -> bytes:
-            hexed = match[1][1:]
-            return bytes.fromhex(hexed.decode()) if hexed else _ESCAPED[match[1]]
-
-        self.push(re.sub(rb"\\(x[0-9a-fA-F]{2}|.|$)", plain, quoted[1:-1]).decode("latin1"))
 
     def add_items(self, values: list[Any]) -> None:
         target = self.top(dict, OrderedDict)
@@ -310,62 +288,60 @@ class _Machine:
         self.arrays.append(array)
 
 
-_INSTRUCTIONS: dict[bytes, Callable[[_Machine], object]] = {
+def _read_string(machine: _Machine) -> str:
+    """Read a string of Python 2, between quotes and with escapes."""
+    quoted = machine.readline().strip()
+    if len(quoted) < 2 or quoted[:1] not in (b"'", b'"') or quoted[:1] != quoted[-1:]:
+        refuse("a string without quotes")
+
+    def plain(match: re.Match[bytes]) -> bytes:
+        hexed = match[1][1:]
+        return bytes.fromhex(hexed.decode()) if hexed else _ESCAPED[match[1]]
+
+    return re.sub(rb"\\(x[0-9a-fA-F]{2}|.|$)", plain, quoted[1:-1]).decode("latin1")
+
+
+_READERS: dict[bytes, Callable[[Any], Any]] = {
+    **{opcode.code.encode("latin1"): opcode.arg.reader for opcode in pickletools.opcodes if opcode.arg},
+    pickle.STRING: _read_string,  # that of pickletools takes ASCII only
+}
+_INTEGERS = (pickle.INT, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG, pickle.LONG1, pickle.LONG4)
+_TEXTS = (pickle.UNICODE, pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.BINUNICODE8)
+_STRINGS = (pickle.STRING, pickle.BINSTRING, pickle.SHORT_BINSTRING)
+_BYTES = (pickle.BINBYTES, pickle.SHORT_BINBYTES, pickle.BINBYTES8, pickle.BYTEARRAY8)
+_VALUES = (*_INTEGERS, *_TEXTS, *_STRINGS, *_BYTES, pickle.FLOAT, pickle.BINFLOAT)
+_INSTRUCTIONS: dict[bytes, Callable[[_Machine, Any], object]] = {
     pickle.PROTO: _Machine.protocol,
-    pickle.FRAME: lambda m: m.read(8),  # how much follows; it follows anyway
-    pickle.MARK: lambda m: m.marks.append(len(m.stack)),
-    # values
-    pickle.NONE: lambda m: m.push(None),
-    pickle.NEWTRUE: lambda m: m.push(True),
-    pickle.NEWFALSE: lambda m: m.push(False),
-    pickle.INT: _Machine.written_integer,
-    pickle.LONG: lambda m: m.integer(int(m.line().removesuffix(b"L"))),
-    pickle.BININT: lambda m: m.push(m.whole("<i")),
-    pickle.BININT1: lambda m: m.push(m.whole("<B")),
-    pickle.BININT2: lambda m: m.push(m.whole("<H")),
-    pickle.LONG1: lambda m: m.integer(int.from_bytes(m.read(m.whole("<B")), "little", signed=True)),
-    pickle.LONG4: lambda m: m.integer(int.from_bytes(m.read(m.whole("<I")), "little", signed=True)),
-    pickle.FLOAT: lambda m: m.push(float(m.line())),
-    pickle.BINFLOAT: lambda m: m.push(m.whole(">d")),
-    pickle.STRING: _Machine.bare_text,
-    pickle.BINSTRING: lambda m: m.push(m.read(m.whole("<I")).decode("latin1")),
-    pickle.SHORT_BINSTRING: lambda m: m.push(m.read(m.whole("<B")).decode("latin1")),
-    pickle.UNICODE: lambda m: m.push(m.line().decode("raw-unicode-escape")),
-    pickle.BINUNICODE: lambda m: m.push(m.text(m.read(m.whole("<I")))),
-    pickle.SHORT_BINUNICODE: lambda m: m.push(m.text(m.read(m.whole("<B")))),
-    pickle.BINUNICODE8: lambda m: m.push(m.text(m.read(m.whole("<Q")))),
-    pickle.BINBYTES: lambda m: m.push(m.read(m.whole("<I"))),
-    pickle.SHORT_BINBYTES: lambda m: m.push(m.read(m.whole("<B"))),
-    pickle.BINBYTES8: lambda m: m.push(m.read(m.whole("<Q"))),
-    pickle.BYTEARRAY8: lambda m: m.push(bytearray(m.read(m.whole("<Q")))),
+    pickle.FRAME: lambda _, __: None,  # how much follows; it follows anyway
+    pickle.MARK: lambda m, _: m.marks.append(len(m.stack)),
+    **dict.fromkeys(_VALUES, _Machine.value),
+    pickle.NONE: lambda m, _: m.push(None),
+    pickle.NEWTRUE: lambda m, _: m.push(True),
+    pickle.NEWFALSE: lambda m, _: m.push(False),
     # containers
-    pickle.EMPTY_TUPLE: lambda m: m.push(()),
-    pickle.TUPLE1: lambda m: m.push(tuple(m.values(1))),
-    pickle.TUPLE2: lambda m: m.push(tuple(m.values(2))),
-    pickle.TUPLE3: lambda m: m.push(tuple(m.values(3))),
-    pickle.TUPLE: lambda m: m.push(tuple(m.since_mark())),
-    pickle.EMPTY_LIST: lambda m: m.push([]),
-    pickle.LIST: lambda m: m.push(m.since_mark()),
-    pickle.APPEND: lambda m: m.extend(m.values(1)),
-    pickle.APPENDS: lambda m: m.extend(m.since_mark()),
-    pickle.EMPTY_DICT: lambda m: m.push({}),
-    pickle.DICT: _Machine.dictionary,
-    pickle.SETITEM: lambda m: m.add_items(m.values(2)),
-    pickle.SETITEMS: lambda m: m.add_items(m.since_mark()),
-    pickle.EMPTY_SET: _Machine.empty_set,
-    pickle.ADDITEMS: lambda m: m.include(m.since_mark()),
-    pickle.FROZENSET: _Machine.frozen_set,
+    pickle.EMPTY_TUPLE: lambda m, _: m.push(()),
+    pickle.TUPLE1: lambda m, _: m.push(tuple(m.values(1))),
+    pickle.TUPLE2: lambda m, _: m.push(tuple(m.values(2))),
+    pickle.TUPLE3: lambda m, _: m.push(tuple(m.values(3))),
+    pickle.TUPLE: lambda m, _: m.push(tuple(m.since_mark())),
+    pickle.EMPTY_LIST: lambda m, _: m.push([]),
+    pickle.LIST: lambda m, _: m.push(m.since_mark()),
+    pickle.APPEND: lambda m, _: m.extend(m.values(1)),
+    pickle.APPENDS: lambda m, _: m.extend(m.since_mark()),
+    pickle.EMPTY_DICT: lambda m, _: m.push({}),
+    pickle.DICT: lambda m, _: m.dictionary(),
+    pickle.SETITEM: lambda m, _: m.add_items(m.values(2)),
+    pickle.SETITEMS: lambda m, _: m.add_items(m.since_mark()),
+    pickle.EMPTY_SET: lambda m, _: m.empty_set(),
+    pickle.ADDITEMS: lambda m, _: m.include(m.since_mark()),
+    pickle.FROZENSET: lambda m, _: m.frozen_set(),
     # the memo
-    pickle.PUT: lambda m: m.put(int(m.line())),
-    pickle.BINPUT: lambda m: m.put(m.whole("<B")),
-    pickle.LONG_BINPUT: lambda m: m.put(m.whole("<I")),
-    pickle.MEMOIZE: lambda m: m.put(len(m.memo)),
-    pickle.GET: lambda m: m.get(int(m.line())),
-    pickle.BINGET: lambda m: m.get(m.whole("<B")),
-    pickle.LONG_BINGET: lambda m: m.get(m.whole("<I")),
+    **dict.fromkeys((pickle.PUT, pickle.BINPUT, pickle.LONG_BINPUT), _Machine.put),
+    pickle.MEMOIZE: lambda m, _: m.put(len(m.memo)),
+    **dict.fromkeys((pickle.GET, pickle.BINGET, pickle.LONG_BINGET), _Machine.get),
     # arrays
-    pickle.GLOBAL: lambda m: m.push(target_of(m.line().decode(), m.line().decode())),
-    pickle.STACK_GLOBAL: lambda m: m.push(target_of(*m.values(2))),
-    pickle.REDUCE: _Machine.call,
-    pickle.BUILD: _Machine.build,
+    pickle.GLOBAL: lambda m, names: m.push(target_of(*names.split(" ", 1))),
+    pickle.STACK_GLOBAL: lambda m, _: m.push(target_of(*m.values(2))),
+    pickle.REDUCE: lambda m, _: m.call(),
+    pickle.BUILD: lambda m, _: m.build(),
 }
