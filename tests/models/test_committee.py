@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from equipoise.models import MLP, CNN1d, LateFusion, fit_committee, fit_weights, pool
+from equipoise.models import MLP, CNN1d, LateFusion, fit_committee, fit_weights
 from equipoise.models.committee import Derivatives, minimise_without_negatives, stationarity
 
 MANY = [1, 2, 3, 5]
@@ -44,7 +44,7 @@ def test_it_helps_where_the_fused_head_is_weak() -> None:
     fused_alone = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     assert math.isfinite(fit.shrinkage)
     assert loss(fit.weights, logs, labels) < 0.6 * loss(fused_alone, logs, labels)
-    together = pool({str(m): logs[:, m] for m in range(3)}, fit.weights)
+    together = torch.einsum("m,nmc->nc", fit.weights, logs.double())
     assert accuracy(together, labels) > accuracy(logs[:, 0], labels) + 0.15
 
 
@@ -63,7 +63,7 @@ def test_a_noisy_modality_does_no_harm(confidence: float, other: float, grouped:
 
         fit = fit_weights(*draw(200), groups=torch.arange(200) % 8 if grouped else None)
         logs, labels = draw(4000)
-        together = pool({str(m): logs[:, m] for m in range(3)}, fit.weights)
+        together = torch.einsum("m,nmc->nc", fit.weights, logs.double())
         margins.append(accuracy(together, labels) - accuracy(logs[:, 0], labels))
     assert min(margins) > -0.015
     assert sum(margins) / 6 > (0.02 if other else -0.005)  # a good modality beside the noise helps all the same
@@ -163,7 +163,7 @@ def test_certain_and_impossible_are_bounded() -> None:
     fooled = sure.roll(1, dims=1)
     fit = fit_weights(torch.stack([sure, fooled], dim=1), labels)
     assert fit.weights.isfinite().all()
-    assert pool({"a": sure, "b": fooled}, torch.tensor([1.0, 1.0])).isfinite().all()
+    assert LateFusion({"a": MLP(1)}, classes=3).vote({"fused": sure, "a": fooled}).isfinite().all()
 
 
 def test_all_problems_of_the_data_are_told_at_once() -> None:

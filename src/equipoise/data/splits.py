@@ -276,7 +276,7 @@ class Splits:
             for name, (mean, deviation) in statistics.items():
                 scaled = (part.inputs[name] - mean) / deviation
                 lengths = part.inputs.get(f"{name}_length")
-                inputs[name] = scaled if lengths is None else scaled.where(_real(scaled, lengths), 0)
+                inputs[name] = scaled if lengths is None else scaled.where(real_steps(lengths, scaled, 2), 0)
             return replace(part, inputs=inputs)
 
         parts = {name: apply(part) for name, part in self.parts.items()}
@@ -312,18 +312,12 @@ def _statistics(array: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
     if lengths is None:
         mean, deviation = array.mean(dim=over, keepdim=True)[0], array.std(dim=over, keepdim=True)[0]
     else:
-        real = _real(array, lengths).expand_as(array)
+        real = real_steps(lengths, array, 2).expand_as(array)
         count = real.sum(dim=over, keepdim=True)[0].clamp(min=1)
         mean = array.where(real, 0).sum(dim=over, keepdim=True)[0] / count
         squares = (array - mean).where(real, 0).square().sum(dim=over, keepdim=True)[0]
         deviation = (squares / (count - 1).clamp(min=1)).sqrt()
     return mean, torch.where(deviation == 0, 1.0, deviation)
-
-
-def _real(array: Tensor, lengths: Tensor) -> Tensor:
-    """Mark the steps of [N, C, T, …] that are no padding, [N, 1, T, 1, …]."""
-    steps = real_steps(lengths.to(array.device), array.shape[2])
-    return steps[(slice(None), None, slice(None), *[None] * (array.dim() - 3))]
 
 
 def split_by_group(

@@ -88,8 +88,7 @@ class _Reader(nn.Module):
         scaled = (raw - self.mean) / self.deviation
         if lengths is None:
             return scaled
-        real = real_steps(lengths, scaled.shape[2])
-        return scaled.where(real[(slice(None), None, slice(None), *[None] * (scaled.dim() - 3))], 0)
+        return scaled.where(real_steps(lengths, scaled, 2), 0)
 
 
 @final

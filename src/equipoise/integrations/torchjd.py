@@ -109,10 +109,8 @@ class ToTorchJD(Weighting[PSDMatrix]):
     def __init__(self, balancer: Balancer) -> None:
         super().__init__()
         if balancer.route != "gram":
-            raise TypeError(
-                f"ToTorchJD expected a method that mixes gradients, such as MGDA() or MMPareto(); found "
-                f"{type(balancer).__name__}, which weighs losses. TorchJD calls those scalarizers"
-            )
+            hint = f"found {type(balancer).__name__}, which weighs losses. TorchJD calls those scalarizers"
+            raise TypeError(f"ToTorchJD expected a method that mixes gradients, such as MGDA() or MMPareto(); {hint}")
         self.balancer = balancer
 
     def forward(self, gramian: PSDMatrix, /) -> Tensor:

@@ -62,7 +62,7 @@ class Text(nn.Module):
         if lengths is None:
             lengths = ((tokens != self.padding) * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)).amax(1)
         lengths = lengths.to(tokens.device).clamp(min=1)  # attention to nothing at all is NaN
-        mask = real_steps(lengths, tokens.shape[1])
+        mask = real_steps(lengths, tokens, 1)
         steps = self.model(input_ids=tokens.masked_fill(~mask, self.padding), attention_mask=mask.long())[0]
         return steps[:, 0] if self.pooling == "first" else mean_over_time(steps, lengths)
 

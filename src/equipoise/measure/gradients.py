@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.data.splits import Part
-from equipoise.measure.outputs import check_model
 from equipoise.models.evaluation import cross_entropies, evaluating
-from equipoise.models.late_fusion import LateFusion
+from equipoise.models.late_fusion import LateFusion, check_model
 
 
 def conflict(model: LateFusion, part: Part, batch: int = 512, seed: int = 0) -> dict[str, Any]:
@@ -34,7 +33,7 @@ def conflict(model: LateFusion, part: Part, batch: int = 512, seed: int = 0) -> 
         TypeError: If the model is no `LateFusion`.
         ValueError: If the model's uni-modal losses do not reach its encoders.
     """
-    check_model(model)
+    check_model("Measuring", model)
     if model.unimodal not in ("head", "split"):
         raise ValueError(
             f"conflict expected a model with unimodal='head' or 'split', whose uni-modal losses reach the encoders; "

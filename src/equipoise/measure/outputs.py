@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.data.splits import Part
 from equipoise.models.evaluation import class_log_probabilities, evaluating
-from equipoise.models.late_fusion import LateFusion, Unimodal
+from equipoise.models.late_fusion import LateFusion, Unimodal, check_model
 from equipoise.util.errors import raise_all
 
 BINS = 15
@@ -41,18 +41,9 @@ class Outputs:
 @contextmanager
 def reading(model: LateFusion) -> Generator[None]:
     """Put a model into evaluation mode, without gradients, for a while; raise a TypeError if it is no `LateFusion`."""
-    check_model(model)
+    check_model("Measuring", model)
     with evaluating(model), torch.no_grad():
         yield
-
-
-def check_model(model: object) -> None:
-    """Raise a TypeError that says what to pass where this is no `LateFusion`."""
-    if not isinstance(model, LateFusion):
-        raise TypeError(
-            f"Measuring expected a LateFusion; found {type(model).__name__}. "
-            "Pass the model inside its wrapper, e.g. model.module."
-        )
 
 
 def decisions(model: LateFusion, part: Part, batch: int = 512) -> Outputs:
@@ -122,10 +113,8 @@ def decide(
 def batches_of(part: Part, device: torch.device, batch: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """Give (inputs, labels) of a part in order, on a device, as encoders read them."""
     if len(part) == 0 or batch < 1:
-        raise ValueError(
-            f"Measuring expected at least one sample and batch ≥ 1; found {len(part)} samples and batch={batch}. "
-            "Pass a part that holds data, e.g. splits.test."
-        )
+        hint = f"found {len(part)} samples and batch={batch}. Pass a part that holds data, e.g. splits.test."
+        raise ValueError(f"Measuring expected at least one sample and batch ≥ 1; {hint}")
     for rows in torch.arange(len(part), device=part.label.device).split(batch):
         some = part.take(rows).to(device).ready()
         yield some.inputs, some.label

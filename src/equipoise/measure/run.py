@@ -9,10 +9,10 @@ import torch
 
 from equipoise.data.splits import Part, Splits
 from equipoise.measure.faults import accuracy_under_faults, training_statistics
-from equipoise.measure.outputs import batches_of, check_model, decide, read_features, reading, scores
+from equipoise.measure.outputs import batches_of, decide, read_features, reading, scores
 from equipoise.measure.protocols import other_protocols, view_accuracy
 from equipoise.models.committee import fit_committee
-from equipoise.models.late_fusion import LateFusion
+from equipoise.models.late_fusion import LateFusion, check_model
 
 FAULTS_LIMIT = 4 * 2**30
 
@@ -46,7 +46,7 @@ def measure_run(
         accuracy under that name and the other protocols; "disparity" and "beats_best_single" under the view; and on
         test "faults". Numbers of a committee or a view that the model has not are None.
     """
-    check_model(model)
+    check_model("Measuring", model)
     if model.unimodal is not None:
         batches = batches_of(splits.validation, model.committee.device, batch)
         fit_committee(model, batches, groups=splits.validation.group)

@@ -21,8 +21,7 @@ from torch.optim import Optimizer
 from equipoise.balance.attach import unwrap_optimizer
 from equipoise.balance.balancer import Balancer
 from equipoise.data.splits import Part
-from equipoise.measure.outputs import check_model
-from equipoise.models.late_fusion import LateFusion
+from equipoise.models.late_fusion import LateFusion, check_model
 from equipoise.training.step import step_losses
 
 PIECES = ("data", "forward", "backward", "balance", "update")
@@ -168,7 +167,7 @@ def step_seconds(
         Medians over the steps, in seconds: "forward" (with the losses), "backward", "balance", "update" (with clearing
         the gradients) and "total", each step's sum. None is negative.
     """
-    check_model(model)
+    check_model("Measuring", model)
     device = model.committee.device
 
     def read(number: int) -> Part:

@@ -9,7 +9,6 @@ from equipoise.models.encoders import CNN2d as CNN2d
 from equipoise.models.encoders import Frames as Frames
 from equipoise.models.encoders import ResNet18 as ResNet18
 from equipoise.models.encoders import encoder_for as encoder_for
-from equipoise.models.evaluation import pool as pool
 from equipoise.models.fusion import Concat as Concat
 from equipoise.models.fusion import FiLM as FiLM
 from equipoise.models.fusion import Fusion as Fusion

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from equipoise.models.evaluation import LEAST_LOG, class_log_probabilities, evaluating
 from equipoise.models.fusion import Fusion
-from equipoise.models.late_fusion import LateFusion
+from equipoise.models.late_fusion import LateFusion, check_model
 from equipoise.util.errors import raise_all
 
 Batch = Sequence[Any]
@@ -57,16 +57,10 @@ def fit_committee(model: LateFusion, batches: Iterable[Batch] | Batch, groups: G
         TypeError: If the model is no `LateFusion`.
         ValueError: If the model has no uni-modal outputs, or the data is empty or does not fit; see `fit_weights`.
     """
-    if not isinstance(model, LateFusion):
-        raise TypeError(
-            f"fit_committee expected a LateFusion; found {type(model).__name__}. "
-            "Pass the model inside its wrapper, e.g. model.module."
-        )
+    check_model("fit_committee", model)
     if model.unimodal is None:
-        raise ValueError(
-            "fit_committee expected a model with uni-modal outputs; this one was built with unimodal=None. "
-            "Write LateFusion(…, unimodal='head')."
-        )
+        hint = "this one was built with unimodal=None. Write LateFusion(…, unimodal='head')."
+        raise ValueError(f"fit_committee expected a model with uni-modal outputs; {hint}")
     single = isinstance(batches, Sequence) and len(batches) > 0 and isinstance(batches[0], Mapping)
     members = ["fused", *model.encoders]
     logs, labels, groups_of_batches = [], [], []
@@ -137,14 +131,12 @@ def fit_weights(log_probabilities: Tensor, labels: Tensor, groups: Groups | None
     """
     raise_all(_problems(log_probabilities, labels, groups))
     samples, members, _ = log_probabilities.shape
-    equal = _equal(members)
-    group_of_sample = torch.arange(samples)
-    if groups is not None:
-        group_of_sample = torch.from_numpy(np.unique(_names(groups), return_inverse=True)[1])
+    names = np.arange(samples) if groups is None else _names(groups)
+    group_of_sample = torch.from_numpy(np.unique(names, return_inverse=True)[1])
     group_count = int(group_of_sample.max()) + 1
     if group_count < 3:
         reason = f"equal weights: found {group_count} group(s), and cross-validation needs at least three"
-        return CommitteeFit(equal, math.inf, reason)
+        return CommitteeFit(_equal(members), math.inf, reason)
 
     # The margins against the right class, [M, N, C], are all that the loss depends on.
     logs = log_probabilities.detach().to("cpu", torch.float64).clamp(min=LEAST_LOG).transpose(0, 1)
@@ -167,7 +159,7 @@ def fit_weights(log_probabilities: Tensor, labels: Tensor, groups: Groups | None
         f"{outcome}: the most shrunk within one standard error of the best over {fold_count} folds of {group_count} "
         f"groups; left-out loss {mean[chosen]:.4g}, best {min(mean):.4g}, equal weights {mean[0]:.4g}"
     )
-    return CommitteeFit(_solve(margins, shrinkage, equal), shrinkage, reason)
+    return CommitteeFit(_solve(margins, shrinkage, _equal(members)), shrinkage, reason)
 
 
 def _left_out_losses(margins: Tensor, left_out: Tensor) -> Tensor:
@@ -215,10 +207,8 @@ def _problems(log_probabilities: Tensor, labels: Tensor, groups: Groups | None) 
     if labels.is_floating_point() or labels.is_complex():
         problems.append(f"whole numbers for labels; found {labels.dtype}. Write labels.long().")
     elif labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        problems.append(
-            f"labels from 0 to {classes - 1}, one per class; found {int(labels.min())} to {int(labels.max())}. "
-            "Number the classes from 0."
-        )
+        hint = f"found {int(labels.min())} to {int(labels.max())}. Number the classes from 0."
+        problems.append(f"labels from 0 to {classes - 1}, one per class; {hint}")
     if groups is not None and len(groups) != samples:
         problems.append(f"{samples} groups, one per sample; found {len(groups)}.")
     if log_probabilities.isnan().any():

@@ -28,11 +28,12 @@ def encoder_for(shape: Sequence[int], features: int = 64) -> nn.Module:
     Raises:
         ValueError: If the shape has another number of axes, or an axis without length.
     """
-    expected = "the shape of one sample, (D,), (C, T), (C, H, W) or (C, T, H, W), every axis at least 1"
-    if isinstance(shape, int) or not 1 <= len(shape) <= 4 or any(size < 1 for size in shape):
+    sizes = () if isinstance(shape, int) else tuple(shape)
+    if not 1 <= len(sizes) <= 4 or min(sizes) < 1:
         raise ValueError(
-            f"encoder_for expected {expected}; found {shape if isinstance(shape, int) else tuple(shape)}. "
-            "Pass array.shape[1:], or write an encoder of your own: any nn.Module with an integer attribute `features`."
+            "encoder_for expected the shape of one sample, (D,), (C, T), (C, H, W) or (C, T, H, W), every axis at least"
+            f" 1; found {sizes or shape}. Pass array.shape[1:], or write an encoder of your own: any nn.Module with an "
+            "integer attribute `features`."
         )
     if len(shape) == 4:
         return Frames(CNN2d(shape[0], features))
@@ -56,34 +57,28 @@ def known_features(owner: str, module: nn.Module, role: str = "encoder") -> int:
     """Give the size of a module's output, or raise a ValueError in the name of the one that needs it."""
     size = features_of(module)
     if size is None:
-        raise ValueError(
-            f"{owner} expected the {role} to tell its output size; {type(module).__name__} does not. "
-            f"Give it an integer attribute: {role}.features = 64."
-        )
+        hint = f"{type(module).__name__} does not. Give it an integer attribute: {role}.features = 64."
+        raise ValueError(f"{owner} expected the {role} to tell its output size; {hint}")
     return size
 
 
-def real_steps(lengths: Tensor, steps: int) -> Tensor:
-    """Mark the steps that are no padding: [B] lengths → [B, steps] booleans."""
-    return torch.arange(steps, device=lengths.device) < lengths.unsqueeze(1)
+def real_steps(lengths: Tensor, values: Tensor, axis: int) -> Tensor:
+    """Mark the steps of [B, …] that are no padding along an axis: booleans [B, …, T, …], one long in other axes."""
+    steps = torch.arange(values.shape[axis], device=values.device) < lengths.to(values.device).unsqueeze(1)
+    return steps[(slice(None), *[None] * (axis - 1), slice(None), *[None] * (values.dim() - axis - 1))]
 
 
 def zero_padding(values: Tensor, lengths: Tensor | None) -> Tensor:
     """Set the padding of each sample to zero, along the last axis of [B, …, T]."""
-    if lengths is None:
-        return values
-    padding = ~real_steps(lengths.to(values.device), values.shape[-1])
-    return values.masked_fill(padding.reshape(values.shape[0], *[1] * (values.dim() - 2), -1), 0)
+    return values if lengths is None else values.masked_fill(~real_steps(lengths, values, values.dim() - 1), 0)
 
 
 def mean_over_time(values: Tensor, lengths: Tensor | None = None) -> Tensor:
     """Average [B, T, F] over the real steps of each sample → [B, F]; a sample without any gives zeros."""
     if lengths is None:
         return values.mean(dim=1)
-    steps = values.shape[1]
-    lengths = lengths.to(values.device)
-    padding = ~real_steps(lengths, steps).unsqueeze(2)
-    return values.masked_fill(padding, 0).sum(dim=1) / lengths.clamp(1, steps).unsqueeze(1)
+    total = values.masked_fill(~real_steps(lengths, values, 1), 0).sum(dim=1)
+    return total / lengths.to(values.device).clamp(1, values.shape[1]).unsqueeze(1)
 
 
 def mean_over_frames(encode: Callable[[Tensor], Tensor], video: Tensor, lengths: Tensor | None) -> Tensor:
@@ -100,12 +95,8 @@ def check_shape(encoder: nn.Module, values: Tensor, layout: str, size: int | Non
     axes = layout.strip("[]").split(", ")
     if values.dim() != len(axes) or size not in (None, values.shape[axis]):
         where = "" if size is None else f" with {axes[axis]} = {size}"
-        raise_all(
-            [
-                f"{type(encoder).__name__} expected {layout}{where}; found {list(values.shape)}. "
-                "Build the encoder for these arrays: encoder_for(array.shape[1:])."
-            ]
-        )
+        hint = "Build the encoder for these arrays: encoder_for(array.shape[1:])."
+        raise_all([f"{type(encoder).__name__} expected {layout}{where}; found {list(values.shape)}. {hint}"])
 
 
 @final
@@ -273,10 +264,10 @@ class ResNet18(nn.Module):
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        self.layer1 = nn.Sequential(_BasicBlock(64, 64, 1), _BasicBlock(64, 64, 1))
-        self.layer2 = nn.Sequential(_BasicBlock(64, 128, 2), _BasicBlock(128, 128, 1))
-        self.layer3 = nn.Sequential(_BasicBlock(128, 256, 2), _BasicBlock(256, 256, 1))
-        self.layer4 = nn.Sequential(_BasicBlock(256, 512, 2), _BasicBlock(512, 512, 1))
+        self.layer1, self.layer2, self.layer3, self.layer4 = (
+            nn.Sequential(_BasicBlock(before, after, 1 if after == 64 else 2), _BasicBlock(after, after, 1))
+            for before, after in pairwise([64, 64, 128, 256, 512])
+        )
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -55,28 +55,6 @@ def class_log_probabilities(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: output.log_softmax(dim=1) for name, output in wide.items()}
 
 
-def pool(log_probabilities: Mapping[str, Tensor], weights: Tensor) -> Tensor:
-    """Let members vote: softmax over classes of Σ_j w_j log p_j.
-
-    Args:
-        log_probabilities: The log-probabilities of each member, [B, C].
-        weights: One weight per member, in their order.
-
-    Returns:
-        The committee's probabilities, [B, C].
-
-    Raises:
-        ValueError: If weights and members do not match.
-    """
-    if weights.shape != (len(log_probabilities),):
-        raise ValueError(
-            f"pool expected one weight for each of {', '.join(map(repr, log_probabilities))}; found weights of "
-            f"shape {list(weights.shape)}. Pass one weight per member."
-        )
-    votes = zip(weights.unbind(), log_probabilities.values(), strict=True)
-    return torch.stack([weight * logs.clamp(min=LEAST_LOG) for weight, logs in votes]).sum(dim=0).softmax(dim=-1)
-
-
 def surviving_weights(weights: Tensor, present: Tensor) -> Tensor:
     """Give the weights with which the members at hand vote.
 

@@ -27,7 +27,7 @@ class Fusion(nn.Module, ABC):
     @property
     def additive(self) -> bool:
         """True if the output is a sum with one term per modality."""
-        return False
+        return bool(self.parts())
 
     @abstractmethod
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
@@ -89,11 +89,6 @@ class Concat(Fusion):
         self.sizes = dict(sizes)
         self.head = head(sum(sizes.values()))
 
-    @property
-    def additive(self) -> bool:
-        """True if the head is a Linear."""
-        return isinstance(self.head, nn.Linear)
-
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Give the fused output."""
         return self.head(torch.cat([features[name] for name in self.sizes], dim=1))
@@ -126,11 +121,6 @@ class Sum(Fusion):
     def __init__(self, sizes: Mapping[str, int], head: HeadMaker) -> None:
         super().__init__()
         self.heads = NamedModules({name: head(size) for name, size in sizes.items()})
-
-    @property
-    def additive(self) -> bool:
-        """True: every head is a term."""
-        return True
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Give the fused output."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.models.encoders import features_of
-from equipoise.models.evaluation import class_log_probabilities, evaluating, pool, surviving_weights
+from equipoise.models.evaluation import LEAST_LOG, class_log_probabilities, evaluating, surviving_weights
 from equipoise.models.fusion import HeadMaker, HeadPart, build_fusion
 from equipoise.models.shapley import varies_in_training
 from equipoise.util.errors import raise_all
@@ -23,7 +23,7 @@ Unimodal = Literal["head", "detached", "split"]
 Decision = Literal["fused", "committee"]
 Inputs = Mapping[str, Tensor | None]
 Lengths = Mapping[str, Tensor]
-Outputs = dict[str, Tensor]
+Tensors = dict[str, Tensor]
 
 
 @final
@@ -101,7 +101,7 @@ class LateFusion(nn.Module):
         """
         return self._read(inputs, lengths, shares=self.unimodal == "split")[0]
 
-    def with_shares(self, inputs: Inputs, lengths: Lengths | None = None) -> tuple[Outputs, Outputs]:
+    def with_shares(self, inputs: Inputs, lengths: Lengths | None = None) -> tuple[Tensors, Tensors]:
         """Give the outputs as `forward` does, and beside them each modality's share of the additive fused output.
 
         For methods that compare shares while heads of their own, trained beside, are measured.
@@ -113,12 +113,7 @@ class LateFusion(nn.Module):
         if not isinstance(inputs, Mapping):
             names = ", ".join(f"{name!r}: …" for name in self.encoders)
             raise TypeError(f"LateFusion expected its inputs by name, {{{names}}}; found {type(inputs).__name__}.")
-        sensors, steps = self._sort_inputs(inputs, lengths or {})
-        features = {
-            name: encoder(sensors[name], **({"lengths": steps[name]} if name in steps else {}))
-            for name, encoder in self.encoders.items()
-            if name in sensors
-        }
+        features = self._encode(*self._sort_inputs(inputs, lengths or {}))
         self._check_features(features)
         return features
 
@@ -142,9 +137,10 @@ class LateFusion(nn.Module):
         return {name: self.heads[name](feature) for name, feature in features.items()}
 
     def vote(self, log_probabilities: Mapping[str, Tensor]) -> Tensor:
-        """Let the committee vote: probabilities [B, C] from the log-probabilities of "fused" and each modality at hand.
+        """Let the committee vote: softmax over classes of Σ_j w_j log p_j, from the log-probabilities of each member.
 
-        The weights are those in `committee`; with a sensor missing, those of `surviving_weights`.
+        Members are "fused" and each modality at hand, [B, C]. The weights w_j are those in `committee`; with a sensor
+        missing, those of `surviving_weights`.
         """
         weights = self.committee.to(log_probabilities["fused"].dtype)
         members = ["fused", *self.encoders]
@@ -152,7 +148,9 @@ class LateFusion(nn.Module):
             present = torch.tensor([name in log_probabilities for name in self.encoders], device=weights.device)
             weights = surviving_weights(weights, present)[1:][present]
             members = [name for name in self.encoders if name in log_probabilities]
-        return pool({name: log_probabilities[name] for name in members}, weights)
+        logs = [log_probabilities[name].clamp(min=LEAST_LOG) for name in members]
+        votes = [weight * log for weight, log in zip(weights.unbind(), logs, strict=True)]
+        return torch.stack(votes).sum(dim=0).softmax(dim=-1)
 
     def predict(self, inputs: Inputs, decision: Decision = "fused", lengths: Lengths | None = None) -> Tensor:
         """Give class probabilities [B, C], in evaluation mode and without gradients.
@@ -173,10 +171,8 @@ class LateFusion(nn.Module):
         if decision not in get_args(Decision):
             raise_all([f"Unknown decision: {unknown_name(decision, get_args(Decision))}"])
         if decision == "committee" and self.unimodal is None:
-            raise ValueError(
-                "decision='committee' expected a model with uni-modal outputs; this one was built with unimodal=None. "
-                "Write LateFusion(…, unimodal='head') or decision='fused'."
-            )
+            hint = "this one was built with unimodal=None. Write LateFusion(…, unimodal='head') or decision='fused'."
+            raise ValueError(f"decision='committee' expected a model with uni-modal outputs; {hint}")
         with evaluating(self), torch.no_grad():
             outputs = self(inputs, lengths)
         logs = class_log_probabilities(outputs)
@@ -241,7 +237,7 @@ class LateFusion(nn.Module):
         """Copies give shares again: no balancer is attached to them."""
         return {**self.__dict__, "_responder": None}
 
-    def _read(self, inputs: Inputs, lengths: Lengths | None, *, shares: bool) -> tuple[Outputs, Outputs]:
+    def _read(self, inputs: Inputs, lengths: Lengths | None, *, shares: bool) -> tuple[Tensors, Tensors]:
         features = self.features(inputs, lengths)
         terms: dict[str, Tensor] = {}
         if self.training and self.responds:
@@ -254,9 +250,7 @@ class LateFusion(nn.Module):
         terms = {name: terms[name] for name in features if name in terms}
         return {"fused": fused} | (terms if self.unimodal == "split" else self.unimodal_outputs(features)), terms
 
-    def _respond(
-        self, features: Mapping[str, Tensor], inputs: Inputs, lengths: Lengths | None
-    ) -> tuple[Tensor, Outputs]:
+    def _respond(self, features: Tensors, inputs: Inputs, lengths: Lengths | None) -> tuple[Tensor, Tensors]:
         """Give the fused output as a sum of responses whose gradients can be scaled, and the responses."""
         sensors, steps = self._sort_inputs(inputs, lengths or {})
         raise_all(
@@ -264,19 +258,22 @@ class LateFusion(nn.Module):
             for name in self.encoders
             if name not in sensors
         )
-        zeros = {}
-        for name, encoder in self.encoders.items():
-            if name in steps:  # what a ragged encoder makes of zeros depends on how many there are
-                zeros[name] = encoder(torch.zeros_like(sensors[name]), lengths=steps[name])
-            else:
-                zeros[name] = encoder(torch.zeros_like(sensors[name][:1]))
-        shares, at_zero = self.fusion.share(features), self.fusion.share(zeros)
+        # The features of one sample of zeros stand for all, but of a ragged encoder they depend on the lengths.
+        zeros = {name: torch.zeros_like(sensor if name in steps else sensor[:1]) for name, sensor in sensors.items()}
+        shares, at_zero = self.fusion.share(features), self.fusion.share(self._encode(zeros, steps))
         mean = torch.stack(torch.broadcast_tensors(*at_zero.values())).mean(dim=0)
         responses = {name: shares[name] - at_zero[name] + mean for name in shares}
         scaled = [scale_gradient(response, name) for name, response in responses.items()]
         return torch.stack(scaled).sum(dim=0), responses
 
-    def _sort_inputs(self, inputs: Inputs, lengths: Lengths) -> tuple[Outputs, Outputs]:
+    def _encode(self, sensors: Tensors, steps: Tensors) -> Tensors:
+        return {
+            name: encoder(sensors[name], **({"lengths": steps[name]} if name in steps else {}))
+            for name, encoder in self.encoders.items()
+            if name in sensors
+        }
+
+    def _sort_inputs(self, inputs: Inputs, lengths: Lengths) -> tuple[Tensors, Tensors]:
         """Tell sensors from lengths, and leave out what is missing."""
         length_of = {f"{name}_length": name for name in self.encoders}
         steps = {length_of[key]: value for key, value in inputs.items() if key in length_of and value is not None}
@@ -290,10 +287,8 @@ class LateFusion(nn.Module):
             if name in self.encoders and name not in self._takes_lengths
         ]
         if not sensors:
-            problems.append(
-                f"Expected an input for at least one of {', '.join(map(repr, self.encoders))}; found none. "
-                f"Pass {{{next(iter(self.encoders))!r}: tensor}}."
-            )
+            hint = f"found none. Pass {{{next(iter(self.encoders))!r}: tensor}}."
+            problems.append(f"Expected an input for at least one of {', '.join(map(repr, self.encoders))}; {hint}")
         raise_all(problems)
         return sensors, steps
 
@@ -322,6 +317,13 @@ def drop_modalities(features: Mapping[str, Tensor], probability: float) -> dict[
     }
 
 
+def check_model(owner: str, model: object) -> None:
+    """Raise a TypeError that says what to pass where a model is no `LateFusion`."""
+    if not isinstance(model, LateFusion):
+        hint = "Pass the model inside its wrapper, e.g. model.module."
+        raise TypeError(f"{owner} expected a LateFusion; found {type(model).__name__}. {hint}")
+
+
 def takes_lengths(encoder: nn.Module) -> bool:
     """Tell whether the forward of an encoder has a parameter `lengths`."""
     try:
@@ -335,10 +337,8 @@ def _head_maker(classes: int | None, head: HeadMaker | None) -> HeadMaker:
     def make(size: int) -> nn.Module:
         made = nn.Linear(size, int(classes or 0)) if head is None else head(size)
         if not isinstance(made, nn.Module):
-            raise TypeError(
-                f"head must make an nn.Module from a feature size; found {type(made).__name__}. "
-                "Write head=lambda size: nn.Linear(size, 1)."
-            )
+            hint = "Write head=lambda size: nn.Linear(size, 1)."
+            raise TypeError(f"head must make an nn.Module from a feature size; found {type(made).__name__}. {hint}")
         return made
 
     return make
@@ -382,10 +382,8 @@ def _encoder_problems(
         if not isinstance(encoder, nn.Module):
             yield f"The encoder of {name!r} must be an nn.Module, found {type(encoder).__name__}."
         elif sizes[name] is None:
-            yield (
-                f"The output size of the encoder of {name!r}, {type(encoder).__name__}, could not be told. "
-                f"Write features={{{name!r}: …}}."
-            )
+            hint = f"Write features={{{name!r}: …}}."
+            yield f"The output size of the encoder of {name!r}, {type(encoder).__name__}, could not be told. {hint}"
     for name, size in features.items():
         if name not in encoders:
             yield f"features names an unknown modality: {unknown_name(name, encoders)}"
@@ -401,10 +399,8 @@ def _option_problems(
         count = "neither" if head is None else "both"
         yield f"LateFusion expected either classes or head; found {count}. Write classes=… alone for classification."
     elif classes is not None and (not isinstance(classes, Integral) or classes < 2):
-        yield (
-            f"classes must be a whole number of at least 2, found {classes!r}. "
-            "For a single output write head=lambda size: nn.Linear(size, 1)."
-        )
+        hint = "For a single output write head=lambda size: nn.Linear(size, 1)."
+        yield f"classes must be a whole number of at least 2, found {classes!r}. {hint}"
     if unimodal is not None and unimodal not in get_args(Unimodal):
         yield f"Unknown unimodal: {unknown_name(unimodal, get_args(Unimodal))} None means no uni-modal outputs."
     if not 0 <= dropout < 1:

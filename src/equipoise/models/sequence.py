@@ -213,18 +213,15 @@ def _without_padding(sequences: Tensor, lengths: Tensor | None) -> tuple[Tensor,
     """
     if lengths is None:
         return sequences, None
-    kept = real_steps(lengths.to(sequences.device).clamp(min=1), sequences.shape[2])
-    return zero_padding(sequences, lengths), ~kept
+    return zero_padding(sequences, lengths), ~real_steps(lengths.clamp(min=1), sequences, 2).squeeze(1)
 
 
 def _head_problems(encoder: nn.Module, what: str, width: int, heads: int) -> list[str]:
     if heads >= 1 and width % heads == 0:
         return []
     wider = (width // max(heads, 1) + 1) * max(heads, 1)
-    return [
-        f"{type(encoder).__name__} expected {what} to be a multiple of heads; found {what}={width}, heads={heads}. "
-        f"Write {what}={wider} or heads=1."
-    ]
+    hint = f"found {what}={width}, heads={heads}. Write {what}={wider} or heads=1."
+    return [f"{type(encoder).__name__} expected {what} to be a multiple of heads; {hint}"]
 
 
 def _sinusoids(steps: int, width: int, like: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ def unknown_name(name: object, known: Iterable[str]) -> str:
 class NamedModules(nn.Module, Mapping[str, nn.Module]):
     """Modules by name, in the order given, for any name that a modality may have.
 
-    `nn.ModuleDict` refuses names of its own attributes, such as "keys". Here those are stored under an escaped key, so
-    that only they look odd in a state dict, and "audio" stays "audio".
+    `nn.ModuleDict` refuses names of its own attributes, such as "keys". Here those are stored with a "%" behind them,
+    so that only they look odd in a state dict, and "audio" stays "audio".
 
     Args:
         modules: The modules by name.
@@ -52,26 +52,20 @@ class NamedModules(nn.Module, Mapping[str, nn.Module]):
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        self._key_of = {name: self._escape(name) for name in modules}
+        self._named: dict[str, str] = {}  # the key of each name
         for name, module in modules.items():
-            self.add_module(self._key_of[name], module)
-
-    @classmethod
-    def _escape(cls, name: str) -> str:
-        # Injective, as in a web address: "%" itself is escaped, so no two names share a key.
-        key = name.replace("%", "%25")
-        if hasattr(cls, key) or key in vars(nn.Module()) or key == "_key_of":
-            return f"%{ord(key[0]):02X}{key[1:]}"
-        return key or "%"
+            # A name that ends in "%" itself gets one more, so that no two names share a key.
+            self._named[name] = f"{name}%" if not name or name.endswith("%") or hasattr(self, name) else name
+            self.add_module(self._named[name], module)
 
     def __getitem__(self, name: str) -> nn.Module:
-        return getattr(self, self._key_of[name])
+        return self._modules[self._named[name]]  # ty: ignore[invalid-return-type]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._key_of)
+        return iter(self._named)
 
     def __len__(self) -> int:
-        return len(self._key_of)
+        return len(self._named)
 
     # A mapping compares by content and so has no hash; torch keeps modules in sets, by identity.
     __eq__, __hash__ = object.__eq__, object.__hash__
