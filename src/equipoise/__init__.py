@@ -1,8 +1,7 @@
 """Equipoise: balanced multi-modal learning for PyTorch."""
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues
-from equipoise.balance.method import Table, Weights
+from equipoise.balance.losses import LossValues, Table, Weights
 from equipoise.balance.theory import Trajectory, least_squares
 from equipoise.balance.window import Window
 from equipoise.methods import (

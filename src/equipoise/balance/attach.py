@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 import warnings
 import weakref
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, final, runtime_checkable
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from equipoise.balance.method import MethodHooks
 from equipoise.balance.update_scale import Part, UpdateScale, moves_with_the_gradient, tensors_held, was_taken
 
 Encoder: TypeAlias = "nn.Module | str | Sequence[nn.Module | Tensor | str]"
+Encoders: TypeAlias = "Mapping[str, Encoder]"
 
 # The classes that wrap a user's model, and the attribute under which each keeps it.
 _WRAPPERS = {
@@ -48,19 +48,6 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer:
         kind = type(optimizer).__name__
         raise TypeError(f"attach: optimizer should be a torch.optim.Optimizer or a list of them, found {kind}")
     return optimizer
-
-
-@runtime_checkable
-class GivesResponses(Protocol):
-    """A model that can give the Shapley response of each modality in closed form, as `LateFusion` does."""
-
-    @abstractmethod
-    def response_problems(self) -> list[str]:
-        """Say why it cannot; empty where it can."""
-
-    @abstractmethod
-    def respond(self, balancer: object | None) -> None:
-        """Give responses in training for as long as this balancer lives; None stops that."""
 
 
 @final
@@ -103,25 +90,18 @@ class Attachment:
     """
 
     def __init__(
-        self,
-        model: nn.Module | None,
-        encoders: Mapping[str, Encoder] | None,
-        optimizer: Any | None = None,
-        *,
-        heads: bool = False,
+        self, model: nn.Module | None, encoders: Encoders | None, optimizer: Any | None = None, *, heads: bool = False
     ) -> None:
         self.layers = layers(model)
         self.model = self.layers[-1] if self.layers else None
         listed = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
         if optimizer is not None and not listed:
-            raise ValueError(
-                "attach: optimizer=[] holds no optimiser; type attach(…, optimizer=optimizer), or a list of them"
-            )
+            call = "attach(…, optimizer=optimizer)"
+            raise ValueError(f"attach: optimizer=[] holds no optimiser; type {call}, or a list of them")
         self.optimizers = [unwrap_optimizer(each) for each in listed]
         self.updates: list[UpdateScale] = []
-        self._given, self._heads = encoders, heads
+        self._given, self._heads, self._hooks = encoders, heads, list[Any]()
         self._watched: dict[str, tuple[nn.Module, OutputHook]] = {}
-        self._hooks: list[Any] = []
         empty = [name for name, parts in self.encoders.items() if not _tensors(parts, _parameters_of)]
         if empty:
             raise ValueError(
@@ -152,10 +132,8 @@ class Attachment:
 
     def parameters(self) -> dict[str, list[Tensor]]:
         """Return the trainable tensors per modality, as they are now."""
-        return {
-            name: [tensor for tensor in _tensors(parts, _parameters_of) if tensor.requires_grad]
-            for name, parts in self.encoders.items()
-        }
+        tensors = {name: _tensors(parts, _parameters_of) for name, parts in self.encoders.items()}
+        return {name: [tensor for tensor in own if tensor.requires_grad] for name, own in tensors.items()}
 
     def everything(self, modality: str) -> list[Tensor]:
         """List every parameter and buffer of one encoder, and its part of the fused head where that goes with it."""
@@ -190,9 +168,8 @@ class Attachment:
         for place, optimizer in enumerate(self.optimizers):
             # Steps are counted by the first; what has to be put back is put back after each.
             count = was_taken if place == 0 else (lambda _: 0)
-            self._hooks.append(
-                optimizer.register_step_post_hook(lambda done, *_, count=count: method.stepped(count(done)))
-            )
+            hook = optimizer.register_step_post_hook(lambda done, *_, count=count: method.stepped(count(done)))
+            self._hooks.append(hook)
             if method.modulates and not method.restores and not moves_with_the_gradient(optimizer):
                 self.updates.append(UpdateScale(optimizer, lambda: self._touched(method)))
         self._hooks += self.updates
@@ -208,10 +185,9 @@ class Attachment:
         return {name: [part for part in own if method.touches(part.tensor)] for name, own in self.parts().items()}
 
     def _watch_outputs(self, method: str) -> None:
-        modules = {name: parts[0] for name, parts in self.encoders.items() if len(parts) == 1}
-        self._watched = {
-            name: (module, OutputHook()) for name, module in modules.items() if isinstance(module, nn.Module)
-        }
+        single = {name: parts[0] for name, parts in self.encoders.items() if len(parts) == 1}
+        modules = {name: part for name, part in single.items() if isinstance(part, nn.Module)}
+        self._watched = {name: (module, OutputHook()) for name, module in modules.items()}
         loose = ", ".join(repr(name) for name in self.encoders if name not in self._watched)
         if loose:
             raise ValueError(
@@ -234,10 +210,10 @@ class Attachment:
         modules = (part for top in whole if isinstance(top, nn.Module) for part in top.modules())
         return any("_orig_mod" in part._modules or part._compiled_call_impl is not None for part in modules)
 
-    def _named(self) -> Mapping[str, Encoder]:
+    def _named(self) -> Encoders:
+        if self._given is not None and not self._given:
+            raise ValueError("attach: encoders={} names no modality; expected one entry per modality")
         if self._given is not None:
-            if not self._given:
-                raise ValueError("attach: encoders={} names no modality; expected one entry per modality")
             return self._given
         own = getattr(self.model, "encoders", None)
         if isinstance(own, (Mapping, nn.ModuleDict)) and len(own):

@@ -17,12 +17,11 @@ from torch import Tensor
 from torch._C._autograd import _get_current_graph_task_keep_graph as _keep_graph
 from torch._compile import _disable_dynamo
 
-from equipoise.balance.method import Weights
+from equipoise.balance.losses import Recompute, Step
 
-Gradients = dict[int, Tensor]
-"""Gradients by the identity of their tensor."""
+Gradients = dict[int, Tensor]  # by the identity of their tensor
+# Computes the gradients of a step from the factor that arrives from above; the flag asks to keep the graph.
 Decide = Callable[[Tensor, bool], Gradients]
-"""Computes the gradients of a step from the factor that arrives from above; the flag asks to keep the graph."""
 
 
 class Pass(NamedTuple):
@@ -41,18 +40,13 @@ class Pass(NamedTuple):
     def run(self, scale: Tensor, *, keep_graph: bool) -> Gradients:
         """Return the gradients; a tensor that no loss reaches has none."""
         factors = self.weights if self.weights is not None else [scale.new_ones(())] * len(self.losses)
-        pairs = zip(self.losses, factors, strict=True)
-        live = [(loss, factor) for loss, factor in pairs if loss is not None and loss.requires_grad]
-        if not live or not self.tensors:
+        given = [(loss, factor) for loss, factor in zip(self.losses, factors, strict=True) if loss is not None]
+        pairs = [(loss, (factor * scale).to(loss.dtype)) for loss, factor in given if loss.requires_grad]
+        if not pairs or not self.tensors:
             return {}
-        gradients = torch.autograd.grad(
-            [loss for loss, _ in live],
-            self.tensors,
-            [(factor * scale).to(loss.dtype) for loss, factor in live],
-            retain_graph=keep_graph,
-            create_graph=torch.is_grad_enabled(),
-            allow_unused=True,
-        )
+        losses, scales = zip(*pairs, strict=True)
+        options = {"retain_graph": keep_graph, "create_graph": torch.is_grad_enabled(), "allow_unused": True}
+        gradients = torch.autograd.grad(losses, self.tensors, scales, **options)
         return {id(t): g for t, g in zip(self.tensors, gradients, strict=True) if g is not None}
 
 
@@ -138,9 +132,7 @@ class _WeightedSum(torch.autograd.Function):
     """A scalar whose gradient by each part is its weight, and whose second derivatives are those of the weights."""
 
     @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, weights: Tensor, recompute: Callable[[Tensor], Tensor], *parts: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, value: Tensor, weights: Tensor, recompute: Recompute, *parts: Tensor) -> Tensor:
         ctx.weights, ctx.recompute = weights, recompute
         ctx.save_for_backward(*parts)
         return value.to(parts[0].dtype, copy=True)
@@ -153,23 +145,17 @@ class _WeightedSum(torch.autograd.Function):
         return (None, None, None, *(g.to(part.dtype) for g, part in zip(gradients, parts, strict=True)))
 
 
-def weighted_sum(losses: Sequence[Tensor | None], extra: Tensor | None, weights: Weights, value: Tensor) -> Tensor:
-    """Return a scalar of the objective's value whose gradient is the weighted sum of the losses' gradients.
-
-    Args:
-        losses: The fused loss and one per modality; None where not given, or where it is to move nothing.
-        extra: The sum of losses that belong to no modality.
-        weights: The method's decision.
-        value: Of the objective.
-    """
-    chosen = weights.on_heads
-    parts = [loss for loss in losses if loss is not None]
-    if weights.recompute is not None:
-        result = _WeightedSum.apply(value, chosen, weights.recompute, *parts)
+def weighted_sum(step: Step) -> Tensor:
+    """Return a scalar of the objective's value whose gradient is the weighted sum of the losses' gradients."""
+    assert step.weights is not None
+    chosen = step.weights.on_heads
+    parts = [loss for loss in step.losses if loss is not None]
+    if step.weights.recompute is not None:
+        result = _WeightedSum.apply(step.value, chosen, step.weights.recompute, *parts)
     else:
         stacked = torch.stack(parts)
         if len(parts) < len(chosen):
-            chosen = torch.stack([chosen[place] for place, loss in enumerate(losses) if loss is not None])
+            chosen = torch.stack([chosen[place] for place, loss in enumerate(step.losses) if loss is not None])
         total = torch.dot(chosen.to(stacked.dtype), stacked)
-        result = total + (value - total).detach()
-    return result if extra is None else result + extra
+        result = total + (step.value - total).detach()
+    return result if step.extra is None else result + step.extra

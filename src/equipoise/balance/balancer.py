@@ -7,6 +7,8 @@ f_i. A method answers at most four questions: what the losses weigh (`weigh`), h
 
 from __future__ import annotations
 
+import difflib
+import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, final
@@ -16,24 +18,19 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from equipoise.balance import collectives
-from equipoise.balance.attach import Attachment, Encoder, GivesResponses
+from equipoise.balance.attach import Attachment, Encoders
 from equipoise.balance.autograd import weighted_sum
 from equipoise.balance.graph import STATIC_GRAPH, Dependence, HiddenGraphError
-from equipoise.balance.losses import (
-    FUSED,
-    FiniteCheck,
-    LossValues,
-    check_losses,
-    check_metrics,
-    loss_values,
-    scalar,
-    sum_of_extra,
-    warn_of_scalars,
-)
-from equipoise.balance.method import HEADS, ScheduledMethod, Table, Weights
+from equipoise.balance.losses import FUSED, FiniteCheck, LossValues, Step, Table, Tensors, scalar, sum_of_extra
+from equipoise.balance.method import ScheduledMethod
 from equipoise.balance.routes import route_of
 from equipoise.util.errors import raise_all
 from equipoise.util.names import name_problems
+
+_MEAN_LOSSES = (
+    "{} compares modalities by the mean probability of the right class, which a mean loss does not tell: "
+    "pass one value per sample, F.cross_entropy(…, reduction='none'), or scores={{…}}"
+)
 
 
 class Balancer(ScheduledMethod):
@@ -56,24 +53,12 @@ class Balancer(ScheduledMethod):
 
     if TYPE_CHECKING:
 
-        def __call__(
-            self,
-            losses: Mapping[str, Tensor],
-            *,
-            scores: Mapping[str, Tensor] | None = None,
-            extra: Mapping[str, Tensor] | None = None,
-        ) -> Tensor:
+        def __call__(self, losses: Tensors, *, scores: Tensors | None = None, extra: Tensors | None = None) -> Tensor:
             """Do what `forward` does."""
             ...
 
     @final
-    def forward(
-        self,
-        losses: Mapping[str, Tensor],
-        *,
-        scores: Mapping[str, Tensor] | None = None,
-        extra: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def forward(self, losses: Tensors, *, scores: Tensors | None = None, extra: Tensors | None = None) -> Tensor:
         """Return a scalar to call ``backward`` on.
 
         Args:
@@ -88,32 +73,32 @@ class Balancer(ScheduledMethod):
                 "scores: a Window holds the decision; expected none here, type Window(…).open(losses, scores=[…])"
             )
         values = self.values_of(losses, scores)
-        scalars = [scalar(losses[name]) if name in losses else None for name in (FUSED, *self.modalities)]
+        scalars = [scalar(losses[name]) if name in losses else None for name in self.objectives]
         rest = sum_of_extra(extra) if extra else None
         if self.route == "gram":
-            return self._deliver(scalars, rest, values, None, values.fused + values.unimodal.sum())
+            return self._deliver(Step(scalars, rest, values, None, values.fused + values.unimodal.sum()))
         weights = held.weights if held is not None else None
         weights = self.decide(values) if weights is None else weights
         if held is not None or collectives.size(self.group) > 1:
             weights = weights.held()
         if held is not None:
-            given = None if scores is None else dict(scores)
-            held.record.append(({name: loss.detach() for name, loss in losses.items()}, given))
+            held.losses.append({name: loss.detach() for name, loss in losses.items()})
+            held.scores += [] if scores is None else [dict(scores)]
         self.fill(weights.table(len(self.modalities)))
         if torch.is_grad_enabled() and scalars[0] is not None and scalars[0].requires_grad:
             self.act(losses, weights, scored=scores is not None or (held is not None and held.scored))
         value = weights.value
         if value is None:
             value = torch.dot(weights.losses, torch.cat([values.fused[None], values.unimodal]))
-        return self._deliver(scalars, rest, values, weights, value)
+        return self._deliver(Step(scalars, rest, values, weights, value))
 
     @final
     def attach(
         self,
         model: nn.Module | None = None,
         *,
-        encoders: Mapping[str, Encoder] | None = None,
-        optimizer: Any | None = None,
+        encoders: Encoders | None = None,
+        optimizer: Any = None,
         group: collectives.Group = "world",
     ) -> Self:
         """Tell the balancer about a model. Nothing of the model is registered, copied or changed.
@@ -136,8 +121,9 @@ class Balancer(ScheduledMethod):
         raise_all(name_problems(names))
         if self.route != "loss" and any(getattr(layer, "static_graph", False) for layer in attachment.layers):
             raise RuntimeError(STATIC_GRAPH)
-        for inner in (before.model if before is not None else None, attachment.model):
-            if isinstance(inner, GivesResponses):  # what AGM asked of it ends
+        models: list[Any] = [before.model if before is not None else None, attachment.model]
+        for inner in models:
+            if hasattr(inner, "response_problems"):  # what AGM asked of a LateFusion ends
                 inner.respond(None)
         self.attached(attachment.model)
         self._attachment, self.group, self._checked = attachment, group, False
@@ -163,8 +149,16 @@ class Balancer(ScheduledMethod):
         """
         if self._finite is not None:
             self._finite.check()
-        checked = check_metrics(type(self).__name__, metrics or {}, self.needs, self.modalities)
-        self.learn({need: collectives.mean(row.to(self.epoch.device), self.group) for need, row in checked.items()})
+        needs, names, given = self.needs, self.modalities, metrics or {}
+        absent = [f"{name!r}: {need!r}" for need in needs for name in names if need not in given.get(name, {})]
+        if absent or (needs and not names):
+            example = {name: dict.fromkeys(needs, 0.5) for name in names or ("audio",)}
+            raise ValueError(
+                f"{type(self).__name__} learns from validation metrics of each modality; found none for "
+                f"{', '.join(absent) or 'any'}. Type balancer.end_epoch({example})"
+            )
+        rows = {need: torch.tensor([float(given[name][need]) for name in names]) for need in needs}
+        self.learn({need: collectives.mean(row.to(self.epoch.device), self.group) for need, row in rows.items()})
         self.epoch += 1
 
     @property
@@ -182,31 +176,87 @@ class Balancer(ScheduledMethod):
         if len(rows) != count + 1 or len(rows[0]) != count + 1:
             rows = [[loss in (0, block) for block in range(1, count + 1)] + [True] for loss in range(count + 1)]
         values = self._table.masked_fill(~torch.tensor(rows, device=self._table.device), torch.nan)
-        return Table((FUSED, *self.modalities), (*self.modalities, HEADS), values)
+        return Table.of(self.modalities, values)
 
     # -- how it is done --
 
     @final
-    def values_of(self, losses: Mapping[str, Tensor], scores: Mapping[str, Tensor] | None = None) -> LossValues:
+    def values_of(self, losses: Tensors, scores: Tensors | None = None) -> LossValues:
         """Return the values of a step's losses, checked, and averaged over samples and ranks."""
-        modalities = check_losses(
-            losses, self.modalities, needs_fused=self.needs_fused, needs_unimodal=self.needs_unimodal
-        )
+        modalities = self._check(losses)
         device = next(iter(losses.values())).device
         # What is made here outlives an evaluation.
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             self.settle(modalities, device)
-            names = (FUSED, *self.modalities)
-            if self._finite is None or (self._finite.names, self._finite.device) != (names, device):
-                self._finite = FiniteCheck(names, device)
+            if self._finite is None or (self._finite.names, self._finite.device) != (self.objectives, device):
+                self._finite = FiniteCheck(self.objectives, device)
         decided = self._held is not None and self._held.weights is not None
         if self.logarithmic_scores and scores is None and not self._warned and not decided:
-            self._warned = warn_of_scalars(type(self).__name__, losses)
-        values = loss_values(
-            losses, self.modalities, self.score, scores, self.group, logarithmic=self.logarithmic_scores
-        )
+            self._warned = any(losses[name].dim() == 0 for name in self.modalities if name in losses)
+            if self._warned:
+                warnings.warn(_MEAN_LOSSES.format(type(self).__name__), UserWarning, stacklevel=5)
+        values = self._read(losses, scores)
         self._finite.note(values)
         return values
+
+    @torch.no_grad()
+    def _read(self, losses: Tensors, given: Tensors | None) -> LossValues:
+        """Average losses over samples and ranks; scores that the user measured replace those read off the losses."""
+        absent = [name for name in self.modalities if given is not None and name not in given]
+        if absent:
+            raise ValueError(f"scores: expected one for each of {list(self.modalities)}, found none for {absent}")
+        wide = torch.float64 if any(loss.dtype == torch.float64 for loss in losses.values()) else torch.float32
+        nothing = next(iter(losses.values())).new_zeros(())
+        fused, *unimodal = (losses.get(name, nothing).detach().to(wide) for name in self.objectives)
+        values = collectives.mean(torch.stack([loss.mean() for loss in (fused, *unimodal)]), self.group)
+        if not unimodal:
+            return LossValues(values[0], values[1:], values[1:])
+        if given is None:
+            scores = torch.stack([self.score(loss) for loss in unimodal])
+        else:
+            scores = torch.stack([torch.as_tensor(given[name]).to(values).mean() for name in self.modalities])
+        if not self.logarithmic_scores:
+            return LossValues(values[0], values[1:], collectives.mean(scores, self.group))
+        if given is not None:
+            # A score of zero is very far behind; one below zero has no logarithm, and is reported as it is not finite.
+            scores = torch.where(scores == 0, torch.finfo(scores.dtype).tiny, scores).log()
+        return LossValues(values[0], values[1:], collectives.log_mean_exp(scores, self.group))
+
+    def _check(self, losses: Tensors) -> tuple[str, ...]:
+        """Return the modalities of the losses, or raise one message with everything that is wrong with them."""
+        if not isinstance(losses, Mapping):
+            raise TypeError(
+                "expected a mapping from names to losses, such as {'fused': …, 'audio': …, 'video': …}, "
+                f"found {type(losses).__name__}"
+            )
+        modalities, names = self.modalities, tuple(name for name in losses if name != FUSED)
+        problems = []
+        if self.needs_fused and FUSED not in losses:
+            problems.append(f"expected the fused loss under the key 'fused', found keys {list(losses)}")
+        if self.needs_unimodal and not (modalities or names):
+            problems.append("expected one loss per modality besides 'fused', found none")
+        absent = [name for name in modalities if name not in losses]
+        if absent and (names or self.needs_unimodal):
+            problems.append(f"expected losses for {list(modalities)}, found none for {absent}")
+        for name in names if modalities else ():
+            if name not in modalities:
+                near = difflib.get_close_matches(name, modalities, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"expected only {list(modalities)}"
+                problems.append(f"unknown modality {name!r}, {hint}")
+        problems += name_problems(names)
+        for name, loss in losses.items():
+            if not isinstance(loss, Tensor):
+                problems.append(f"loss {name!r} should be a tensor, found {type(loss).__name__}")
+            elif not loss.is_floating_point():
+                problems.append(f"loss {name!r} should hold floating-point numbers, found {loss.dtype}")
+            elif loss.numel() == 0:
+                problems.append(f"loss {name!r} is empty; skip batches without samples")
+        devices = {loss.device for loss in losses.values() if isinstance(loss, Tensor)}
+        if len(devices) > 1:
+            problems.append(f"losses should live on one device, found {sorted(map(str, devices))}")
+        if problems:
+            raise ValueError("losses: " + "; ".join(problems))
+        return modalities or names
 
     @final
     def tensors_of(self, modality: str) -> list[Tensor]:
@@ -223,52 +273,43 @@ class Balancer(ScheduledMethod):
         """True if factors act on what an attached optimiser does instead of on gradients."""
         return self._attachment is not None and bool(self._attachment.updates)
 
-    def _deliver(
-        self,
-        losses: list[Tensor | None],
-        extra: Tensor | None,
-        values: LossValues,
-        weights: Weights | None,
-        value: Tensor,
-    ) -> Tensor:
+    def _deliver(self, step: Step) -> Tensor:
         """Return the scalar of a step: by the method's route, or by a plain sum where that is all there is to it."""
         if not torch.is_grad_enabled():
-            return value if extra is None else value + extra
+            return step.value if step.extra is None else step.value + step.extra
         attachment = self._attachment
         if attachment is None and self.route != "loss" and self.needs_encoders:
             raise RuntimeError(
                 f"{type(self).__name__} shapes the gradients of each encoder and has not been told which they are: "
                 "type balancer.attach(model), or balancer.attach(model, encoders={'audio': model.audio_net, …}), once"
             )
-        alone = not self.needs_encoders and not any(loss is not None and loss.requires_grad for loss in losses[1:])
-        if weights is not None and (self.route == "loss" or alone) and (attachment is None or self._checked):
-            return self._sum(losses, extra, values, weights, value)
+        alone = not self.needs_encoders and not any(loss is not None and loss.requires_grad for loss in step.losses[1:])
+        if (self.route == "loss" or (alone and step.weights is not None)) and (attachment is None or self._checked):
+            return self._sum(step)
         try:
-            route = route_of(self)(self, attachment, losses, extra, values, weights, self._dependence)
+            route = route_of(self)(self, attachment, step, self._dependence)
         except HiddenGraphError:
-            if weights is None or self.route != "loss":
+            if self.route != "loss":
                 raise
             self._checked = True  # a weighted sum is right whatever the graph; it only cannot be looked into
-            return self._sum(losses, extra, values, weights, value)
+            return self._sum(step)
         problems = [] if alone else route.problems()
         if problems:
             raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
         self._checked = True
         if attachment is not None:
             self._reached = route.reach.rows()
-        if weights is not None and (self.route == "loss" or not self.needs_encoders):
+        if self.route == "loss" or (step.weights is not None and not self.needs_encoders):
             if self.route == "loss" or not route.reach.shared_with_fused():
-                return self._sum(losses, extra, values, weights, value)
+                return self._sum(step)
             if not route.reach.beside:  # the uni-modal losses train nothing
-                return self._sum(losses[:1], extra, values, weights, value)
-        return route.scalar(value if extra is None else value + extra.detach())
+                return self._sum(step._replace(losses=step.losses[:1]))
+        return route.scalar()
 
-    def _sum(
-        self, losses: list[Tensor | None], extra: Tensor | None, values: LossValues, weights: Weights, value: Tensor
-    ) -> Tensor:
-        total = weighted_sum(losses, extra, weights, value)
+    def _sum(self, step: Step) -> Tensor:
+        total = weighted_sum(step)
         if self.advances and total.requires_grad:
-            pending = [values]  # for one backward pass, however many there are
+            pending = [step.values]  # for one backward pass, however many there are
             total.register_hook(lambda scale: self.advance_once(pending.pop(), scale.isfinite()) if pending else None)
         return total
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from equipoise.balance import collectives
 from equipoise.balance.autograd import hooks_disabled
 from equipoise.balance.linear_algebra import values_of
+from equipoise.balance.losses import Step
 from equipoise.util.graph import DDP_SINK, Edge, edges_of, walk
 
-Leaves = dict[int, Tensor]
-"""Tensors that a graph ends in, by identity."""
+Leaves = dict[int, Tensor]  # tensors that a graph ends in, by identity
+Losses = Sequence["Tensor | None"]
 
 _REENTRANT = (
     "this method takes gradients with torch.autograd.grad, through which reentrant activation checkpointing gives "
@@ -64,21 +65,14 @@ class Reach:
     """The leaves that each loss sends a gradient to, sorted into encoder blocks and heads.
 
     Args:
-        losses: The fused loss and one per modality, in the balancer's order, fused first; None where not given.
-        extra: The sum of losses that belong to no modality.
+        step: The losses.
         encoders: Trainable tensors per modality.
         dependence: Remembers which connected leaves a loss really depends on.
     """
 
-    def __init__(
-        self,
-        losses: Sequence[Tensor | None],
-        extra: Tensor | None,
-        encoders: Sequence[Sequence[Tensor]],
-        dependence: Dependence,
-    ) -> None:
-        visited: list[set[Edge]] = [set() for _ in losses]
-        self.per_loss = [leaves_under(edges_of(loss), own) for loss, own in zip(losses, visited, strict=True)]
+    def __init__(self, step: Step, encoders: Sequence[Sequence[Tensor]], dependence: Dependence) -> None:
+        visited: list[set[Edge]] = [set() for _ in step.losses]
+        self.per_loss = [leaves_under(edges_of(loss), own) for loss, own in zip(step.losses, visited, strict=True)]
         self.owners: dict[int, list[int]] = {}
         for block, tensors in enumerate(encoders):
             for tensor in tensors:
@@ -88,19 +82,17 @@ class Reach:
         shared = _leaves_of_shared_tensors(visited)
         suspects = {key for key, leaf in shared.items() if key in self.owners or isinstance(leaf, nn.Parameter)}
         if suspects:
-            dependence.prune(losses, self.per_loss, suspects)
+            dependence.prune(step.losses, self.per_loss, suspects)
         self.leaves: Leaves = {}
-        for leaves in (*self.per_loss, leaves_under(edges_of(extra))):
+        for leaves in (*self.per_loss, leaves_under(edges_of(step.extra))):
             self.leaves |= leaves
         self.encoders = [[t for t in tensors if id(t) in self.leaves] for tensors in encoders]
         fused = self.per_loss[0]
         own = {key: leaf for leaves in self.per_loss[1:] for key, leaf in leaves.items() if key not in fused}
-        self.beside = list(own.values())
-        """Leaves that a uni-modal loss reaches and the fused loss does not."""
+        self.beside = list(own.values())  # leaves that a uni-modal loss reaches and the fused loss does not
         self.fused_heads = [leaf for key, leaf in fused.items() if key not in self.owners]
         self.own_heads = [leaf for key, leaf in own.items() if key not in self.owners]
-        self.heads = [*self.fused_heads, *self.own_heads]
-        """Leaves that belong to no encoder and that some loss of the step reaches."""
+        self.heads = [*self.fused_heads, *self.own_heads]  # leaves of no encoder that some loss of the step reaches
 
     def reaches(self, loss: int, block: int) -> bool:
         """Return True if loss number ``loss`` (0 is the fused one) sends a gradient into encoder ``block``."""
@@ -187,7 +179,7 @@ class Dependence:
         self._known: dict[tuple[int, int], bool] = {}
         self._living: dict[int, weakref.ref[Tensor]] = {}
 
-    def prune(self, losses: Sequence[Tensor | None], connected: Sequence[Leaves], suspects: set[int]) -> None:
+    def prune(self, losses: Losses, connected: Sequence[Leaves], suspects: set[int]) -> None:
         """Drop suspects from the losses that do not depend on them, in place.
 
         Args:
@@ -206,9 +198,7 @@ class Dependence:
             if key in reached and not self._known[number, key]:
                 del connected[number][key]
 
-    def _probe(
-        self, losses: Sequence[Tensor | None], connected: Sequence[Leaves], pairs: Sequence[tuple[int, int]]
-    ) -> None:
+    def _probe(self, losses: Losses, connected: Sequence[Leaves], pairs: Sequence[tuple[int, int]]) -> None:
         arrived: dict[tuple[int, int], Tensor] = {}
         for number, (loss, leaves) in enumerate(zip(losses, connected, strict=True)):
             asked = [leaves[key] for place, key in pairs if place == number]
@@ -235,7 +225,7 @@ class Dependence:
             del self._known[pair]
 
 
-def _may_wait(losses: Sequence[Tensor | None]) -> bool:
+def _may_wait(losses: Losses) -> bool:
     """Return False while a step is recorded, or watched for waits, on a GPU."""
     if not any(loss is not None and loss.is_cuda for loss in losses):
         return True
@@ -252,7 +242,7 @@ class FeatureCut:
         reach: The leaves that belong to each encoder.
     """
 
-    def __init__(self, losses: Sequence[Tensor | None], outputs: Sequence[Sequence[Tensor]], reach: Reach) -> None:
+    def __init__(self, losses: Losses, outputs: Sequence[Sequence[Tensor]], reach: Reach) -> None:
         self._reach = reach
         visited: set[Edge] = set()
         ends = set(edges_of(*(tensor for tensors in outputs for tensor in tensors)))

@@ -26,8 +26,9 @@ def combined(parts: Sequence[Sequence[Tensor]], coefficients: Tensor) -> list[Te
 def gram_matrix(parts: Sequence[Sequence[Tensor]]) -> Tensor:
     """Inner products ⟨parts[i], parts[j]⟩ over all tensors together, in float64 where the device has it."""
     if any(tensor.is_sparse for part in parts for tensor in part):
-        msg = "inner products of sparse gradients are not supported; type sparse=False for the embeddings of an encoder"
-        raise RuntimeError(msg)
+        raise RuntimeError(
+            "inner products of sparse gradients are not supported; type sparse=False for the embeddings of an encoder"
+        )
     parts = [[tensor.float() if tensor.dtype.itemsize < 4 else tensor for tensor in part] for part in parts]
     rows = [[_inner(a, b) for b in parts[: i + 1]] for i, a in enumerate(parts)]
     cells = [rows[max(i, j)][min(i, j)] for i in range(len(parts)) for j in range(len(parts))]
@@ -91,8 +92,7 @@ def least_norm(gram: Tensor) -> Tensor:
         share = torch.where(apart == 0, 0.5, (second - inner) / apart).clamp(0, 1)
         return torch.stack([share, 1 - share], dim=-1)
     if count > 16:
-        msg = f"least_norm: expected at most 16 gradients that act on one block, found {count}"
-        raise ValueError(msg)
+        raise ValueError(f"least_norm: expected at most 16 gradients that act on one block, found {count}")
     return _over_all_supports(gram)
 
 

@@ -1,19 +1,18 @@
-"""Losses of a step: checked, averaged over samples and ranks, in a fixed order of modalities."""
+"""Losses of a step: checked and averaged (`LossValues`), weighed (`Weights`), and the table of what they did."""
 
 from __future__ import annotations
 
-import difflib
-import warnings
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, final
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
 
-from equipoise.balance import collectives
-from equipoise.util.names import name_problems
-
 FUSED = "fused"
+Recompute: TypeAlias = "Callable[[Tensor], Tensor]"
+Tensors: TypeAlias = "Mapping[str, Tensor]"  # by name
 
 
 class LossValues(NamedTuple):
@@ -30,63 +29,135 @@ class LossValues(NamedTuple):
     scores: Tensor
 
 
-def check_losses(
-    losses: Mapping[str, Tensor], modalities: Sequence[str], *, needs_fused: bool, needs_unimodal: bool
-) -> tuple[str, ...]:
-    """Return the modalities of ``losses``, or raise one message with everything that is wrong with them.
+class Weights(NamedTuple):
+    """A method's answer to `weigh`: encoder b moves along encoders[b] · Σ_i losses[i] · ∇_b f_i.
 
     Args:
-        losses: What the user passed.
-        modalities: The names of earlier calls; empty on the first.
-        needs_fused: Whether the method cannot do without the fused loss.
-        needs_unimodal: Whether the method cannot do without uni-modal losses.
+        losses: Weight of the fused loss and of each uni-modal one, shape [K + 1].
+        encoders: Factor on each encoder's gradient, shape [K]; None means ones.
+        heads: Weight of each loss on the heads, shape [K + 1]; None means the same as ``losses``.
+        value: The value of the returned scalar; None means Σ_i losses[i] · f_i.
+        recompute: Computes ``losses`` from the fused and the uni-modal losses, [K + 1], with their graph, where it
+            depends on them; second derivatives are exact with it. None means that ``losses`` is constant.
     """
-    if not isinstance(losses, Mapping):
-        msg = (
-            "expected a mapping from names to losses, such as {'fused': …, 'audio': …, 'video': …}, "
-            f"found {type(losses).__name__}"
-        )
-        raise TypeError(msg)
-    names = tuple(name for name in losses if name != FUSED)
-    problems = []
-    if needs_fused and FUSED not in losses:
-        problems.append(f"expected the fused loss under the key 'fused', found keys {list(losses)}")
-    if needs_unimodal and not (modalities or names):
-        problems.append("expected one loss per modality besides 'fused', found none")
-    absent = [name for name in modalities if name not in losses]
-    if absent and (names or needs_unimodal):
-        problems.append(f"expected losses for {list(modalities)}, found none for {absent}")
-    for name in names if modalities else ():
-        if name not in modalities:
-            near = difflib.get_close_matches(name, modalities, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected only {list(modalities)}"
-            problems.append(f"unknown modality {name!r}, {hint}")
-    problems += name_problems(names)
-    for name, loss in losses.items():
-        if not isinstance(loss, Tensor):
-            problems.append(f"loss {name!r} should be a tensor, found {type(loss).__name__}")
-        elif not loss.is_floating_point():
-            problems.append(f"loss {name!r} should hold floating-point numbers, found {loss.dtype}")
-        elif loss.numel() == 0:
-            problems.append(f"loss {name!r} is empty; skip batches without samples")
-    devices = {loss.device for loss in losses.values() if isinstance(loss, Tensor)}
-    if len(devices) > 1:
-        problems.append(f"losses should live on one device, found {sorted(map(str, devices))}")
-    if problems:
-        raise ValueError("losses: " + "; ".join(problems))
-    return tuple(modalities) or names
+
+    losses: Tensor
+    encoders: Tensor | None = None
+    heads: Tensor | None = None
+    value: Tensor | None = None
+    recompute: Recompute | None = None
+
+    @staticmethod
+    def joint(values: LossValues, encoders: Tensor | None = None) -> Weights:
+        """Joint training: encoders learn from the fused loss, times a factor each; heads from every loss at one."""
+        losses = torch.cat([torch.ones_like(values.fused)[None], torch.zeros_like(values.unimodal)])
+        return Weights(losses, encoders=encoders, heads=torch.ones_like(losses), value=values.fused)
+
+    @property
+    def on_heads(self) -> Tensor:
+        """The weight of each loss on the heads."""
+        return self.losses if self.heads is None else self.heads
+
+    def held(self) -> Weights:
+        """The same weights, which depend on losses whose graph is not here, and so refuse second derivatives."""
+        return self if self.recompute is None else self._replace(recompute=_refuse)
+
+    def table(self, modalities: int) -> Tensor:
+        """The coefficients c[objective, block] these weights stand for."""
+        factors = self.encoders if self.encoders is not None else self.losses.new_ones(modalities)
+        return torch.cat([self.losses[:, None] * factors, self.on_heads[:, None]], dim=1)
 
 
-def warn_of_scalars(owner: str, losses: Mapping[str, Tensor]) -> bool:
-    """Warn that a method compares modalities sample by sample where a uni-modal loss is a scalar; True if it is."""
-    if all(name == FUSED or loss.dim() > 0 for name, loss in losses.items()):
-        return False
-    msg = (
-        f"{owner} compares modalities by the mean probability of the right class, which a mean loss does not tell: "
-        "pass one value per sample, F.cross_entropy(…, reduction='none'), or scores={…}"
+class Step(NamedTuple):
+    """The losses of one step and the method's decision.
+
+    Args:
+        losses: The fused scalar and one per modality, with their graph; None where not given.
+        extra: The sum of losses that belong to no modality.
+        values: The values of the losses.
+        weights: The method's decision; None for a mixture, which gradients decide.
+        value: Of the objective.
+    """
+
+    losses: Sequence[Tensor | None]
+    extra: Tensor | None
+    values: LossValues
+    weights: Weights | None
+    value: Tensor
+
+
+def _refuse(losses: Tensor) -> Tensor:  # noqa: ARG001
+    raise RuntimeError(
+        "second derivatives: the weights of this step depend on other micro-batches or ranks, whose graph is not here; "
+        "found create_graph=True: use mimo_objective on the losses of one batch instead"
     )
-    warnings.warn(msg, UserWarning, stacklevel=6)
-    return True
+
+
+class Table(NamedTuple):
+    """The coefficients of the last step: block b moved along Σ_i c[i, b] · ∇_b f_i.
+
+    Rows are objectives (the fused loss, then one loss per modality), columns are blocks of parameters (one encoder per
+    modality, then the heads).
+
+    Args:
+        objectives: Names of the rows.
+        blocks: Names of the columns.
+        values: The coefficients c, on the device they were computed on; NaN where a loss does not reach a block.
+    """
+
+    objectives: tuple[str, ...]
+    blocks: tuple[str, ...]
+    values: Tensor
+
+    @staticmethod
+    def of(modalities: Sequence[str], values: Tensor) -> Table:
+        """Name the rows and columns of coefficients."""
+        return Table((FUSED, *modalities), (*modalities, "heads"), values)
+
+    def at(self, objective: str, block: str) -> Tensor:
+        """Return the coefficient of one objective on one block, still on its device."""
+        return self.values[self.objectives.index(objective), self.blocks.index(block)]
+
+    def numbers(self) -> dict[str, dict[str, float]]:
+        """Return the table as plain numbers, ``{objective: {block: coefficient}}``, without cells that no loss reaches.
+
+        Waits for the device.
+        """
+        return {
+            objective: {block: value for block, value in zip(self.blocks, row, strict=True) if not math.isnan(value)}
+            for objective, row in zip(self.objectives, self.values.tolist(), strict=True)
+        }
+
+    def __str__(self) -> str:
+        first = max(len(name) for name in self.objectives)
+        rows = {"": dict(zip(self.blocks, self.blocks, strict=True))}
+        rows |= {name: {block: f"{c:.4g}" for block, c in row.items()} for name, row in self.numbers().items()}
+        return "\n".join(
+            " ".join([f"{name:<{first}}", *(f"{row.get(block, '–'):>{max(len(block), 9)}}" for block in self.blocks)])
+            for name, row in rows.items()
+        )
+
+
+@final
+@dataclass
+class HeldDecision:
+    """One decision for several micro-batches.
+
+    Args:
+        values: The losses of the whole window.
+        weights: The method's decision; None to let every micro-batch decide for itself.
+        advanced: Whether the method's state has moved on for this window.
+        scored: Whether scores were given for it.
+        losses: Those of the micro-batches that came by.
+        scores: Theirs, where given.
+    """
+
+    values: LossValues | None = None
+    weights: Weights | None = None
+    advanced: bool = False
+    scored: bool = False
+    losses: list[Tensors] = field(default_factory=list)
+    scores: list[Tensors] = field(default_factory=list)
 
 
 def scalar(loss: Tensor) -> Tensor:
@@ -95,11 +166,11 @@ def scalar(loss: Tensor) -> Tensor:
     return mean.float() if mean.dtype in {torch.float16, torch.bfloat16} else mean
 
 
-def sum_of_extra(extra: Mapping[str, Tensor]) -> Tensor:
+def sum_of_extra(extra: Tensors) -> Tensor:
     """Return the sum of the losses that belong to no modality, or raise one message with all that is wrong."""
     if not isinstance(extra, Mapping):
-        msg = f"extra: expected a mapping from names to losses, {{'penalty': …}}, found {type(extra).__name__}"
-        raise TypeError(msg)
+        kind = type(extra).__name__
+        raise TypeError(f"extra: expected a mapping from names to losses, {{'penalty': …}}, found {kind}")
     problems = [
         f"{name!r} should be a tensor, found {loss!r}"
         for name, loss in extra.items()
@@ -108,61 +179,6 @@ def sum_of_extra(extra: Mapping[str, Tensor]) -> Tensor:
     if problems:
         raise ValueError("extra: " + "; ".join(problems) + "; type torch.tensor(…) for a constant")
     return torch.stack([scalar(loss) for loss in extra.values()]).sum()
-
-
-@torch.no_grad()
-def loss_values(
-    losses: Mapping[str, Tensor],
-    modalities: Sequence[str],
-    score: Callable[[Tensor], Tensor],
-    given: Mapping[str, Tensor] | None,
-    group: collectives.Group,
-    *,
-    logarithmic: bool,
-) -> LossValues:
-    """Read the values of a step off its losses, averaged over samples and ranks.
-
-    Args:
-        losses: What the user passed.
-        modalities: The balancer's order.
-        score: Reads a modality's score off the losses of its samples.
-        given: Scores the user measured; they replace those read off the losses.
-        group: The ranks to average over.
-        logarithmic: Scores are logarithms, so their mean over ranks is taken inside.
-    """
-    absent = [name for name in modalities if given is not None and name not in given]
-    if absent:
-        msg = f"scores: expected one for each of {list(modalities)}, found none for {absent}"
-        raise ValueError(msg)
-    wide = torch.float64 if any(loss.dtype == torch.float64 for loss in losses.values()) else torch.float32
-    nothing = next(iter(losses.values())).new_zeros(())
-    fused, *unimodal = (losses.get(name, nothing).detach().to(wide) for name in (FUSED, *modalities))
-    values = collectives.mean(torch.stack([loss.mean() for loss in (fused, *unimodal)]), group)
-    if not unimodal:
-        return LossValues(values[0], values[1:], values[1:])
-    if given is None:
-        scores = torch.stack([score(loss) for loss in unimodal])
-    else:
-        scores = torch.stack([torch.as_tensor(given[name]).to(values).mean() for name in modalities])
-        # A score of zero is very far behind; one below zero has no logarithm, and is reported as it is not finite.
-        scores = torch.where(scores == 0, torch.finfo(scores.dtype).tiny, scores).log() if logarithmic else scores
-    scores = collectives.log_mean_exp(scores, group) if logarithmic else collectives.mean(scores, group)
-    return LossValues(values[0], values[1:], scores)
-
-
-def check_metrics(
-    owner: str, metrics: Mapping[str, Mapping[str, float]], needs: Sequence[str], modalities: Sequence[str]
-) -> dict[str, Tensor]:
-    """Return the metrics of an epoch, one tensor over modalities each, or raise one message for all missing."""
-    absent = [f"{name!r}: {need!r}" for need in needs for name in modalities if need not in metrics.get(name, {})]
-    if absent or (needs and not modalities):
-        example = {name: dict.fromkeys(needs, 0.5) for name in modalities or ("audio",)}
-        msg = (
-            f"{owner} learns from validation metrics of each modality; found none for {', '.join(absent) or 'any'}. "
-            f"Type balancer.end_epoch({example})"
-        )
-        raise ValueError(msg)
-    return {need: torch.tensor([float(metrics[name][need]) for name in modalities]) for need in needs}
 
 
 @final
@@ -187,11 +203,10 @@ class FiniteCheck:
         self._finite.fill_(1)
         losses = [name for name, fine in zip(self.names, finite, strict=False) if not fine]
         scores = [name for name, fine in zip(self.names[1:], finite[len(self.names) :], strict=True) if not fine]
+        listed = ", ".join(map(repr, losses or scores))
         if not losses:
-            msg = f"score of {', '.join(map(repr, scores))}: expected finite numbers of zero or more, found others"
-            raise ValueError(msg)
-        msg = (
-            f"loss {', '.join(map(repr, losses))} is NaN or infinite; expected finite losses. Look for a division by "
+            raise ValueError(f"score of {listed}: expected finite numbers of zero or more, found others")
+        raise FloatingPointError(
+            f"loss {listed} is NaN or infinite; expected finite losses. Look for a division by "
             "zero, a logarithm of zero, a label outside the classes, or a learning rate that is too large"
         )
-        raise FloatingPointError(msg)

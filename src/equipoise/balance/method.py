@@ -1,4 +1,4 @@
-"""A method: the hooks that it overrides, the weights that it answers with, the table they fill, and its state."""
+"""A method: the hooks that it overrides, its state with one row per modality, and the epochs in which it acts."""
 
 from __future__ import annotations
 
@@ -6,105 +6,17 @@ import inspect
 import math
 from abc import ABC
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, final
+from typing import Any, ClassVar, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from equipoise.balance import collectives
-from equipoise.balance.losses import LossValues
+from equipoise.balance.losses import FUSED, HeldDecision, LossValues, Weights
 
-HEADS = "heads"
 RouteName: TypeAlias = Literal["loss", "fused", "weighted", "gram"]
 View: TypeAlias = Literal["head", "detached", "split"]
-
-
-class Weights(NamedTuple):
-    """A method's answer to `weigh`: encoder b moves along encoders[b] · Σ_i losses[i] · ∇_b f_i.
-
-    Args:
-        losses: Weight of the fused loss and of each uni-modal one, shape [K + 1].
-        encoders: Factor on each encoder's gradient, shape [K]; None means ones.
-        heads: Weight of each loss on the heads, shape [K + 1]; None means the same as ``losses``.
-        value: The value of the returned scalar; None means Σ_i losses[i] · f_i.
-        recompute: Computes ``losses`` from the fused and the uni-modal losses, [K + 1], with their graph, where it
-            depends on them; second derivatives are exact with it. None means that ``losses`` is constant.
-    """
-
-    losses: Tensor
-    encoders: Tensor | None = None
-    heads: Tensor | None = None
-    value: Tensor | None = None
-    recompute: Callable[[Tensor], Tensor] | None = None
-
-    @staticmethod
-    def joint(values: LossValues, encoders: Tensor | None = None) -> Weights:
-        """Joint training: encoders learn from the fused loss, times a factor each; heads from every loss at one."""
-        losses = torch.cat([torch.ones_like(values.fused)[None], torch.zeros_like(values.unimodal)])
-        return Weights(losses, encoders=encoders, heads=torch.ones_like(losses), value=values.fused)
-
-    @property
-    def on_heads(self) -> Tensor:
-        """The weight of each loss on the heads."""
-        return self.losses if self.heads is None else self.heads
-
-    def held(self) -> Weights:
-        """The same weights, which depend on losses whose graph is not here, and so refuse second derivatives."""
-        return self if self.recompute is None else self._replace(recompute=_refuse)
-
-    def table(self, modalities: int) -> Tensor:
-        """The coefficients c[objective, block] these weights stand for."""
-        factors = self.encoders if self.encoders is not None else self.losses.new_ones(modalities)
-        return torch.cat([self.losses[:, None] * factors, self.on_heads[:, None]], dim=1)
-
-
-def _refuse(losses: Tensor) -> Tensor:  # noqa: ARG001
-    raise RuntimeError(
-        "second derivatives: the weights of this step depend on other micro-batches or ranks, whose graph is not here; "
-        "found create_graph=True: use mimo_objective on the losses of one batch instead"
-    )
-
-
-class Table(NamedTuple):
-    """The coefficients of the last step: block b moved along Σ_i c[i, b] · ∇_b f_i.
-
-    Rows are objectives (the fused loss, then one loss per modality), columns are blocks of parameters (one encoder per
-    modality, then the heads).
-
-    Args:
-        objectives: Names of the rows.
-        blocks: Names of the columns.
-        values: The coefficients c, on the device they were computed on; NaN where a loss does not reach a block.
-    """
-
-    objectives: tuple[str, ...]
-    blocks: tuple[str, ...]
-    values: Tensor
-
-    def at(self, objective: str, block: str) -> Tensor:
-        """Return the coefficient of one objective on one block, still on its device."""
-        return self.values[self.objectives.index(objective), self.blocks.index(block)]
-
-    def numbers(self) -> dict[str, dict[str, float]]:
-        """Return the table as plain numbers, ``{objective: {block: coefficient}}``, without cells that no loss reaches.
-
-        Waits for the device.
-        """
-        return {
-            objective: {block: value for block, value in zip(self.blocks, row, strict=True) if not math.isnan(value)}
-            for objective, row in zip(self.objectives, self.values.tolist(), strict=True)
-        }
-
-    def __str__(self) -> str:
-        first = max(len(name) for name in self.objectives)
-        rows = {"": dict(zip(self.blocks, self.blocks, strict=True))}
-        rows |= {name: {block: f"{c:.4g}" for block, c in row.items()} for name, row in self.numbers().items()}
-        return "\n".join(
-            " ".join([f"{name:<{first}}", *(f"{row.get(block, '–'):>{max(len(block), 9)}}" for block in self.blocks)])
-            for name, row in rows.items()
-        )
 
 
 class ModalityState(nn.Module, ABC):
@@ -129,6 +41,11 @@ class ModalityState(nn.Module, ABC):
         super().__init__()
         self.modalities = ()
         self._rows: dict[str, Tensor | dict[str, Tensor]] = {}  # what a row starts as: alike for all, or by modality
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """The names of the losses, the fused one first."""
+        return (FUSED, *self.modalities)
 
     def extra_repr(self) -> str:
         """List the arguments that the balancer was made with."""
@@ -200,35 +117,36 @@ class ModalityState(nn.Module, ABC):
 class MethodHooks(ModalityState):
     """The hooks that a balancer calls on its method, and what it needs to know of it beforehand."""
 
+    # How encoders learn: "loss" (one weighted sum for all parameters), "fused" (from the fused loss, times a factor),
+    # "weighted" (from their own weighted sum, times a factor), "gram" (from a mixture that their gradients decide).
     route: RouteName = "loss"
-    """How encoders learn: "loss" (one weighted sum for all parameters), "fused" (from the fused loss, times a factor),
-    "weighted" (from their own weighted sum, times a factor), "gram" (from a mixture that their gradients decide)."""
+    # Where the "gram" route takes the gradients that decide: at an encoder's parameters, or at its output.
     at: Literal["parameters", "features"] = "parameters"
-    """Where the "gram" route takes the gradients that decide: at an encoder's parameters, or at its output."""
+    # The uni-modal outputs that the method wants a model to offer.
     unimodal: ClassVar[View | None] = "head"
-    """The uni-modal outputs that the method wants a model to offer."""
+    # Values worth trying for each parameter, for tuning that gives every method the same number of trials.
     search: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Values worth trying for each parameter, for tuning that gives every method the same number of trials."""
+    # Metrics per modality that `end_epoch` must be given.
     needs: ClassVar[tuple[str, ...]] = ()
-    """Metrics per modality that `end_epoch` must be given."""
     needs_fused: ClassVar[bool] = True
     needs_unimodal: ClassVar[bool] = True
+    # True if a method off the "loss" route has to know the encoders.
     needs_encoders: bool = True
-    """True if a method off the "loss" route has to know the encoders."""
+    # True if scores are logarithms of probabilities, so that their mean over ranks is taken inside.
     logarithmic_scores: ClassVar[bool] = False
+    # True if `weigh` answers with a factor per encoder that acts on gradients or updates.
     modulates: bool = False
-    """True if `weigh` answers with a factor per encoder that acts on gradients or updates."""
+    # True if the factor of an encoder also acts on its modality's part of an additive fused head.
     scales_heads: bool = False
-    """True if the factor of an encoder also acts on its modality's part of an additive fused head."""
     refines: ClassVar[bool] = False
+    # True if the method puts encoders back itself after a step of the optimiser.
     restores: ClassVar[bool] = False
-    """True if the method puts encoders back itself after a step of the optimiser."""
     without_optimizer: ClassVar[str] = (
         "this method multiplies gradients, which Adam and its kin divide out again; with such an optimiser, type "
         "balancer.attach(…, optimizer=optimizer), and it will scale the updates instead"
     )
+    # True if the method keeps state that moves with every step that was not skipped.
     advances: ClassVar[bool] = False
-    """True if the method keeps state that moves with every step that was not skipped."""
 
     def weigh(self, values: LossValues) -> Weights:
         """Weigh the losses by their values. Every method but those on the "gram" route answers this."""
@@ -260,8 +178,13 @@ class MethodHooks(ModalityState):
         """Learn from the end of an epoch. ``metrics`` holds what ``needs`` names, one value per modality."""
 
     def score(self, losses: Tensor) -> Tensor:
-        """Return a modality's score from the losses of its samples, for methods that compare modalities."""
-        return losses.mean()
+        """Return a modality's score from the losses of its samples, for methods that compare modalities.
+
+        It is the mean loss, or, of cross-entropies f_i, the log of the mean probability of the right class, log mean_i
+        exp(−f_i). From a scalar loss that is −f: the logarithm of the geometric mean, which is at most the other.
+        """
+        flat = losses.reshape(-1)
+        return torch.logsumexp(-flat, dim=0) - math.log(flat.numel()) if self.logarithmic_scores else losses.mean()
 
     def act(self, losses: Mapping[str, Tensor], weights: Weights, *, scored: bool) -> None:
         """Act on the graph of a step, once its weights are known, fresh or held.
@@ -319,26 +242,6 @@ class MethodHooks(ModalityState):
     def generators(self) -> list[torch.Generator]:
         """List what the method draws from in a step, besides the device's own generator."""
         return []
-
-
-@final
-@dataclass
-class HeldDecision:
-    """One decision for several micro-batches.
-
-    Args:
-        values: The losses of the whole window.
-        weights: The method's decision; None to let every micro-batch decide for itself.
-        advanced: Whether the method's state has moved on for this window.
-        scored: Whether scores were given for it.
-        record: The losses and the scores of the micro-batches that came by.
-    """
-
-    values: LossValues | None = None
-    weights: Weights | None = None
-    advanced: bool = False
-    scored: bool = False
-    record: list[tuple[dict[str, Tensor], dict[str, Tensor] | None]] = field(default_factory=list)
 
 
 class ScheduledMethod(MethodHooks):

@@ -18,12 +18,12 @@ from equipoise.balance.attach import Attachment
 from equipoise.balance.autograd import Gradients, Pass, add, deliver, hooks_disabled, run_passes
 from equipoise.balance.graph import Dependence, FeatureCut, Reach
 from equipoise.balance.linear_algebra import all_finite, combined, gram_matrix, scaled, wide
-from equipoise.balance.losses import LossValues
-from equipoise.balance.method import ScheduledMethod, Weights
+from equipoise.balance.losses import Step, Weights
+from equipoise.balance.method import ScheduledMethod
 from equipoise.balance.update_scale import tensors_held
 
+# Encoders that are decided on together, and where their gradients were taken.
 Group: TypeAlias = "tuple[list[int], list[Tensor]]"
-"""Encoders that are decided on together, and where their gradients were taken."""
 
 
 class Route(ABC):
@@ -32,36 +32,25 @@ class Route(ABC):
     Args:
         method: The balancer whose step it is.
         attachment: The model; None for a method that needs no encoders.
-        losses: The fused scalar (None where not given) and one per modality.
-        extra: The sum of losses that belong to no modality.
-        values: The values of those losses.
-        weights: The method's decision; None for a mixture, which gradients decide.
+        step: The losses, and the method's decision.
         dependence: Remembers which connected parameters a loss really depends on.
     """
 
     def __init__(
-        self,
-        method: ScheduledMethod,
-        attachment: Attachment | None,
-        losses: Sequence[Tensor | None],
-        extra: Tensor | None,
-        values: LossValues,
-        weights: Weights | None,
-        dependence: Dependence,
+        self, method: ScheduledMethod, attachment: Attachment | None, step: Step, dependence: Dependence
     ) -> None:
-        self.method, self.attachment, self.losses, self.extra = method, attachment, losses, extra
-        self.values, self.weights = values, weights
+        self.method, self.attachment, self.step, self.losses = method, attachment, step, step.losses
         parameters = attachment.parameters() if attachment is not None else {}
         encoders = [parameters[name] for name in method.modalities if name in parameters]
-        self.reach = Reach(losses, extra, encoders, dependence)
+        self.reach = Reach(step, encoders, dependence)
         self.encoder_tensors = list({id(t): t for block in self.reach.encoders for t in block}.values())
         self.updates = attachment.updates if attachment is not None else []
         self._advanced = False
 
-    def scalar(self, value: Tensor) -> Tensor:
-        """Return a scalar of this value whose backward pass does the method's work."""
-        linear = not self.method.needs_encoders
-        return deliver(self._deliver, value, self.reach.leaves.values(), linear=linear)
+    def scalar(self) -> Tensor:
+        """Return a scalar of the objective's value whose backward pass does the method's work."""
+        value = self.step.value if self.step.extra is None else self.step.value + self.step.extra.detach()
+        return deliver(self._deliver, value, self.reach.leaves.values(), linear=not self.method.needs_encoders)
 
     def _deliver(self, scale: Tensor, keep_graph: bool) -> Gradients:
         with hooks_disabled(self.reach.leaves.values()):
@@ -93,17 +82,17 @@ class Route(ABC):
 
     def extra_pass(self) -> list[Pass]:
         """Return the pass of the losses that belong to no modality, which count at weight one everywhere."""
-        return [] if self.extra is None else [Pass([self.extra], None, list(self.reach.leaves.values()))]
+        return [] if self.step.extra is None else [Pass([self.step.extra], None, list(self.reach.leaves.values()))]
 
     def advance(self, gradients: Sequence[Tensor], factors: Tensor | None = None) -> None:
         """Move the method's state on, and note the factors for the optimiser, once for each call of the balancer."""
         method = self.method
         if self._advanced or not (method.advances or (factors is not None and self.updates)):
             return
-        finite = all_finite(gradients) if gradients else self.values.fused.isfinite()
+        finite = all_finite(gradients) if gradients else self.step.values.fused.isfinite()
         finite = collectives.all_true(finite, method.group)
         if method.advances:
-            method.advance_once(self.values, finite)
+            method.advance_once(self.step.values, finite)
         if factors is not None:
             for update in self.updates:
                 update.note(dict(zip(method.modalities, factors.unbind(), strict=True)), finite)
@@ -139,7 +128,7 @@ class _SumRoute(Route):
 
     def gradients(self, scale: Tensor, *, keep_graph: bool) -> Gradients:
         """Compute the sum, scale each encoder by its factor, and let the method refine it."""
-        method, weights = self.method, self.weights
+        method, weights = self.method, self.step.weights
         assert weights is not None
         *others, last = run_passes([*self.extra_pass(), *self.passes(weights)], scale, keep_graph=keep_graph)
         encoders, heads = self.split(last)
@@ -247,7 +236,7 @@ class _MixtureRoute(Route):
             groups: The encoders.
             gram: Inner products of the gradients of each group; None where there is no group.
         """
-        mixture = self.values.fused.new_zeros(0, 1)
+        mixture = self.step.values.fused.new_zeros(0, 1)
         if gram is not None:
             largest = gram.diagonal(dim1=1, dim2=2).amax(dim=1)[:, None, None]
             mixture = self.method.mixed(torch.where(largest == 0, gram, gram / largest))

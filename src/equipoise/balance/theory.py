@@ -66,8 +66,7 @@ def smoothness(fused: float, unimodal: Iterable[tuple[float, float]], penalty: f
         151.0
     """
     if smoothing <= 0:
-        msg = f"smoothing: the objective is smooth for μ > 0 only, found {smoothing}"
-        raise ValueError(msg)
+        raise ValueError(f"smoothing: the objective is smooth for μ > 0 only, found {smoothing}")
     return fused + penalty * sum(bend + slope**2 / smoothing for bend, slope in unimodal)
 
 
@@ -165,8 +164,8 @@ def least_squares(inputs: Mapping[str, Tensor], target: Tensor, *, intercept: bo
     wanted = target.double().reshape(len(target), -1)
     for name, array in inputs.items():
         if array.dim() != 2 or len(array) != len(target):
-            msg = f"least_squares: {name!r} should be an array [{len(target)}, D], found {tuple(array.shape)}"
-            raise ValueError(msg)
+            shape = tuple(array.shape)
+            raise ValueError(f"least_squares: {name!r} should be an array [{len(target)}, D], found {shape}")
         known = array.double()
         if intercept:
             known = torch.cat([known, torch.ones_like(known[:, :1])], dim=1)
@@ -199,8 +198,7 @@ class Trajectory:
 
     def __init__(self, smooth: int = 20) -> None:
         if smooth < 1:
-            msg = f"smooth: expected at least one step, found {smooth}"
-            raise ValueError(msg)
+            raise ValueError(f"smooth: expected at least one step, found {smooth}")
         self.smooth = smooth
         self._losses: dict[str, list[Tensor]] = {}
 
@@ -213,8 +211,9 @@ class Trajectory:
     def values(self) -> dict[str, Tensor]:
         """f*_k(t) per modality, as one tensor of all steps."""
         if not self._losses:
-            msg = "trajectory: nothing was recorded; call trajectory.record(losses) in each step of the uni-modal run"
-            raise ValueError(msg)
+            raise ValueError(
+                "trajectory: nothing was recorded; call trajectory.record(losses) in each step of the uni-modal run"
+            )
         return {name: _moving_mean(torch.stack(losses), self.smooth) for name, losses in self._losses.items()}
 
     def final(self) -> dict[str, float]:

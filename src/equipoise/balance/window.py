@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import final
 
 import torch
-from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.method import HeldDecision
+from equipoise.balance.losses import HeldDecision, Tensors
 
 
 @final
@@ -41,11 +40,10 @@ class Window:
 
     def __init__(self, balancer: Balancer, *, lag: bool = False) -> None:
         if balancer.route == "gram":
-            msg = (
+            raise ValueError(
                 f"Window: {type(balancer).__name__} decides by gradients, not by the values of losses, and decides "
                 "anew at each micro-batch; use larger batches, or a method that weighs losses"
             )
-            raise ValueError(msg)
         self.balancer, self.lag = balancer, lag
         self._next = HeldDecision()
 
@@ -56,10 +54,7 @@ class Window:
 
     @contextmanager
     def open(
-        self,
-        losses: Iterable[Mapping[str, Tensor]] | None = None,
-        *,
-        scores: Iterable[Mapping[str, Tensor]] | None = None,
+        self, losses: Iterable[Tensors] | None = None, *, scores: Iterable[Tensors] | None = None
     ) -> Generator[None, None, None]:
         """Hold one decision until the block ends; step the optimiser inside it or after it.
 
@@ -69,41 +64,35 @@ class Window:
                 ``lag=True`` they are given to the balancer at each call instead.
         """
         if self.lag == (losses is not None):
-            found = "losses were given" if self.lag else "none were given"
             needed = "none: the weights come from the window before" if self.lag else "the losses of every micro-batch"
-            msg = f"Window(lag={self.lag}).open: expected {needed}, but {found}"
-            raise ValueError(msg)
+            given = "losses were given" if self.lag else "none were given"
+            raise ValueError(f"Window(lag={self.lag}).open: expected {needed}, but {given}")
         if self.lag and scores is not None:
-            msg = "Window(lag=True).open: expected no scores here, type balancer(losses, scores=…) at each micro-batch"
-            raise ValueError(msg)
+            call = "type balancer(losses, scores=…) at each micro-batch"
+            raise ValueError(f"Window(lag=True).open: expected no scores here, {call}")
         held = self._next
         if losses is not None:
-            batches, given = list(losses), None if scores is None else list(scores)
-            if given is not None and len(given) != len(batches):
-                msg = f"Window.open: expected scores for each of {len(batches)} micro-batches, found {len(given)}"
-                raise ValueError(msg)
-            held = self._decided(list(zip(batches, given or [None] * len(batches), strict=True)))
+            held = self._decided(list(losses), None if scores is None else list(scores))
         self.balancer.hold(held)
         try:
             yield
         finally:
             self.balancer.hold(None)
-        if self.lag and held.record:
-            self._next = self._decided(held.record)
+        if self.lag and held.losses:
+            self._next = self._decided(held.losses, held.scores or None)
 
-    def _decided(self, batches: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor] | None]]) -> HeldDecision:
-        if not batches:
-            msg = "Window: expected the losses of at least one micro-batch, found none"
-            raise ValueError(msg)
-        losses = [each for each, _ in batches]
-        scores = [each for _, each in batches if each is not None]
-        if scores and len(scores) < len(batches):
-            msg = f"Window: expected scores for all {len(batches)} micro-batches or for none, found {len(scores)}"
-            raise ValueError(msg)
-        together = {name: torch.cat([each[name].detach().reshape(-1) for each in losses]) for name in losses[0]}
-        means = {
-            name: torch.stack([torch.as_tensor(each[name]).float().mean() for each in scores]).mean()
-            for name in (scores[0] if scores else ())
-        }
-        values = self.balancer.values_of(together, means or None)
-        return HeldDecision(values, self.balancer.decide(values), scored=bool(scores))
+    def _decided(self, losses: Sequence[Tensors], scores: Sequence[Tensors] | None) -> HeldDecision:
+        if not losses:
+            raise ValueError("Window: expected the losses of at least one micro-batch, found none")
+        if scores is not None and len(scores) != len(losses):
+            given = f"scores for each of {len(losses)} micro-batches, found {len(scores)}; give all or none"
+            raise ValueError(f"Window: expected {given}")
+        together = {name: torch.cat([batch[name].detach().reshape(-1) for batch in losses]) for name in losses[0]}
+        means = None
+        if scores:
+            means = {
+                name: torch.stack([torch.as_tensor(batch[name]).float().mean() for batch in scores]).mean()
+                for name in scores[0]
+            }
+        values = self.balancer.values_of(together, means)
+        return HeldDecision(values, self.balancer.decide(values), scored=scores is not None)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.balance.attach import GivesResponses
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues
-from equipoise.balance.method import Weights
+from equipoise.balance.losses import LossValues, Weights
 from equipoise.methods.scores import mean_of_others
 from equipoise.util.errors import BadInput, demand
 from equipoise.util.graph import scaled_responses
@@ -104,8 +102,9 @@ class AGM(Balancer):
         """Choose the form that was asked for, or that the model allows."""
         if self._wrapped or self._asked == "fast":
             return
-        known = isinstance(model, GivesResponses)
-        problems = model.response_problems() if known else ["it is no LateFusion, the kind that is known"]
+        late_fusion = _giving_responses(model)
+        unknown = ["it is no LateFusion, the kind that is known"]
+        problems = unknown if late_fusion is None else late_fusion.response_problems()
         if problems:
             why = "the published update needs each modality's response, which this model does not give: "
             why += "; ".join(problems)
@@ -116,8 +115,8 @@ class AGM(Balancer):
                 self._warned = True
                 warnings.warn(f"AGM takes its approximate form: {why}; {instead}", ApproximationWarning, stacklevel=4)
             self._take("fast")
-        elif known:
-            model.respond(self)
+        else:
+            late_fusion.respond(self)
             self._take("published")
 
     def _take(self, form: Literal["published", "fast"]) -> None:
@@ -179,8 +178,9 @@ class AGM(Balancer):
         warnings.warn(f"AGM takes its approximate form: {why}", ApproximationWarning, stacklevel=5)
         self._take("fast")
         if self._attachment is not None:
-            if isinstance(self._attachment.model, GivesResponses):
-                self._attachment.model.respond(None)
+            late_fusion = _giving_responses(self._attachment.model)
+            if late_fusion is not None:
+                late_fusion.respond(None)
             self._attachment.follow(self)  # the optimisers, which the published form left alone
 
     def advance(self, values: LossValues, finite: Tensor) -> None:
@@ -189,3 +189,8 @@ class AGM(Balancer):
         share = finite / counted.clamp(min=1)
         self.mean_score.lerp_(values.scores.to(self.mean_score.dtype), share.to(self.mean_score.dtype))
         self.steps.copy_(counted)
+
+
+def _giving_responses(model: nn.Module | None) -> Any:
+    """Return the model if it can be asked for Shapley responses, as a `LateFusion` can."""
+    return model if hasattr(model, "response_problems") else None

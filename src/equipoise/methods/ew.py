@@ -8,8 +8,7 @@ from typing import ClassVar, final
 import torch
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues
-from equipoise.balance.method import Weights
+from equipoise.balance.losses import LossValues, Weights
 from equipoise.util.errors import demand
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues
-from equipoise.balance.method import Weights
+from equipoise.balance.losses import LossValues, Weights
 from equipoise.balance.theory import Trajectory, doubled_smoothing, smooth_maximum, smoothness
 from equipoise.util.errors import demand
 

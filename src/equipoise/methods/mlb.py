@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues
-from equipoise.balance.method import Weights
-from equipoise.methods.scores import log_likelihood, ratios
+from equipoise.balance.losses import LossValues, Weights
+from equipoise.methods.scores import ratios
 from equipoise.util.errors import demand
 
 
@@ -53,10 +51,6 @@ class MLB(Balancer):
             (ceiling >= 1, "ceiling should be one or more", ceiling),
         )
         self.strength, self.ceiling = strength, ceiling
-
-    def score(self, losses: Tensor) -> Tensor:
-        """The log of the mean probability of the right class."""
-        return log_likelihood(losses)
 
     def weigh(self, values: LossValues) -> Weights:
         """A factor above one for whoever is behind."""

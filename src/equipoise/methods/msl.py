@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues
-from equipoise.balance.method import Weights
+from equipoise.balance.losses import LossValues, Weights
 
 
 @final

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues
-from equipoise.balance.method import Weights
+from equipoise.balance.losses import LossValues, Weights
 from equipoise.util.errors import demand
 
 

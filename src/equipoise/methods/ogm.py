@@ -1,44 +1,57 @@
-"""OGM: slow the modality that is ahead."""
+"""OGM and OGM-GE: slow the modality that is ahead; OGM-GE adds noise as large as the gradient."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, final
+from abc import ABC
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues
-from equipoise.balance.method import Weights
-from equipoise.methods.scores import log_likelihood, ratios
+from equipoise.balance.losses import LossValues, Weights
+from equipoise.methods.noise import Noise
+from equipoise.methods.scores import ratios
 from equipoise.util.errors import demand
 
-Parameters = Literal["all", "kernels"]
+Modulated = Literal["all", "kernels"]
 
 
-def check_ogm(owner: str, strength: float, parameters: str) -> None:
-    """The rules that OGM and OGM-GE have in common."""
-    demand(
-        owner,
-        (strength >= 0, "strength should be zero or more", strength),
-        (parameters in ("all", "kernels"), "parameters should be 'all' or 'kernels'", parameters),
-    )
+class _OnTheFly(Balancer, ABC):
+    """The factors that OGM and OGM-GE have in common."""
 
+    route = "fused"
+    unimodal = "split"
+    search: ClassVar = {"strength": (0.1, 0.4, 0.8, 1.5)}
+    modulates = True
+    logarithmic_scores = True
 
-def ogm_weights(values: LossValues, strength: float) -> Weights:
-    """c_m = 1 − tanh(α · ρ_m) where ρ_m > 1, else 1, on the gradient of the fused loss."""
-    ahead = ratios(values.scores)
-    factors = torch.where(ahead > 1, 1 - torch.tanh(strength * ahead), torch.ones_like(ahead))
-    return Weights.joint(values, factors)
+    def __init__(
+        self, strength: float, parameters: Modulated, start: int, stop: int | None, *rules: tuple[bool, str, object]
+    ) -> None:
+        super().__init__(start=start, stop=stop)
+        demand(
+            type(self).__name__,
+            (strength >= 0, "strength should be zero or more", strength),
+            (parameters in ("all", "kernels"), "parameters should be 'all' or 'kernels'", parameters),
+            *rules,
+        )
+        self.strength, self.modulated = strength, parameters
 
+    def touches(self, tensor: Tensor) -> bool:
+        """Return True for all tensors, or for the kernels of convolutions, of any number of dimensions, only."""
+        return self.modulated == "all" or tensor.dim() >= 3
 
-def is_kernel(tensor: Tensor) -> bool:
-    """Whether a tensor is the kernel of a convolution, of any number of dimensions."""
-    return tensor.dim() >= 3
+    def weigh(self, values: LossValues) -> Weights:
+        """Give c_m = 1 − tanh(α · ρ_m) where ρ_m > 1, else 1, on the gradient of the fused loss."""
+        ahead = ratios(values.scores)
+        factors = torch.where(ahead > 1, 1 - torch.tanh(self.strength * ahead), torch.ones_like(ahead))
+        return Weights.joint(values, factors)
 
 
 @final
-class OGM(Balancer):
+class OGM(_OnTheFly):
     """On-the-fly gradient modulation: the fused gradient of an encoder that is ahead is made smaller.
 
     Encoder m moves along c_m · ∇f_mm with c_m = 1 − tanh(α · ρ_m) if ρ_m > 1, else 1. ρ_m is the mean over the other
@@ -65,27 +78,97 @@ class OGM(Balancer):
         0.0255
     """
 
-    route = "fused"
-    unimodal = "split"
-    search: ClassVar = {"strength": (0.1, 0.4, 0.8, 1.5)}
-    modulates = True
-    logarithmic_scores = True
+    def __init__(
+        self, strength: float = 0.8, parameters: Modulated = "all", start: int = 0, stop: int | None = None
+    ) -> None:
+        super().__init__(strength, parameters, start, stop)
+
+
+@final
+class OGMGE(_OnTheFly):
+    """On-the-fly gradient modulation with generalisation enhancement.
+
+    Encoder m moves along c_m · ∇f_mm + ε, c_m as in OGM. ε is normal noise, for each tensor with the standard
+    deviation of its own gradient: before modulation (the authors' present code), or after (their first release and
+    their word). Both are added to every modality.
+
+    Paper: Peng et al., "Balanced Multimodal Learning via On-the-fly Gradient Modulation" (CVPR 2022).
+    Cost: one backward pass, and noise of the encoders' size.
+
+    Args:
+        strength: α, as in OGM.
+        parameters: "all" tensors of an encoder, or the "kernels" of its convolutions only, as in the authors' code.
+        noise: Take the standard deviation from the gradient "before" modulation or "after".
+        seed: Of the noise. The ranks of a distributed run draw the same noise.
+        start: First epoch that modulates and adds noise.
+        stop: First epoch that no longer does.
+
+    Example:
+        >>> from equipoise import LateFusion
+        >>> model = LateFusion({"audio": torch.nn.Linear(3, 4), "video": torch.nn.Linear(5, 4)}, classes=2)
+        >>> balancer = OGMGE(strength=0.8).attach(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+        >>> outputs = model({"audio": torch.randn(8, 3), "video": torch.randn(8, 5)})
+        >>> balancer({name: logits.square().mean(1) for name, logits in outputs.items()}).backward()
+    """
+
+    refines = True
 
     def __init__(
-        self, strength: float = 0.8, parameters: Parameters = "all", start: int = 0, stop: int | None = None
+        self,
+        strength: float = 0.8,
+        parameters: Modulated = "all",
+        noise: Literal["before", "after"] = "before",
+        seed: int = 0,
+        start: int = 0,
+        stop: int | None = None,
     ) -> None:
-        super().__init__(start=start, stop=stop)
-        check_ogm("OGM", strength, parameters)
-        self.strength, self.parameters_modulated = strength, parameters
+        rule = (noise in ("before", "after"), "noise should be 'before' or 'after'", noise)
+        super().__init__(strength, parameters, start, stop, rule)
+        self.noise, self.seed = noise, seed
+        self._random: torch.Generator | None = None  # made where the gradients are
+        self._random_state: Tensor | None = None
+        self._draws = Noise()
 
-    def score(self, losses: Tensor) -> Tensor:
-        """The log of the mean probability of the right class."""
-        return log_likelihood(losses)
+    def refine(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:  # noqa: ARG002
+        """Add noise to every tensor that is modulated."""
+        if any(gradient.is_sparse for gradient in mixed):
+            msg = "OGMGE: noise for sparse gradients is not supported; type sparse=False for embeddings"
+            raise RuntimeError(msg)
+        generator = self._generator(mixed[0].device)
+        sources = parts[0] if self.noise == "before" else mixed
+        chosen = [place for place, gradient in enumerate(mixed) if self.touches(gradient)]
+        sized = [sources[place] for place in chosen]
+        noisy = list(mixed)
+        added = torch._foreach_add([mixed[place] for place in chosen], self._draws.like(sized, generator))
+        for place, gradient in zip(chosen, added, strict=True):
+            noisy[place] = gradient
+        return noisy
 
-    def touches(self, tensor: Tensor) -> bool:
-        """All tensors, or kernels only."""
-        return self.parameters_modulated == "all" or is_kernel(tensor)
+    @property
+    def phase(self) -> tuple[()]:
+        """The noise comes from a generator, which moves on by itself."""
+        return ()
 
-    def weigh(self, values: LossValues) -> Weights:
-        """A factor below one for whoever is ahead."""
-        return ogm_weights(values, self.strength)
+    def generators(self) -> list[torch.Generator]:
+        """Where the noise comes from."""
+        return [] if self._random is None else [self._random]
+
+    def host_state(self) -> dict[str, Any]:
+        """Where the noise has got to."""
+        return {"random": self._random_state if self._random is None else self._random.get_state()}
+
+    def load_host_state(self, state: dict[str, Any]) -> None:
+        """Go on drawing where the saved run stopped."""
+        self._random, self._random_state = None, state["random"]
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        """The one generator, which a resumed run and every rank start alike."""
+        if self._random is None or self._random.device != device:
+            self._random = torch.Generator(device).manual_seed(self.seed)
+            if self._random_state is not None and self._random_state.shape == self._random.get_state().shape:
+                self._random.set_state(self._random_state)  # of the same kind of device
+        return self._random
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Generators cannot be copied everywhere; their state can."""
+        return {**super().__getstate__(), "_random": None, "_random_state": self.host_state()["random"]}

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 # exp of anything beyond is as good as infinite for a hyperbolic tangent, and still a number.
 _LARGEST = 80.0
-
-
-def log_likelihood(losses: Tensor) -> Tensor:
-    """Log of the mean probability of the right class, from cross-entropies: log mean_i exp(−f_i).
-
-    From a scalar loss it is −f: the logarithm of the geometric mean, which is at most the other.
-    """
-    flat = losses.reshape(-1)
-    return torch.logsumexp(-flat, dim=0) - math.log(flat.numel())
 
 
 def ratios(scores: Tensor) -> Tensor:

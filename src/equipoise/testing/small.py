@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.method import Table
+from equipoise.balance.losses import Table
 from equipoise.models.evaluation import cross_entropies
 
 
