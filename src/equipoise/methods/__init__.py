@@ -12,5 +12,5 @@ from equipoise.methods.mses import MSES as MSES
 from equipoise.methods.msl import MSL as MSL
 from equipoise.methods.mslr import MSLR as MSLR
 from equipoise.methods.ogm import OGM as OGM
-from equipoise.methods.ogm import OGMGE as OGMGE
+from equipoise.methods.ogmge import OGMGE as OGMGE
 from equipoise.methods.unimodal import Unimodal as Unimodal
