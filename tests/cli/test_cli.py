@@ -468,7 +468,7 @@ def test_ctrl_c_while_everything_is_being_loaded(seconds: float, heard_signals: 
 
 SWALLOWS = """
 import sys, time
-from equipoise.cli import main as cli
+from equipoise.study import compare as comparison
 import equipoise_command
 
 def swallow(*_, **__):
@@ -478,7 +478,7 @@ def swallow(*_, **__):
     except KeyboardInterrupt:
         time.sleep(20)
 
-cli.comparison.compare = swallow
+comparison.compare = swallow
 equipoise_command.main()
 """
 

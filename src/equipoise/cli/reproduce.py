@@ -52,8 +52,8 @@ def reproduce(
     """A table of the paper: every method it holds, in its layout, beside its numbers, and what it claims of them."""
     from equipoise.paper import reproduce_report
     from equipoise.paper.reproduce import full_reproduction, reproduced, run, small_reproduction
-    from equipoise.paper.runs import DIVERGED
     from equipoise.report import drawing
+    from equipoise.study.job import DIVERGED
 
     scales = {"full": False, "small": True}
     table, small, _ = collect(

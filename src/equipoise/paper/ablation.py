@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from equipoise.data.source import DataSet
-from equipoise.paper.runs import DIVERGED, diverged, in_words, run_jobs
+from equipoise.paper.runs import in_words, run_jobs
 from equipoise.report.aggregate import MeanStd, Row, RunGroup, mean_std, modalities
 from equipoise.study.compare import record_command
 from equipoise.study.executors.cluster import Cluster
-from equipoise.study.job import Job
+from equipoise.study.job import DIVERGED, Job, diverged
 from equipoise.study.registry import WITH_COMMAS, Entry, all_methods, entries, own_name
 from equipoise.study.store import Store
 from equipoise.study.study import plan

@@ -16,12 +16,12 @@ from equipoise.data.sets import PUBLISHED
 from equipoise.data.source import DataSet, PreparedFolder, data_set
 from equipoise.data.splits import Splits
 from equipoise.paper.published import GRID, TABLES, PaperTable
-from equipoise.paper.runs import diverged, in_words, run_jobs
+from equipoise.paper.runs import in_words, run_jobs
 from equipoise.paper.stand_in import SMALL_GRID, small_preset, stand_in
 from equipoise.report.aggregate import Row, RunGroup, mean_std
 from equipoise.study.compare import record_command
 from equipoise.study.executors.cluster import cluster_of
-from equipoise.study.job import SEE, Job
+from equipoise.study.job import SEE, Job, diverged
 from equipoise.study.registry import Entry, all_methods, entries
 from equipoise.study.store import Store
 from equipoise.study.study import plan

@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equipoise.data.splits import Splits
-from equipoise.report.aggregate import Row
 from equipoise.study.executors.cluster import Cluster
 from equipoise.study.job import Job
 from equipoise.study.store import Store
 from equipoise.study.study import run_progress, run_study
 from equipoise.util.errors import FailedRuns
-
-DIVERGED = FloatingPointError.__name__  # how the reason of a run starts whose loss is no number any more
 
 
 def run_jobs(
@@ -51,12 +48,6 @@ def run_jobs(
             if not reasons:
                 raise
     return reasons
-
-
-def diverged(row: Row) -> bool:
-    """Tell whether the fused loss of a finished run is no number; its answers are the first class then."""
-    validation = row["validation"]
-    return validation.get("fused") is not None and validation.get("fused_loss") is None
 
 
 def in_words(value: Any) -> str:

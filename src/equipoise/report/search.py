@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +48,10 @@ def as_dict(result: SearchResult, command: str) -> dict[str, Any]:
         "method": base.method.name,
         "base": {"params": base.params, "run": base.settings.as_dict()},
         "space": {key: str(values) for key, values in result.search.space.items()},
-        "best": asdict(result.best),
+        "best": result.best._asdict(),
         "importance": result.importance,
         "command": command,
-        "trials": [asdict(trial) for trial in result.trials],
+        "trials": [trial._asdict() for trial in result.trials],
     }
 
 

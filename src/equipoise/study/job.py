@@ -120,18 +120,13 @@ def reason_of(error: Exception, folder: Path, where: str = "") -> str:
     return f"{kind}{error}{where}{SEE}{folder / ERROR}"
 
 
-def traceback_of(error: Exception) -> str:
-    """Return the whole traceback, with the causes of the error."""
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
-
-
 def save_traceback(error: Exception, folder: Path, file: str = ERROR) -> None:
     """Write the traceback of a failed run into its folder, in place of an earlier one; a link there is not followed."""
     with suppress(OSError):  # the reason is told all the same
         folder.mkdir(parents=True, exist_ok=True)
         (folder / file).unlink(missing_ok=True)
         with (folder / file).open("x", encoding="utf-8", errors="backslashreplace") as written:
-            written.write(traceback_of(error))
+            traceback.print_exception(error, file=written)
 
 
 def failure_of(error: Exception, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -173,21 +168,13 @@ def run_job(
     keep_freed_memory()
     if torch.cuda.is_initialized():  # by an earlier run in this process
         torch.cuda.reset_peak_memory_stats()
-    balancer = job.entry.balancer()
+    balancer, method = job.entry.balancer(), job.entry.method.name
     if trackers is not None:
-        params = {f"{job.entry.method.name}.{name}": value for name, value in job.entry.params.items()}
-        about = {"data": job.data.name, "method": job.entry.method.name, "seed": job.seed, "fold": job.fold}
+        params = {f"{method}.{name}": value for name, value in job.entry.params.items()}
+        about = {"data": job.data.name, "method": method, "seed": job.seed, "fold": job.fold}
         trackers = replace(trackers, run=job.name, facts={**about, **params, "config": job.config})
-    trained = train(
-        splits,
-        balancer,
-        job.entry.settings,
-        seed=job.seed,
-        folder=folder,
-        on_epoch=on_epoch,
-        checkpoint_seconds=checkpoint_seconds,
-        trackers=trackers,
-    )
+    how: dict[str, Any] = {"seed": job.seed, "checkpoint_seconds": checkpoint_seconds, "trackers": trackers}
+    trained = train(splits, balancer, job.entry.settings, folder=folder, on_epoch=on_epoch, **how)
     if collectives.rank() > 0:
         return {}
     with collectives.single_rank():

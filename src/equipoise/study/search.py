@@ -207,8 +207,7 @@ class _Scheduler:
         else:
             # The epochs of the checkpoint that a run would go on from: not all of them may have been reported.
             for record in checkpoint.curves(self.store.run_folder(job.config)):
-                if self._falls_behind(job, record):
-                    self._prune(job, record)
+                if self._pruned(job, record):
                     return
             self.executor.start(job)
 
@@ -217,9 +216,8 @@ class _Scheduler:
             raise BadInput(content["reason"])
         if kind == "epoch":
             self.tell(kind, job, content)
-            if self._falls_behind(job, content):
+            if self._pruned(job, content):
                 self.executor.stop(job)
-                self._prune(job, content)
         elif kind == "done":
             self._done(job, content)
         elif content.get("killed"):
@@ -242,14 +240,17 @@ class _Scheduler:
             self.study.tell(trial, headline(row["validation"]))
         self.tell("done", job, row)
 
-    def _falls_behind(self, job: Job, record: dict[str, Any]) -> bool:
-        """Report an epoch, and tell whether the trial is to be pruned there."""
+    def _pruned(self, job: Job, record: dict[str, Any]) -> bool:
+        """Report an epoch, prune the trial where it falls behind, and tell whether it does."""
         trials = self.running[job.config]
         for trial in trials:
             _report(trial, _score(job, record), record["epoch"])
         # A resumed run repeats epochs: those before the last one have been decided on.
-        latest = record["epoch"] == max(_known_epochs(trials[0]))
-        return latest and record["epoch"] < job.entry.settings.epochs and trials[0].should_prune()
+        epoch, last = record["epoch"], job.entry.settings.epochs
+        behind = epoch == max(_known_epochs(trials[0])) and epoch < last and trials[0].should_prune()
+        if behind:
+            self._end(job, TrialState.PRUNED, f"pruned after epoch {epoch}")
+        return behind
 
     def _begin_again(self, job: Job, reason: str) -> None:
         """Begin a run whose process was killed again, a few times; then leave its trials to the next command."""
@@ -260,9 +261,6 @@ class _Scheduler:
         for trial in self.running.pop(job.config):
             trial.set_user_attr("killed", reason)
         self.tell("failed", job, {"reason": reason})
-
-    def _prune(self, job: Job, record: dict[str, Any]) -> None:
-        self._end(job, TrialState.PRUNED, f"pruned after epoch {record['epoch']}")
 
     def _end(self, job: Job, state: TrialState, reason: str) -> None:
         for trial in self.running.pop(job.config):

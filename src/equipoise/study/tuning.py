@@ -9,9 +9,9 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import torch
 
@@ -150,9 +150,7 @@ class Choice(NamedTuple):
         return ",".join(map(as_typed, self.values))
 
 
-@final
-@dataclass(frozen=True)
-class Search:
+class Search(NamedTuple):
     """A search of parameters and settings.
 
     Args:
@@ -187,9 +185,7 @@ class Search:
         return values if all(one.holds(values[key]) for key, one in self.space.items()) else None
 
 
-@final
-@dataclass(frozen=True)
-class SearchTrial:
+class SearchTrial(NamedTuple):
     """One trial of a search.
 
     Args:
@@ -210,9 +206,7 @@ class SearchTrial:
     reason: str = ""
 
 
-@final
-@dataclass(frozen=True)
-class SearchResult:
+class SearchResult(NamedTuple):
     """The result of a search.
 
     Args:

@@ -31,20 +31,18 @@ Event = tuple[Any, str, Any]
 Result = TypeVar("Result")
 
 
-@final
 @dataclass(eq=False)
 class _Task:
     content: Any
     deaths: int = 0
 
 
-@final
 @dataclass(eq=False)
 class _Worker:
     process: mp.Process
     pipe: Connection
     slot: int
-    tasks: deque[_Task] = field(default_factory=deque)
+    tasks: deque[_Task]
     since: float = field(default_factory=time.monotonic)  # when the first of its tasks became that
 
 
@@ -107,10 +105,7 @@ class Pool:
 
     def cancel(self, task: Any) -> None:
         """Kill the worker that does a task."""
-        worker = next(one for one in self._workers if one.tasks and one.tasks[0].content is task)
-        worker.tasks.popleft()
-        worker.process.kill()
-        self._remove(worker)
+        self._kill(next(one for one in self._workers if one.tasks and one.tasks[0].content is task))
 
     def events(self) -> Iterator[Event]:
         """Wait until something happens, and tell of it."""
@@ -122,10 +117,7 @@ class Pool:
                 yield from self._read(worker)
         for worker in [worker for worker in self._workers if worker.tasks and not worker.pipe.poll()]:
             if time.monotonic() - worker.since > self.patience:
-                task = worker.tasks.popleft()
-                worker.process.kill()
-                self._remove(worker)
-                yield task.content, "late", None
+                yield self._kill(worker).content, "late", None
 
     def _read(self, worker: _Worker) -> Iterator[Event]:
         try:
@@ -155,6 +147,13 @@ class Pool:
             self._waiting.appendleft(task)
         else:
             yield task.content, "died", exit_reason(worker.process.exitcode)
+
+    def _kill(self, worker: _Worker) -> _Task:
+        """Kill a worker, and return the task that it was doing."""
+        worker.process.kill()
+        task = worker.tasks.popleft()
+        self._remove(worker)
+        return task
 
     def _remove(self, worker: _Worker) -> None:
         """Part with a worker that is dead or about to end; its other tasks wait again."""

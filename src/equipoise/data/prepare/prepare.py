@@ -123,7 +123,7 @@ class _Preparation:
             with closing(PartialDataSet(self.out, self.clips, fields, journal)) as folder:
                 done = folder.intact(records, partial(self._say, "check"))
                 todo, unread = [number for number in range(count) if number not in done], set[int]()
-                how: dict[str, Any] = {"ahead": 8, "tries": TRIES, "patience": patience}
+                how: dict[str, Any] = {"ahead": 1 if strict else 8, "tries": TRIES, "patience": patience}
                 with Pool(lambda clip, _: folder.write_clip(clip), workers, **how) as pool:
                     pool.submit(*todo)
                     while pool.unfinished and not (strict and unread):

@@ -42,7 +42,7 @@ class Executor(ABC):
 
     @property
     def has_room(self) -> bool:
-        """Whether another run may start."""
+        """True where another run may start."""
         return self.limit is None or len(self.running) < self.limit
 
     def start(self, job: Job) -> None:

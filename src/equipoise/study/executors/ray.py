@@ -69,7 +69,7 @@ class RayExecutor(Executor):
 
     @property
     def has_room(self) -> bool:
-        """Whether another run may start; one waits, so that no worker does."""
+        """True where another run may start; one waits, so that no worker does."""
         return len(self.running) < (self.limit or self._room() + 1)
 
     def _start(self, job: Job) -> None:
