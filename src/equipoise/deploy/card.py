@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, LENGTH, VALID, InputSpec
@@ -53,25 +52,14 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
     """Return the card in plain values."""
     row, test = saved.row, saved.row.get("test", {})
     view = test.get("view")
-    runtime = "onnxruntime" if exported.form == "onnx" else "torch"
-    name = "onnxruntime" if exported.form == "onnx" else "torch.export"
+    runtime, package = ("onnxruntime",) * 2 if exported.form == "onnx" else ("torch.export", "torch")
     return {
         "model": f"{row['label']} on {row['data']}, seed {row['seed']}",
         "file": exported.file.name,
         "form": exported.form,
         "classes": list(saved.classes),
         "inputs": [entry for name, spec in saved.input_specs.items() for entry in _inputs(name, spec)],
-        "outputs": [
-            {
-                "name": name,
-                "shape": ["batch", len(saved.classes)],
-                "type": "float32",
-                "meaning": _OUTPUTS.get(
-                    name, f"log-probabilities of {name.removesuffix(HEAD)}'s own head, for the monitor"
-                ),
-            }
-            for name in exported.outputs
-        ],
+        "outputs": [_output(name, len(saved.classes)) for name in exported.outputs],
         "decision": {
             "rule": RULE if COMMITTEE in exported.outputs else FUSED_RULE,
             "weights": dict(zip([FUSED, *saved.model.encoders], saved.model.committee.tolist(), strict=True)),
@@ -80,7 +68,7 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
             "difference": exported.difference,
             "tolerance": TOLERANCE,
             "against": f"PyTorch {_version('torch')}",
-            "with": None if exported.difference is None else f"{name} {_version(runtime)}",
+            "with": None if exported.difference is None else f"{runtime} {_version(package)}",
             "on": exported.checked,
         },
         "data": {
@@ -106,6 +94,15 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
     }
 
 
+def _entry(name: str, shape: Sequence[int], kind: str, meaning: str) -> dict[str, Any]:
+    return {"name": name, "shape": ["batch", *shape], "type": kind, "meaning": meaning}
+
+
+def _output(name: str, classes: int) -> dict[str, Any]:
+    own = f"log-probabilities of {name.removesuffix(HEAD)}'s own head, for the monitor"
+    return _entry(name, [classes], "float32", _OUTPUTS.get(name, own))
+
+
 def _inputs(name: str, spec: InputSpec) -> Iterable[dict[str, Any]]:
     meaning = "as the encoder reads it"
     if spec.before is not None:
@@ -114,13 +111,10 @@ def _inputs(name: str, spec: InputSpec) -> Iterable[dict[str, Any]]:
         meaning = f"as stored; the graph applies {spec.view}"
     elif spec.mean is not None:
         meaning = "raw, in the units of the training data; the graph standardises each channel as training did"
-    kind = str(spec.dtype).removeprefix("torch.")
-    yield {"name": name, "shape": ["batch", *spec.shape], "type": kind, "meaning": meaning}
+    yield _entry(name, spec.shape, str(spec.dtype).removeprefix("torch."), meaning)
     if spec.ragged:
-        meaning = f"how many of the {spec.steps} steps are no padding"
-        yield {"name": name + LENGTH, "shape": ["batch"], "type": "int64", "meaning": meaning}
-    meaning = f"whether {name} is there; where not, its numbers are not read"
-    yield {"name": name + VALID, "shape": ["batch"], "type": "bool", "meaning": meaning}
+        yield _entry(name + LENGTH, [], "int64", f"how many of the {spec.steps} steps are no padding")
+    yield _entry(name + VALID, [], "bool", f"whether {name} is there; where not, its numbers are not read")
 
 
 def _version(package: str) -> str:
@@ -131,37 +125,28 @@ def _version(package: str) -> str:
 
 
 def _markdown(card: Mapping[str, Any]) -> str:
-    data, training, accuracy, weights = card["data"], card["training"], card["accuracy"], card["decision"]["weights"]
-    counts = {part: ", ".join(f"{n:,} {key}" for key, n in sizes.items()) for part, sizes in data["parts"].items()}
     verified = "Not run: onnxruntime is not installed. Install it and export again."
     if card["verified"]["difference"] is not None:
-        verified = (
-            "Run in {with} and compared with {against} on {on}: largest difference {difference:.1e}, allowed "
-            "{tolerance:g}.".format(**card["verified"])
-        )
-    return Template(files("equipoise.deploy").joinpath("card_template.md").read_text("utf-8")).substitute(
-        {key: card[key] for key in ("model", "file", "form")},
-        classes=", ".join(card["classes"]),
-        inputs=_signatures("input", card["inputs"]),
-        outputs=_signatures("output", card["outputs"]),
-        rule=card["decision"]["rule"],
-        weights=", ".join(f"{name} {weight:.3f}" for name, weight in weights.items()),
-        protocol=accuracy["protocol"],
-        accuracies=_accuracies(accuracy),
-        faults=_faults(card["faults"]),
-        data=data["name"],
-        parts="; ".join(f"{part}: {count}" for part, count in counts.items()),
-        drawn=data["drawn"] or "not said",
-        fingerprint=data["fingerprint"],
-        verified=verified,
-        method=training["method"],
-        params=json.dumps(training["params"]),
-        seed=training["seed"],
-        versions=", ".join(f"{name} {number}" for name, number in training["versions"].items()),
-        config=training["config"],
-        count=len(card["classes"]),
-        limits="\n".join(f"- {limit}" for limit in card["limits"]),
-    )
+        compared = "Run in {with} and compared with {against} on {on}: largest difference {difference:.1e}, allowed "
+        verified = (compared + "{tolerance:g}.").format_map(card["verified"])
+    parts = card["data"]["parts"].items()
+    counts = [f"{part}: " + ", ".join(f"{n:,} {key}" for key, n in sizes.items()) for part, sizes in parts]
+    filled = {
+        "classes": ", ".join(card["classes"]),
+        "count": len(card["classes"]),
+        "inputs": _signatures("input", card["inputs"]),
+        "outputs": _signatures("output", card["outputs"]),
+        "weights": ", ".join(f"{name} {weight:.3f}" for name, weight in card["decision"]["weights"].items()),
+        "accuracies": _accuracies(card["accuracy"]),
+        "faults": _faults(card["faults"]),
+        "parts": "; ".join(counts),
+        "drawn": card["data"]["drawn"] or "not said",
+        "verified": verified,
+        "params": json.dumps(card["training"]["params"]),
+        "versions": ", ".join(f"{name} {number}" for name, number in card["training"]["versions"].items()),
+        "limits": "\n".join(f"- {limit}" for limit in card["limits"]),
+    }
+    return files("equipoise.deploy").joinpath("card_template.md").read_text("utf-8").format_map({**card, **filled})
 
 
 def _signatures(title: str, entries: Sequence[Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The plain file of a saved run: what it has to hold, checked field by field before anything is built from it."""
+"""The description of a saved model, checked field by field before anything is built from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NoReturn, get_args
 
 import torch
 
-from equipoise.data.views import View, view_of
+from equipoise.data.views import view_of
 from equipoise.models.late_fusion import Unimodal
 from equipoise.study.registry import all_methods
 from equipoise.study.saved_model import FORMAT
@@ -51,11 +51,11 @@ def read_description(folder: Path, name: str, weights: int = 0) -> dict[str, Any
         raise BadInput(f"{file}: expected the description of a model, at most {limit:,} bytes, found more")
     try:
         content = json.loads(text, parse_constant=_refuse)
-        found = content["format"]
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise BadInput(f"{file}: expected the description of a model, found damage: {_short(problem)}") from None
-    if found != FORMAT or isinstance(found, bool):
-        raise BadInput(f"{file}: expected format {FORMAT}, found {_short(found)}; open it with the version it is of")
+        version = content["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadInput(f"{file}: expected the description of a model, found damage: {_short(error)}") from None
+    if version != FORMAT or isinstance(version, bool):
+        raise BadInput(f"{file}: expected format {FORMAT}, found {_short(version)}; open it with the version it is of")
     return content
 
 
@@ -65,17 +65,17 @@ def problems_in(content: Mapping[str, Any]) -> list[str]:
     Args:
         content: As `read_description` gives it.
     """
-    if found := at_most(_CONTENT(content, "")):
-        return found
+    if problems := at_most(_CONTENT(content, "")):
+        return problems
     row, test = content["row"], content["row"].get("test", {})
     if row["method"] not in all_methods():
-        found.append(f"row.method: {unknown_name(row['method'], all_methods())}")
+        problems.append(f"row.method: {unknown_name(row['method'], all_methods())}")
     if (view := test.get("view")) is not None and view in test:
-        found += _each(_SHARE)(test[view], f"row.test.{view}")
-    found += name_problems(content["inputs"])
+        problems += _each(_SHARE)(test[view], f"row.test.{view}")
+    problems += name_problems(content["inputs"])
     for name, plain in content["inputs"].items():
-        found += _input_problems(plain, f"inputs{_key(name)}")
-    return found
+        problems += _input_problems(plain, f"inputs{_key(name)}")
+    return problems
 
 
 def row_problems(content: Mapping[str, Any]) -> list[str]:
@@ -90,10 +90,10 @@ def at_most(problems: Iterable[str]) -> list[str]:
 
 
 def _input_problems(plain: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Contradictions between the fields of an input."""
+    """Name the contradictions between the fields of an input."""
     read, stored, scales = plain["read"], tuple(plain["stored"]), [key for key in _SCALES if key in plain]
     try:
-        seen = stored if plain["view"] is None else _view(plain["view"]).shape(stored)
+        seen = stored if plain["view"] is None else view_of(dict(plain["view"])).shape(stored)
     except (ArithmeticError, IndexError, KeyError, TypeError, ValueError):
         seen = ()
     if list(seen) != read:
@@ -110,10 +110,6 @@ def _input_problems(plain: Mapping[str, Any], where: str) -> Iterator[str]:
         yield f"{where}.most: expected a number of the type {plain['dtype']}, found {plain['most']}"
     if 8 * BATCH * max(math.prod(stored), math.prod(read)) > _memory():
         yield f"{where}: expected samples of which {BATCH} fit into memory, found the shape {list(stored)}"
-
-
-def _view(plain: Mapping[str, Any]) -> View:
-    return view_of(dict(plain))
 
 
 def _memory() -> int:
@@ -137,26 +133,18 @@ def _or_null(check: Check) -> Check:
     return lambda value, where: () if value is None else check(value, where)
 
 
-def _list(check: Check, least: int = 0, most: int = MOST) -> Check:
-    def checked(value: Any, where: str) -> Iterator[str]:
-        if not isinstance(value, list) or not least <= len(value) <= most:
-            yield f"{where}: expected a list{f' of at least {least}' if least else ''}, found {_short(value)}"
-            return
-        for number, one in enumerate(value):
-            yield from check(one, f"{where}[{number}]")
-
-    return checked
-
-
-def _each(check: Check, least: int = 0) -> Check:
-    """The same check for every value of an object, whatever its keys."""
+def _each(check: Check, kind: type = dict, least: int = 0, most: int = MOST) -> Check:
+    """Apply the same check to every value of an object, whatever its keys, or to every item of a list."""
+    sizes = (f" of at least {least}" if kind is list else " with entries") if least else ""
+    expected = f"{'a list' if kind is list else 'an object'}{sizes}"
 
     def checked(value: Any, where: str) -> Iterator[str]:
-        if not isinstance(value, dict) or len(value) < least:
-            yield f"{where}: expected an object{' with entries' if least else ''}, found {_short(value)}"
+        if not isinstance(value, kind) or not least <= len(value) <= most:
+            yield f"{where}: expected {expected}, found {_short(value)}"
             return
-        for key, one in value.items():
-            yield from check(one, f"{where}{_key(key)}")
+        places = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in places:
+            yield from check(item, f"{where}{_key(key)}")
 
     return checked
 
@@ -178,25 +166,27 @@ def _record(fields: Mapping[str, Check], may: Mapping[str, Check] | None = None)
     return checked
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+def _is_number(value: Any, kind: Any = int | float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _whole(least: int, most: int = MOST) -> Check:
-    def fine(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-    return _rule(f"a whole number from {least} to {most}", fine)
+    expected = f"a whole number from {least} to {most}"
+    return _rule(expected, lambda value: _is_number(value, int) and least <= value <= most)
 
 
 _TEXT = _rule("a text", lambda value: isinstance(value, str) and len(value) <= LONGEST)
 _NUMBER = _rule("a number", _is_number)
 _POSITIVE = _rule("a number above zero", lambda value: _is_number(value) and value > 0)
 _SHARE = _or_null(_rule("a number from 0 to 1, or null", lambda value: _is_number(value) and 0 <= value <= 1))
-_SHAPE = _list(_whole(1), least=1, most=8)
-_SCALES = {"mean": _list(_NUMBER), "deviation": _list(_POSITIVE)}
+_SHARES = dict.fromkeys(("fused", "committee", "fused_ece", "committee_ece"), _SHARE)
+_NAMES = dict.fromkeys(("data", "split", "config", "label", "method"), _TEXT)
+_FLAG = _rule("true or false", lambda value: isinstance(value, bool))
+_ANY = _rule("anything", lambda _: True)
+_SHAPE = _each(_whole(1), list, least=1, most=8)
+_SCALES = {"mean": _each(_NUMBER, list), "deviation": _each(_POSITIVE, list)}
 _ANSWERS = _record({"fused": _SHARE, "committee": _SHARE})
-_COLOURS = _list(_NUMBER, least=1, most=16)
+_COLOURS = _each(_NUMBER, list, least=1, most=16)
 _VIEWS = {
     "Scaled": _record({"scale": _NUMBER}),
     "TimeLast": _record({}),
@@ -206,9 +196,8 @@ _VIEWS = {
 
 
 def _check_view(value: Any, where: str) -> Iterator[str]:
-    yield from (found := [*_record({"kind": _one_of(*_VIEWS)})(value, where)])
-    if not found:
-        yield from _VIEWS[value["kind"]](value, where)
+    problems = [*_record({"kind": _one_of(*_VIEWS)})(value, where)]
+    yield from problems or _VIEWS[value["kind"]](value, where)
 
 
 def _check_faults(value: Any, where: str) -> Iterator[str]:
@@ -216,47 +205,24 @@ def _check_faults(value: Any, where: str) -> Iterator[str]:
         return
     yield from _record({"mean": _ANSWERS, "worst": _ANSWERS})(value, where)
     if isinstance(value, dict):
-        sensors = {key: each for key, each in value.items() if key not in ("mean", "worst")}
+        sensors = {key: faults for key, faults in value.items() if key not in ("mean", "worst")}
         yield from _each(_each(_each(_ANSWERS)))(sensors, where)
 
 
 _INPUT = _record(
-    {
-        "read": _SHAPE,
-        "stored": _SHAPE,
-        "dtype": _one_of(*TYPES),
-        "view": _or_null(_check_view),
-        "ragged": _rule("true or false", lambda value: isinstance(value, bool)),
-    },
+    {"read": _SHAPE, "stored": _SHAPE, "dtype": _one_of(*TYPES), "view": _or_null(_check_view), "ragged": _FLAG},
     {"most": _whole(0, 2**63 - 1), **_SCALES},
 )
-_TEST = _record(
-    {},
-    {
-        **dict.fromkeys(("fused", "committee", "fused_ece", "committee_ece"), _SHARE),
-        "view": _or_null(_TEXT),
-        "faults": _or_null(_check_faults),
-    },
-)
+_TEST = _record({}, {**_SHARES, "view": _or_null(_TEXT), "faults": _or_null(_check_faults)})
+_VALIDATION = _record({}, {"fused": _SHARE})
+_RUN = _record({"encoder": _TEXT, "features": _whole(1), "fusion": _one_of(*get_args(Fusion))})
 _ROW = _record(
-    {
-        **dict.fromkeys(("data", "split", "config", "label", "method"), _TEXT),
-        "seed": _whole(-(2**63), 2**64),
-        "fold": _or_null(_whole(0)),
-        "params": _each(lambda *_: ()),
-        "run": _record({"encoder": _TEXT, "features": _whole(1), "fusion": _one_of(*get_args(Fusion))}),
-    },
-    {
-        "about": _TEXT,
-        "protocol": _TEXT,
-        "test": _TEST,
-        "validation": _record({}, {"fused": _SHARE}),
-        "versions": _each(_TEXT),
-    },
+    {**_NAMES, "seed": _whole(-(2**63), 2**64), "fold": _or_null(_whole(0)), "params": _each(_ANY), "run": _RUN},
+    {"about": _TEXT, "protocol": _TEXT, "test": _TEST, "validation": _VALIDATION, "versions": _each(_TEXT)},
 )
 _CONTENT = _record(
     {
-        "classes": _list(_TEXT, least=2),
+        "classes": _each(_TEXT, list, least=2),
         "unimodal": _one_of(None, *get_args(Unimodal)),
         "inputs": _each(_INPUT, least=1),
         "parts": _each(_each(_whole(0, 2**63))),
@@ -265,9 +231,9 @@ _CONTENT = _record(
 )
 
 
-def _key(name: str) -> str:
-    """A key as it stands behind a place; an odd one in quotes, without what a terminal would take for a command."""
-    return f".{name}" if name.isidentifier() and name.isascii() else f"[{_short(name)}]"
+def _key(name: str | int) -> str:
+    """Write a key behind a place; an odd one in quotes, without what a terminal would take for a command."""
+    return f".{name}" if isinstance(name, str) and name.isidentifier() and name.isascii() else f"[{_short(name)}]"
 
 
 _REPR = reprlib.Repr()  # which is short and shallow, whatever there is

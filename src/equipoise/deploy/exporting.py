@@ -72,7 +72,9 @@ def export(
             graph that does not agree is removed.
         ModuleNotFoundError: If a package is not installed; it says what to type.
     """
-    write = _writer(to)
+    write = look_up("form", to, FORMS)
+    if missing := [name for name in ("onnx", "onnxscript") if to == "onnx" and find_spec(name) is None]:
+        raise ModuleNotFoundError(f"export to ONNX needs {' and '.join(missing)}; type: {INSTALL}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with evaluating(model), torch.no_grad(), _plain_and_quiet():
@@ -90,14 +92,13 @@ def export(
             f"Export the other way: --to {next(form for form in FORMS if form != to)}"
         )
     subsets = len(_subsets(list(model.input_specs)))
-    checked = (
-        f"{subsets} subset{'s' if subsets > 1 else ''} of the sensors, batches of {' and '.join(map(str, BATCHES))}"
-    )
+    plural, batches = "s" if subsets > 1 else "", " and ".join(map(str, BATCHES))
+    checked = f"{subsets} subset{plural} of the sensors, batches of {batches}"
     return ExportedModel(file, to, difference, checked, tuple(model.input_names), tuple(model.output_names))
 
 
 def compare(model: Deployable, run: Runner) -> float:
-    """The largest difference between a graph and `LateFusion.predict`, over batch sizes and subsets of the sensors.
+    """Compute the largest difference between a graph and `LateFusion.predict`, over batch sizes and subsets of the sensors.
 
     Absent sensors hold NaN, or the largest number there is, so that a graph which reads them is found out. Beside whole
     batches with the same sensors, one batch has other sensors in every sample; there the graph is compared with itself.
@@ -114,14 +115,6 @@ def compare(model: Deployable, run: Runner) -> float:
     return max(worst, _difference(model(given), run(given)))
 
 
-def _writer(to: str) -> Writer:
-    write = look_up("form", to, FORMS)
-    missing = [name for name in ("onnx", "onnxscript") if to == "onnx" and find_spec(name) is None]
-    if missing:
-        raise ModuleNotFoundError(f"export to ONNX needs {' and '.join(missing)}; type: {INSTALL}")
-    return write
-
-
 def _program(model: nn.Module, inputs: dict[str, Tensor]) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=1)
     return torch.export.export(model, (inputs,), dynamic_shapes=({name: {0: batch} for name in inputs},))
@@ -134,8 +127,7 @@ def _to_onnx(model: Deployable, folder: Path, facts: Mapping[str, str]) -> tuple
     )
     assert written is not None
     written.model.metadata_props.update({f"equipoise.{key}": value for key, value in facts.items()})
-    file = inside(folder, "model.onnx")
-    inside(folder, f"{file.name}.data")  # where the exporter puts the weights of a large model
+    file, _ = inside(folder, "model.onnx"), inside(folder, "model.onnx.data")  # the weights of a large model
     written.save(str(file))
     return file, run_onnx(file) if find_spec("onnxruntime") is not None else None
 
@@ -151,7 +143,7 @@ FORMS: dict[str, Writer] = {"onnx": _to_onnx, "torch-export": _to_torch_export}
 
 
 def run_onnx(file: Path | str) -> Runner:
-    """A function that runs an ONNX file in onnxruntime: tensors by name in, tensors by name out."""
+    """Return a function that runs an ONNX file in onnxruntime: tensors by name in, tensors by name out."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])

@@ -176,8 +176,8 @@ class SensorMonitor:
         memory: float = 0.4,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        self.modalities, self.limits, self.heights, self.memory = tuple(modalities), limits, heights, memory
-        self.facts = dict(facts or {})
+        self.modalities, self.limits, self.heights = tuple(modalities), limits, heights
+        self.memory, self.facts = memory, dict(facts or {})
         self._state: MonitorState | None = None
 
     @classmethod
@@ -205,7 +205,11 @@ class SensorMonitor:
             ValueError: If the data does not fit together, or a stream is too short.
         """
         modalities = [name for name in heads if name != "fused"]
-        problems = _problems(heads, modalities, group, false_alarms, stretch, memory)
+        problems = [f"what the head of at least one sensor says; found {sorted(heads)}."] if not modalities else []
+        problems += _data_problems({name: heads[name] for name in modalities}, group, stretch) if modalities else ()
+        problems += [f"false_alarms between 0 and 1; found {false_alarms}."] if not 0 < false_alarms < 1 else []
+        problems += [f"memory above 0 and at most 1; found {memory}."] if not 0 < memory <= 1 else []
+        problems += [f"stretch to be at least 1; found {stretch}."] if stretch < 1 else []
         raise_all(f"SensorMonitor.fit expected {problem}" for problem in problems)
         logs = _stacked(heads, modalities)
         streams = [logs] if group is None else [logs[group == number] for number in group.unique()]
@@ -219,13 +223,8 @@ class SensorMonitor:
             levels = by.levels(averaged(stream, memory, by.centre)).amax(dim=1)
             highest = levels.unfold(0, stretch, 1).amax(dim=2)
             needs.append(highest.quantile(1 - false_alarms / levels.shape[1], dim=0))
-        facts = {
-            "streams": len(streams),
-            "windows": len(logs),
-            "false_alarms": false_alarms,
-            "stretch": stretch,
-            "needed_by_stream": [need.tolist() for need in needs],
-        }
+        facts = {"streams": len(streams), "windows": len(logs), "false_alarms": false_alarms, "stretch": stretch}
+        facts["needed_by_stream"] = [need.tolist() for need in needs]
         heights = bound_for_the_next(torch.stack(needs))
         # However odd healthy streams are: a sensor that says the same for a whole stretch must not go unnoticed.
         heights[MOVEMENT] = heights[MOVEMENT].clamp(max=0.9 * limits.of_standstill(stretch, memory))
@@ -319,20 +318,11 @@ def _stacked(heads: Mapping[str, Any], modalities: Sequence[str]) -> Tensor:
     return torch.stack([torch.as_tensor(heads[name]).float().log_softmax(dim=1) for name in modalities], dim=1)
 
 
-def _problems(
-    heads: Mapping[str, Tensor],
-    modalities: Sequence[str],
-    group: Tensor | None,
-    false_alarms: float,
-    stretch: int,
-    memory: float,
-) -> Iterator[str]:
-    if not modalities:
-        yield f"what the head of at least one sensor says; found {sorted(heads)}."
-        return
-    shapes = {name: list(heads[name].shape) for name in modalities}
-    windows, least = shapes[modalities[0]][0], stretch + WARM_UP
-    if len(set(map(tuple, shapes.values()))) > 1 or len(shapes[modalities[0]]) != 2:
+def _data_problems(heads: Mapping[str, Tensor], group: Tensor | None, stretch: int) -> Iterator[str]:
+    shapes = {name: list(scores.shape) for name, scores in heads.items()}
+    first = next(iter(shapes.values()))
+    windows, least = first[0], stretch + WARM_UP
+    if len(first) != 2 or any(shape != first for shape in shapes.values()):
         yield f"scores [N, C], the same for every head; found {shapes}."
     elif group is not None and group.shape != (windows,):
         yield f"a group per window, [{windows}]; found {list(group.shape)}."
@@ -341,9 +331,3 @@ def _problems(
         if (shortest := min(sizes, default=0)) < least:
             advice = "Leave short streams out, or join those of one person."
             yield f"streams of at least {least} windows; found one of {shortest}. {advice}"
-    if not 0 < false_alarms < 1:
-        yield f"false_alarms between 0 and 1; found {false_alarms}."
-    if not 0 < memory <= 1:
-        yield f"memory above 0 and at most 1; found {memory}."
-    if stretch < 1:
-        yield f"stretch to be at least 1; found {stretch}."

@@ -51,35 +51,20 @@ def as_markdown(table: ResultTable) -> str:
 def as_latex(table: ResultTable) -> str:
     """Write a table in LaTeX for ``booktabs``, as the paper prints it."""
     alignment = "l" + "".join("l" if column.kind == "words" else "r" for column in table.columns)
-    units = (f" {{\\tiny ({column.unit.translate(_LATEX)})}}" if column.unit else "" for column in table.columns)
-    head = [
-        "Method",
-        *(column.title.translate(_LATEX) + unit for column, unit in zip(table.columns, units, strict=True)),
-    ]
-    body = ([label.translate(_LATEX), *map(_latex_cell, table.columns, cells)] for label, cells in _lines(table))
-    return "\n".join(
-        [
-            "% needs \\usepackage{booktabs}",
-            *(f"% {note}" for note in table.notes),
-            f"\\begin{{tabular}}{{{alignment}}}",
-            "\\toprule",
-            " & ".join(head) + r" \\",
-            "\\midrule",
-            *(" & ".join(cells) + r" \\" for cells in body),
-            "\\bottomrule",
-            "\\end{tabular}",
-            "",
-        ]
-    )
+    notes = ["% needs \\usepackage{booktabs}", *(f"% {note}" for note in table.notes)]
+    lines = [["Method", *map(_latex_heading, table.columns)]]
+    lines += [[label.translate(_LATEX), *map(_latex_cell, table.columns, cells)] for label, cells in _lines(table)]
+    head, *body = (" & ".join(cells) + r" \\" for cells in lines)
+    rules = [f"\\begin{{tabular}}{{{alignment}}}", "\\toprule", head, "\\midrule", *body, "\\bottomrule"]
+    return "\n".join([*notes, *rules, "\\end{tabular}", ""])
 
 
 def as_csv(table: ResultTable) -> str:
     """Write the raw numbers with all their digits; what is missing is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    names = [f"{column.key}{suffix}" for column in table.columns
-             for suffix in ("", *(f"_{name}" for name in _NUMBERS[column.kind][1:]))]  # fmt: skip
-    writer.writerow(["label", *map(_csv_cell, names)])
+    names = [[column.key, *(f"{column.key}_{name}" for name in _NUMBERS[column.kind][1:])] for column in table.columns]
+    writer.writerow(["label", *(_csv_cell(name) for some in names for name in some)])
     for label, cells in _lines(table):
         values = [value for column, cell in zip(table.columns, cells, strict=True) for value in _raw(column, cell)]
         writer.writerow(map(_csv_cell, (label, *values)))
@@ -88,23 +73,22 @@ def as_csv(table: ResultTable) -> str:
 
 def as_dict(table: ResultTable) -> dict[str, Any]:
     """Return a table as plain dictionaries and lists."""
-    return {
-        "title": table.title,
-        "columns": [{"key": column.key, "title": column.title, "unit": column.unit} for column in table.columns],
-        "lines": [
-            {
-                "label": label,
-                **{column.key: _json_cell(column, cell) for column, cell in zip(table.columns, cells, strict=True)},
-            }
-            for label, cells in _lines(table)
-        ],
-        "notes": list(table.notes),
-    }
+    columns = [{"key": column.key, "title": column.title, "unit": column.unit} for column in table.columns]
+    keys = [column.key for column in table.columns]
+    lines = [
+        {"label": label, **dict(zip(keys, map(_json_cell, table.columns, cells), strict=True))}
+        for label, cells in _lines(table)
+    ]
+    return {"title": table.title, "columns": columns, "lines": lines, "notes": list(table.notes)}
 
 
 def as_json(table: ResultTable) -> str:
     """Write a table as JSON, raw numbers with all their digits."""
-    return json.dumps(as_dict(table), ensure_ascii=False, allow_nan=False, indent=2)
+    return _json(as_dict(table))
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=2)
 
 
 def _joined_csv(tables: Tables) -> str:
@@ -122,16 +106,11 @@ def _joined_csv(tables: Tables) -> str:
     return out.getvalue()
 
 
-def _joined_json(tables: Tables) -> str:
-    content = [{"data": data, **as_dict(table)} for data, table in tables.items()]
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=2)
-
-
 FORMATS: dict[str, tuple[Callable[[ResultTable], str], Callable[[Tables], str]]] = {
     "markdown": (as_markdown, lambda tables: "\n".join(map(as_markdown, tables.values()))),
     "latex": (as_latex, lambda tables: "\n".join(f"% {table.title}\n{as_latex(table)}" for table in tables.values())),
     "csv": (as_csv, _joined_csv),
-    "json": (as_json, _joined_json),
+    "json": (as_json, lambda tables: _json([{"data": data, **as_dict(table)} for data, table in tables.items()])),
 }
 """The functions that write one table, and several in one text."""
 
@@ -177,6 +156,11 @@ def _markdown_cell(cell: Cell) -> str:
     main = f"**{main}**" if cell.best else main
     main = f"<u>{main}</u>" if cell.fastest else main
     return f"{main} {_markdown_text(cell.aside)}" if cell.aside else main
+
+
+def _latex_heading(column: ResultColumn) -> str:
+    unit = f" {{\\tiny ({column.unit.translate(_LATEX)})}}" if column.unit else ""
+    return column.title.translate(_LATEX) + unit
 
 
 def _latex_cell(column: ResultColumn, cell: Cell) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, final
 
 from equipoise.report.aggregate import PROTOCOLS, MeanStd, Row, RunGroup, aggregate, dig, modalities, number
@@ -13,6 +14,10 @@ from equipoise.report.results import Results
 
 MISSING = "–"
 SHAPLEY_ERROR = "shapley_error"
+SHAPLEY_NOTE = (
+    "Shapley values of more than eight modalities are estimated from random orders; ± standard error is that of one "
+    "run's estimate, mean over runs."
+)
 
 
 @final
@@ -96,9 +101,8 @@ class Cell:
 
     def aside_in(self, width: int, space: str = " ") -> str:
         """Return what is written after the number, padded so that it is aligned in a column of this width."""
-        if self.aside.startswith("± "):
-            return "± " + self.aside[2:].rjust(width - 2, space)
-        return self.aside.rjust(width, space)
+        sign = "± " if self.aside.startswith("± ") else ""
+        return sign + self.aside.removeprefix(sign).rjust(width - len(sign), space)
 
 
 @final
@@ -189,6 +193,8 @@ def _mark_best(column: ResultColumn, groups: Sequence[RunGroup], cells: list[Cel
 
 # -- the tables of a study --
 
+_accuracy = partial(ResultColumn, better="higher")
+
 
 def tables(results: Results, baseline: str = BASELINE) -> list[ResultTable]:
     """Build the main table of each data set."""
@@ -219,21 +225,15 @@ def main_table(
     # A protocol that all groups share is named in the heading; several get a column of their own.
     alone_unit = f"{protocols[0]}, %" if len(protocols) == 1 else "%"
     alone_by = ResultColumn("protocol", "alone by", lambda group: group.protocol, "", kind="words")
-    committee_faults = _at("test", "faults", "mean", "committee")
     columns = [
-        ResultColumn("fused", "fused", lambda group: group.fused, better="higher"),
+        _accuracy("fused", "fused", lambda group: group.fused),
         ResultColumn("difference", versus, lambda group: differences.get(group.label), "points", kind="difference"),
-        ResultColumn("committee", "committee", lambda group: group.committee, better="higher"),
-        *(
-            ResultColumn(f"alone.{name}", name, _alone(name), alone_unit, better="higher", by_protocol=True)
-            for name in modalities(rows)
-        ),
+        _accuracy("committee", "committee", lambda group: group.committee),
+        *(_accuracy(f"alone.{name}", name, _alone(name), alone_unit, by_protocol=True) for name in modalities(rows)),
         *([alone_by] if len(protocols) > 1 else []),
-        ResultColumn(
-            "disparity", "disparity", lambda group: group.disparity, "points", better="lower", by_protocol=True
-        ),
-        ResultColumn("faults.fused", "faults", lambda group: group.faults, "fused, %", better="higher"),
-        ResultColumn("faults.committee", "faults", committee_faults, "committee, %", better="higher"),
+        ResultColumn("disparity", "disparity", _at("test", "disparity"), "points", better="lower", by_protocol=True),
+        _accuracy("faults.fused", "faults", lambda group: group.faults, "fused, %"),
+        _accuracy("faults.committee", "faults", _at("test", "faults", "mean", "committee"), "committee, %"),
         ResultColumn("step", "step", lambda group: group.step, "ms, as trained", scale=1000.0, decimals=2),
     ]
     notes = [*notes_below(groups, list(differences.values())), *extra_notes]
@@ -242,12 +242,10 @@ def main_table(
 
 def missing_table(groups: Sequence[RunGroup], names: Sequence[str]) -> ResultTable:
     """Build the table of accuracy without one sensor, by each way to go on without it."""
+    faults = ((name, dig(row, "test", "faults", name, "missing") or {}) for name in names for row in _rows(groups))
     columns = [
-        ResultColumn(f"{name}.{answer}", f"no {name}", _without(name, answer), f"{answer}, %", better="higher")
-        for name in names
-        for answer in dict.fromkeys(
-            key for row in _rows(groups) for key in dig(row, "test", "faults", name, "missing") or {}
-        )
+        _accuracy(f"{name}.{answer}", f"no {name}", _without(name, answer), f"{answer}, %")
+        for name, answer in dict.fromkeys((name, answer) for name, answers in faults for answer in answers)
     ]
     return build_table("Accuracy without one sensor", columns, groups)
 
@@ -255,38 +253,32 @@ def missing_table(groups: Sequence[RunGroup], names: Sequence[str]) -> ResultTab
 def protocol_table(groups: Sequence[RunGroup], names: Sequence[str]) -> ResultTable:
     """Build the table of uni-modal accuracy by every protocol measured; estimated Shapley values with their error."""
     columns = [
-        ResultColumn(f"{protocol}.{name}", name, _at("test", protocol, name), f"{protocol}, %", better="higher")
+        _accuracy(f"{protocol}.{name}", name, _at("test", protocol, name), f"{protocol}, %")
         for protocol in PROTOCOLS
         for name in names
     ]
     unit = "± standard error of shapley, %"
     columns += [ResultColumn(f"{SHAPLEY_ERROR}.{name}", name, _at("test", SHAPLEY_ERROR, name), unit) for name in names]
-    note = (
-        "Shapley values of more than eight modalities are estimated from random orders; ± standard error is that of "
-        "one run's estimate, mean over runs."
-    )
-    notes = [note] if any(dig(row, "test", SHAPLEY_ERROR) for row in _rows(groups)) else []
+    notes = [SHAPLEY_NOTE] if any(dig(row, "test", SHAPLEY_ERROR) for row in _rows(groups)) else []
     return build_table("Accuracy of each modality alone, by every protocol", columns, groups, notes)
 
 
 def measure_table(groups: Sequence[RunGroup]) -> ResultTable:
     """Build the table of the other measures of both decisions, and of what a run costs."""
-    columns = []
-    for decision in ("fused", "committee"):
+    columns, decisions, cost = [], ("fused", "committee"), partial(ResultColumn, scale=1.0)
+    for decision in decisions:
         f1, ece, loss = (f"{decision}_{key}" for key in ("f1", "ece", "loss"))
         columns += [
-            ResultColumn(f1, f"{decision} macro F1", _at("test", f1), better="higher"),
+            _accuracy(f1, f"{decision} macro F1", _at("test", f1)),
             ResultColumn(ece, f"{decision} calibration error", _at("test", ece), better="lower"),
-            ResultColumn(loss, f"{decision} loss", _at("test", loss), "nats", scale=1.0, decimals=3, better="lower"),
+            cost(loss, f"{decision} loss", _at("test", loss), "nats", decimals=3, better="lower"),
         ]
     columns.append(ResultColumn("beats", "fused beats best modality", _beats_best, "% of runs", decimals=0))
+    worst = ("test", "faults", "worst")
+    columns += [_accuracy(f"worst.{key}", f"worst fault, {key}", _at(*worst, key)) for key in decisions]
     columns += [
-        ResultColumn(f"worst.{key}", f"worst fault, {key}", _at("test", "faults", "worst", key), better="higher")
-        for key in ("fused", "committee")
-    ]
-    columns += [
-        ResultColumn("total", "whole run", _at("seconds", "total"), "s", scale=1.0, decimals=1),
-        ResultColumn("memory", "peak memory", _at("memory"), "MB", scale=1.0, decimals=0),
+        cost("total", "whole run", _at("seconds", "total"), "s"),
+        cost("memory", "peak memory", _at("memory"), "MB", decimals=0),
         ResultColumn("runs", "runs", lambda group: str(len(group.rows)), "", kind="words"),
     ]
     return build_table("More measures", columns, groups)
@@ -296,13 +288,9 @@ def fault_table(groups: Sequence[RunGroup], decision: str) -> ResultTable:
     """Build the table of the accuracy of one decision under every fault at every level."""
     rows = _rows(groups)
     names = modalities(rows)
-    paths = dict.fromkeys(
-        (name, *path) for row in rows for name in names for path in _paths(dig(row, "test", "faults", name), decision)
-    )
-    columns = [
-        ResultColumn(".".join(path), " ".join(path), _at("test", "faults", *path, decision), better="higher")
-        for path in paths
-    ]
+    faults = ((name, dig(row, "test", "faults", name)) for row in rows for name in names)
+    paths = dict.fromkeys((name, *path) for name, levels in faults for path in _paths(levels, decision))
+    columns = [_accuracy(".".join(path), " ".join(path), _at("test", "faults", *path, decision)) for path in paths]
     return build_table(f"Accuracy under every fault, {decision}", columns, groups)
 
 
