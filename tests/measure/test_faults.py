@@ -150,7 +150,7 @@ def test_errors_say_what_to_do() -> None:
         accuracy_under_faults(
             model, replace(part, inputs={**part.inputs, "audio": part.inputs["audio"].long()}), training
         )
-    with pytest.raises(ValueError, match=r"of 'cam_left' in the part and in its training statistics"):
+    with pytest.raises(ValueError, match=r"of 'cam_left' in the part and its training statistics"):
         accuracy_under_faults(model, part, training_statistics(random_part(1)))
     with pytest.raises(ValueError, match="No modality may be called 'mean'"):  # it would hide a summary
         LateFusion({"mean": MLP(3)}, classes=3)

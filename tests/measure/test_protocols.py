@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from equipoise.data import Part
 from equipoise.measure import decisions, probe_accuracy, unimodal_accuracy
-from equipoise.measure.probe import PENALTY, Probe, fit_probe
-from equipoise.measure.protocols import EXACT, sampled_shapley, subset_accuracy
+from equipoise.measure.protocols import EXACT, PENALTY, Probe, fit_probe, sampled_shapley, subset_accuracy
 from equipoise.models import LateFusion
 from equipoise.models.shapley import shapley_values
 from measure.constructed import names, random_model, random_part, reader, told

@@ -65,11 +65,11 @@ def test_disparity_is_that_of_the_view() -> None:
     half_right = torch.where(torch.arange(12) < 6, label, (label + 1) % 3)
     part = Part({"audio": told(label), "video": told(half_right)}, label)
     splits = Splits("made", part, part, part, ("a", "b", "c"))
-    good = measure_run(reader({"audio": 1.0, "video": 0.0}), splits, seed=0, with_faults=False)["test"]
+    good = measure_run(reader({"audio": 1.0, "video": 0.0}), splits, seed=0, faults=False)["test"]
     assert good["disparity"] == 0.5
     assert good["beats_best_single"] is False  # as good as audio, and no better
     assert good["split"] != good["head"]
-    bad = measure_run(reader({"audio": 0.0, "video": 1.0}, unimodal="split"), splits, seed=0, with_faults=False)["test"]
+    bad = measure_run(reader({"audio": 0.0, "video": 1.0}, unimodal="split"), splits, seed=0, faults=False)["test"]
     assert bad["split"]["video"] == bad["fused"] == 0.5
     assert bad["beats_best_single"] is False
 
@@ -83,7 +83,7 @@ def test_fusing_can_beat_the_best() -> None:
     video = torch.where(first[:, None], told(wrong, size=1.0), told(label, size=9.0))
     part = Part({"audio": audio, "video": video}, label)
     splits = Splits("made", part, part, part, ("a", "b", "c"))
-    found = measure_run(reader({"audio": 1.0, "video": 1.0}), splits, seed=0, with_faults=False)["test"]
+    found = measure_run(reader({"audio": 1.0, "video": 1.0}), splits, seed=0, faults=False)["test"]
     assert found["head"] == {"audio": 0.5, "video": 0.5}
     assert found["fused"] == 1.0
     assert found["beats_best_single"] is True
@@ -92,7 +92,7 @@ def test_fusing_can_beat_the_best() -> None:
 def test_the_committee_is_fitted_on_validation_and_nothing_else_changes() -> None:
     model, splits = random_model(2), random_splits(2)
     twin, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
-    measure_run(model, splits, seed=0, with_faults=False)
+    measure_run(model, splits, seed=0, faults=False)
     fit_committee(twin, (splits.validation.inputs, splits.validation.label), groups=splits.validation.group)
     torch.testing.assert_close(model.committee, twin.committee)
     assert not torch.equal(model.committee, before["committee"])
@@ -111,7 +111,7 @@ def test_the_test_part_decides_nothing() -> None:
 
 
 def test_parts_can_be_left_out() -> None:
-    found = measure_run(random_model(2), random_splits(2), seed=0, with_faults=False, with_protocols=False)
+    found = measure_run(random_model(2), random_splits(2), seed=0, faults=False, protocols=False)
     expected = [*DECISIONS, "view", "head", "disparity", "beats_best_single"]
     assert list(found["test"]) == list(found["validation"]) == expected
 

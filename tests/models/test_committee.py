@@ -239,7 +239,7 @@ def test_what_does_not_fit_is_named() -> None:
         fit_committee(model, [])
     with pytest.raises(ValueError, match=r"in batch 0: 90 labels, and there are 80; 90 groups, and there are 5. Leave"):
         fit_committee(model, (inputs, labels[:80], labels[:5]))
-    with pytest.raises(ValueError, match="in batch 1: an input for every modality, and 's1' is missing"):
+    with pytest.raises(ValueError, match="in batch 1: an input for 's1', which is missing"):
         fit_committee(model, [(inputs, labels), ({"s0": inputs["s0"]}, labels)])
     with pytest.raises(ValueError, match="labels from 0 to 2, one per class; found 1 to 3"):
         fit_committee(model, (inputs, torch.arange(90) % 3 + 1))

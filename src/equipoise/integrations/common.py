@@ -1,7 +1,5 @@
 """Code that several integrations share: missing packages, image backbones, and the flat logs of other trainers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, final
 

@@ -1,7 +1,5 @@
 """Hugging Face's Trainer, with a balancer inside."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final

@@ -1,7 +1,5 @@
 """Lightning: a callback that logs the balancing table and tells the balancer when an epoch ends."""
 
-from __future__ import annotations
-
 from typing import Any, final
 
 from equipoise.balance.balancer import Balancer

@@ -1,7 +1,5 @@
 """timm: any of its image models as an encoder."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from equipoise.integrations.common import ImageEncoder, channels_of, not_installed

@@ -1,7 +1,5 @@
 """TorchJD: its weightings as balancing methods, and our methods that mix gradients as its weightings."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Hashable
 from typing import final

@@ -1,7 +1,5 @@
 """torchvision: any of its image classifiers as an encoder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

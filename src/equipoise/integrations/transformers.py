@@ -1,7 +1,5 @@
 """transformers: its models as encoders of text and of pictures, with published or random weights."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, TypeAlias, final
 
 import torch
@@ -15,7 +13,7 @@ try:
 except ModuleNotFoundError:
     raise not_installed(__name__, "transformers", "'equipoise[transformers]'") from None
 
-Source: TypeAlias = "str | PreTrainedConfig | PreTrainedModel"
+Source: TypeAlias = str | PreTrainedConfig | PreTrainedModel
 """A name or folder of a model, a configuration, or a model."""
 WORDS = 2**15  # what 16 bits hold, as in the encoder "words"
 

@@ -5,8 +5,6 @@ and [N, C, H, W] have none, and there the samples of a group, in their order, ar
 padding counts as signal: encoders that know lengths ignore it.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -161,10 +159,8 @@ def _chosen(part: Part, modality: str, *, own: bool) -> dict[str, Tensor]:
 def _problems(model: LateFusion, part: Part, training: TrainingStatistics) -> Iterator[str]:
     for name in getattr(model, "encoders", ()):
         if name not in part.inputs or name not in training.mean:
-            yield (
-                f"faults expected floating-point inputs of {name!r} in the part and in its training statistics; found "
-                f"{sorted(part.inputs)} and {sorted(training.mean)}. Type training_statistics(splits.train)."
-            )
+            hint = f"found {sorted(part.inputs)} and {sorted(training.mean)}. Type training_statistics(splits.train)."
+            yield f"faults expected floating-point inputs of {name!r} in the part and its training statistics; {hint}"
         elif not part.inputs[name].is_floating_point():
             yield f"faults expected floating-point inputs; found {part.inputs[name].dtype} in {name!r}. Type .float()."
 

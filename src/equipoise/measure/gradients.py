@@ -1,7 +1,6 @@
 """Gradient conflict: the fused loss and a modality's own loss pull its encoder in opposite directions."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,29 +34,21 @@ def conflict(model: LateFusion, part: Part, batch: int = 512, seed: int = 0) -> 
     """
     check_model("Measuring", model)
     if model.unimodal not in ("head", "split"):
-        raise ValueError(
-            f"conflict expected a model with unimodal='head' or 'split', whose uni-modal losses reach the encoders; "
-            f"found unimodal={model.unimodal!r}. Build it with LateFusion(…, unimodal='head')."
-        )
+        hint = f"found unimodal={model.unimodal!r}. Build it with LateFusion(…, unimodal='head')."
+        raise ValueError(f"conflict expected unimodal='head' or 'split', whose losses reach the encoders; {hint}")
     rows = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))[:batch]
     chosen = part.take(rows.to(part.label.device)).to(model.committee.device).ready()
+    cosine = {}
     with evaluating(model), torch.enable_grad():
         losses = cross_entropies(model(chosen.inputs), chosen.label, "mean")
-        cosine = {
-            name: _cosine(losses["fused"], losses[name], list(model.encoders[name].parameters()))
-            for name in model.encoders
-        }
+        for name, encoder in model.encoders.items():
+            moving = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+            both = [_gradient(losses[objective], moving) for objective in ("fused", name) if moving]
+            tiny = torch.finfo(torch.float64).tiny
+            cosine[name] = F.cosine_similarity(*both, dim=0, eps=tiny).item() if both else 0.0
     return {"cosine": cosine, "conflicting": sum(value < 0 for value in cosine.values()) / len(cosine)}
 
 
-def _cosine(fused: Tensor, own: Tensor, parameters: list[Tensor]) -> float:
-    moving = [parameter for parameter in parameters if parameter.requires_grad]
-    if not moving:
-        return 0.0
-    first, second = _gradient(fused, moving), _gradient(own, moving)
-    return F.cosine_similarity(first, second, dim=0, eps=torch.finfo(first.dtype).tiny).item()
-
-
-def _gradient(loss: Tensor, parameters: list[Tensor]) -> Tensor:
+def _gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     gradients = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
     return torch.cat([gradient.double().flatten() for gradient in gradients])

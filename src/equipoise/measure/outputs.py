@@ -1,11 +1,8 @@
 """Outputs of a model on the samples of a part, and their scores: accuracy, macro-F1, calibration, likelihood."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +15,7 @@ from equipoise.util.errors import raise_all
 BINS = 15
 
 
-@final
-@dataclass(frozen=True)
-class Outputs:
+class Outputs(NamedTuple):
     """The decisions on the N samples of a part, in double precision, on the model's device.
 
     Args:

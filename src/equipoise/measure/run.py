@@ -1,7 +1,5 @@
 """The measurements of a results row about a trained model. The test part is read here and nowhere else."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -18,13 +16,7 @@ FAULTS_LIMIT = 4 * 2**30
 
 
 def measure_run(
-    model: LateFusion,
-    splits: Splits,
-    *,
-    seed: int,
-    with_faults: bool = True,
-    with_protocols: bool = True,
-    batch: int = 512,
+    model: LateFusion, splits: Splits, *, seed: int, faults: bool = True, protocols: bool = True, batch: int = 512
 ) -> dict[str, dict[str, Any]]:
     """Fit the committee on the validation part, then measure the model on validation and test.
 
@@ -34,10 +26,9 @@ def measure_run(
         model: A trained model. Its committee is fitted, where it has one; nothing else of it changes.
         splits: The data it was trained on.
         seed: Of the faults' draws.
-        with_faults: Break sensors, on the test part; only where that fits into 4 GiB of memory, as
-            encoders read it, and every sensor gives floating-point numbers.
-        with_protocols: Measure protocols beyond the model's own view: split, zeroed, shapley, and on the
-            test part probe.
+        faults: Break sensors, on the test part; only where that fits into 4 GiB of memory, as encoders read it, and
+            every sensor gives floating-point numbers.
+        protocols: Measure protocols beyond the model's own view: split, zeroed, shapley, and on the test part probe.
         batch: Samples that the encoders read at a time.
 
     Returns:
@@ -51,9 +42,9 @@ def measure_run(
         batches = batches_of(splits.validation, model.committee.device, batch)
         fit_committee(model, batches, groups=splits.validation.group)
     with reading(model):
-        validation = _measure(model, splits.validation, with_protocols=with_protocols, train=None, batch=batch)
-        test = _measure(model, splits.test, with_protocols=with_protocols, train=splits.train, batch=batch)
-    if with_faults and _can_break(splits):
+        validation = _measure(model, splits.validation, protocols=protocols, train=None, batch=batch)
+        test = _measure(model, splits.test, protocols=protocols, train=splits.train, batch=batch)
+    if faults and _can_break(splits):
         solid, training = splits.test.in_memory().ready(), training_statistics(splits.train)
         test["faults"] = accuracy_under_faults(model, solid, training, seed, batch)
     return {"validation": validation, "test": test}
@@ -66,7 +57,7 @@ def _can_break(splits: Splits) -> bool:
     return size <= FAULTS_LIMIT and all(one[name].is_floating_point() for name in splits.modalities)
 
 
-def _measure(model: LateFusion, part: Part, *, with_protocols: bool, train: Part | None, batch: int) -> dict[str, Any]:
+def _measure(model: LateFusion, part: Part, *, protocols: bool, train: Part | None, batch: int) -> dict[str, Any]:
     features = read_features(model, part, batch)
     outputs = decide(model, features, part.label)
     numbers: dict[str, Any] = {}
@@ -76,7 +67,7 @@ def _measure(model: LateFusion, part: Part, *, with_protocols: bool, train: Part
         numbers |= {f"{decision}_{score}": value for score, value in found.items()}
     own = view_accuracy(outputs)
     numbers |= {"view": outputs.view, **own}
-    if with_protocols:
+    if protocols:
         numbers |= other_protocols(model, part, features, train, batch)
     view = own.get(outputs.view or "")
     numbers["disparity"] = None if view is None else max(view.values()) - min(view.values())

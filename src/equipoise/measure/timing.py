@@ -4,8 +4,6 @@ A step is cut into pieces: reading the data, forward, balance, backward and upda
 plain one of the fused loss is balancing.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 import time
@@ -26,9 +24,9 @@ from equipoise.training.step import step_losses
 
 PIECES = ("data", "forward", "backward", "balance", "update")
 WARM_UP = 3
+MEBIBYTE = 2**20
 PROTOCOL = "after training, on a copy: without autocast, neither compiled nor recorded, waiting after each part"
 """The way `step_seconds` measures, for a row of results."""
-MEBIBYTE = 2**20
 
 
 @final

@@ -1,7 +1,5 @@
 """Encoders by name, for a command line and for presets."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import math

@@ -67,7 +67,11 @@ def fit_committee(model: LateFusion, batches: Iterable[Batch] | Batch, groups: G
     with evaluating(model), torch.no_grad():
         for number, (inputs, answers, *rest) in enumerate([batches] if single else batches):
             outputs = class_log_probabilities(model(inputs))
-            _check_batch(number, members, outputs, answers, rest)
+            samples = len(outputs["fused"])
+            wrong = [f"an input for {name!r}, which is missing" for name in members if name not in outputs]
+            counts = {"labels": len(answers), "groups": len(rest[0]) if rest else samples}
+            wrong += [f"{samples} {what}, and there are {count}" for what, count in counts.items() if count != samples]
+            raise_all([f"fit_committee expected in batch {number}: {'; '.join(wrong)}. Leave it out."] if wrong else [])
             logs.append(torch.stack([outputs[name] for name in members], dim=1).cpu())
             labels.append(torch.as_tensor(answers).cpu())
             groups_of_batches.append(rest[0] if rest else None)
@@ -78,20 +82,6 @@ def fit_committee(model: LateFusion, batches: Iterable[Batch] | Batch, groups: G
     fit = fit_weights(torch.cat(logs), torch.cat(labels), _all_groups(groups_of_batches, groups))
     model.committee.copy_(fit.weights)
     return fit
-
-
-def _check_batch(
-    number: int, members: list[str], outputs: Mapping[str, Tensor], answers: Sequence[int] | Tensor, rest: list[Any]
-) -> None:
-    samples = len(outputs["fused"])
-    problems = []
-    if missing := [name for name in members if name not in outputs]:
-        problems.append(f"an input for every modality, and {', '.join(map(repr, missing))} is missing")
-    for what, values in (("labels", answers), ("groups", rest[0] if rest else outputs["fused"])):
-        if len(values) != samples:
-            problems.append(f"{samples} {what}, and there are {len(values)}")
-    if problems:
-        raise ValueError(f"fit_committee expected in batch {number}: {'; '.join(problems)}. Leave such batches out.")
 
 
 def _all_groups(of_batches: list[Any], given: Groups | None) -> Any:

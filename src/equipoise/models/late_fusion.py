@@ -119,11 +119,8 @@ class LateFusion(nn.Module):
 
     def complete(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add a feature vector of zeros for each missing modality."""
-        first = next(iter(features.values()))
-        return {
-            name: features[name] if name in features else first.new_zeros(first.shape[0], size)
-            for name, size in self.sizes.items()
-        }
+        first, sizes = next(iter(features.values())), self.sizes.items()
+        return {name: features[name] if name in features else first.new_zeros(len(first), size) for name, size in sizes}
 
     def unimodal_outputs(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Give the own output of each modality from its features; nothing where the model has no such outputs."""

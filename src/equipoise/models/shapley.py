@@ -1,7 +1,5 @@
 """Shapley values: the contribution of each modality to an output, also of models that do not simply add them up."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations

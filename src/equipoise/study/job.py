@@ -226,7 +226,7 @@ def _measured(job: Job, model: LateFusion, splits: Splits) -> dict[str, Any]:
     if job.measure == "validation":
         splits = replace(splits, test=splits.validation)
     whole = job.measure == "all"
-    measured = measure_run(model, splits, seed=job.seed, with_faults=whole, with_protocols=whole)
+    measured = measure_run(model, splits, seed=job.seed, faults=whole, protocols=whole)
     if job.measure == "validation":
         del measured["test"]
     if job.entry.method.fused:
