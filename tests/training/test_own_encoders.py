@@ -103,7 +103,7 @@ class CannotRun(nn.Module):
 
 
 def test_memory_is_guessed_where_an_encoder_needs_content() -> None:
-    (entry,) = entries(["mimo"], ["encoder=easy:test_own_encoders.CannotRun"])
+    (entry,) = entries(["mimo"], ["encoder=easy:training.test_own_encoders.CannotRun"])
     assert bytes_needed(entry, two_sensors(samples=60)) > CONTEXT
 
 
