@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from equipoise.balance.method import MethodHooks
-from equipoise.balance.update_scale import Part, UpdateScale, moves_with_the_gradient, tensors_held, was_taken
+from equipoise.balance.update_scale import ParameterPart, UpdateScale, moves_with_the_gradient, tensors_held, was_taken
 
 Encoder: TypeAlias = "nn.Module | str | Sequence[nn.Module | Tensor | str]"
 Encoders: TypeAlias = "Mapping[str, Encoder]"
@@ -140,19 +140,23 @@ class Attachment:
         own = _tensors(self.encoders[modality], lambda module: [*module.parameters(), *module.buffers()])
         return [*own, *(part.of(part.tensor.detach()) for part in self.head_parts().get(modality, []))]
 
-    def parts(self) -> dict[str, list[Part]]:
+    def parts(self) -> dict[str, list[ParameterPart]]:
         """Return the trainable tensors per modality as they are now, with its part of the fused head."""
-        own = {name: [Part(tensor) for tensor in tensors] for name, tensors in self.parameters().items()}
+        own = {name: [ParameterPart(tensor) for tensor in tensors] for name, tensors in self.parameters().items()}
         named = {id(part.tensor) for parts in own.values() for part in parts}
         for name, parts in self.head_parts().items():
             loose = [part for part in parts if id(part.tensor) not in named and part.tensor.requires_grad]
             own.setdefault(name, []).extend(loose)
         return own
 
-    def head_parts(self) -> dict[str, list[Part]]:
+    def head_parts(self) -> dict[str, list[ParameterPart]]:
         """Return each modality's own part of the fused head, where it goes with the encoder and the model tells."""
         tells = getattr(self.model, "fused_head_parts", None) if self._heads else None
-        return {name: [Part(*part) for part in parts] for name, parts in tells().items()} if tells is not None else {}
+        return (
+            {name: [ParameterPart(*part) for part in parts] for name, parts in tells().items()}
+            if tells is not None
+            else {}
+        )
 
     def follow(self, method: MethodHooks) -> None:
         """Watch the optimisers where gradients alone do not decide what happens to an encoder.
@@ -180,7 +184,7 @@ class Attachment:
             hook.remove()
         self._hooks, self.updates = [], []
 
-    def _touched(self, method: MethodHooks) -> dict[str, list[Part]]:
+    def _touched(self, method: MethodHooks) -> dict[str, list[ParameterPart]]:
         """Return the parameters per modality that its factor acts on, as they are now."""
         return {name: [part for part in own if method.touches(part.tensor)] for name, own in self.parts().items()}
 

@@ -12,7 +12,7 @@ from torch.optim import ASGD, SGD, Optimizer
 from equipoise.balance.linear_algebra import values_of
 
 
-class Part(NamedTuple):
+class ParameterPart(NamedTuple):
     """A parameter, or some columns of it, that belong to one modality.
 
     Args:
@@ -74,10 +74,10 @@ class UpdateScale:
         parts: Lists the parameters per modality that the factors apply to, as they are now.
     """
 
-    def __init__(self, optimizer: Optimizer, parts: Callable[[], Mapping[str, Sequence[Part]]]) -> None:
+    def __init__(self, optimizer: Optimizer, parts: Callable[[], Mapping[str, Sequence[ParameterPart]]]) -> None:
         self.optimizer, self._parts = optimizer, parts
         self._notes: list[_Note] = []
-        self._before: list[tuple[Part, Tensor]] = []
+        self._before: list[tuple[ParameterPart, Tensor]] = []
         self._handles = [optimizer.register_step_pre_hook(self._save), optimizer.register_step_post_hook(self._blend)]
 
     def note(self, factors: Mapping[str, Tensor], finite: Tensor) -> None:
@@ -99,7 +99,7 @@ class UpdateScale:
         for handle in self._handles:
             handle.remove()
 
-    def _scaled(self) -> list[Part]:
+    def _scaled(self) -> list[ParameterPart]:
         """List every part once that the factors apply to and the optimiser moves."""
         held = {id(tensor) for tensor in tensors_held(self.optimizer)}
         every = (part for parts in self._parts().values() for part in parts)

@@ -21,7 +21,7 @@ from equipoise.data.sets.generated import two_sensors
 from equipoise.data.sets.watch import watch
 from equipoise.data.splits import Splits, is_length
 from equipoise.models.choose import kinds_of, reads_tokens
-from equipoise.util.errors import BadInput, look_up, raise_all
+from equipoise.util.errors import BadInput, raise_all
 
 SUFFIXES = (".npz", ".csv", ".parquet")
 ENDINGS = ", ".join(SUFFIXES)
@@ -77,8 +77,7 @@ def data_set(text: str, split: str | None = None) -> DataSet:
         return DataSet(path.name, OwnFile(os.path.realpath(path)), folds, f"Your own data, from {path}.")
     folder = _prepared_folder(text)
     prepared = Prepared.open(folder)
-    if split is not None:
-        look_up(f"{prepared.name} split", split, prepared.protocols)
+    prepared.chosen(split)
     return DataSet(prepared.name, PreparedFolder(os.path.realpath(folder), split), prepared.folds, prepared.summary)
 
 

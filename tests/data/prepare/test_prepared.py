@@ -115,7 +115,7 @@ def test_folds_of_many_groups_are_of_like_size() -> None:
 
 
 def test_unknown_protocols_and_folds_are_named(whole: Prepared) -> None:
-    with pytest.raises(BadInput, match=r"expected a protocol among official, published, families, found 'officail'"):
+    with pytest.raises(BadInput, match=r"unknown made-up split 'officail'; did you mean 'official'"):
         whole.splits("officail")
     with pytest.raises(BadInput, match="whose groups may be cut anew, found official; choose families"):
         whole.splits("official", fold=0)
@@ -255,7 +255,7 @@ def test_a_protocol_without_lists_is_not_offered(tmp_path: Path, monkeypatch: py
     made = prepare(MadeUp(), tmp_path, tmp_path / "out", workers=1)
     assert list(made.protocols) == ["families"]
     assert made.splits().protocol == "families"
-    with pytest.raises(BadInput, match="expected a protocol among families, found 'official'"):
+    with pytest.raises(BadInput, match="unknown made-up split 'official'; expected one of families"):
         made.splits("official")
     monkeypatch.setattr(MadeUp, "open", lambda *_: InMemory([replace(clip, parts={}) for clip in clips], arrays))
     with pytest.raises(BadInput, match=r"expected clips in parts under official, .*, found none in any"):

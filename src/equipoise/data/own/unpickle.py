@@ -105,7 +105,8 @@ def _measure(value: Any, known: dict[int, tuple[int, int]], around: set[int], mo
         around.add(id(value))
         size, depth = COST, 1
         for part in content if len(around) <= DEEPEST else ():
-            inner_size, inner_depth = _measure(part, known, around, most)
+            plain = type(part) in (int, float, bool)  # most are: they need no call
+            inner_size, inner_depth = (COST, 0) if plain else _measure(part, known, around, most)
             size, depth = size + inner_size, max(depth, inner_depth + 1)
         if size > most:
             refuse(f"what would be {size / 2**30:,.1f} GiB, written out: expected at most {most / 2**30:,.1f} GiB")

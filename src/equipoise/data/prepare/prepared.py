@@ -28,7 +28,7 @@ from torch import Tensor
 from equipoise.data.prepare.original import Field, Protocol
 from equipoise.data.splits import PARTS, Part, Splits
 from equipoise.data.views import view_of
-from equipoise.util.errors import BadInput, printable, raise_all
+from equipoise.util.errors import BadInput, look_up, printable, raise_all
 
 SCHEMA = 1
 FACTS, INDEX, SKIPPED, JOURNAL = "prepared.json", "index.csv", "skipped.csv", "journal.jsonl"
@@ -104,22 +104,19 @@ class Prepared:
     def index(self) -> list[dict[str, str]]:
         """The lines of `index.csv`, one per row."""
         lines = _read_table(self.folder / INDEX)
+        longest = {f"{name}_length": self.fields[name].shape[0] for name in self._ragged}
+        most = {"label": len(self.classes) - 1, "group_number": 2**62, **longest}
         try:
-            self._check_index(lines)
+            if len(lines) != self.count:
+                raise ValueError(f"{len(lines):,} lines, and {self.count:,} rows")
+            for line in lines:
+                if not all(0 <= int(line[column]) <= limit for column, limit in most.items()):
+                    raise ValueError(f"numbers out of range, {[line[column] for column in most]}")
+                if not all(line[name] in ("", *PARTS) for name in self.protocols) or line["group"] is None:
+                    raise ValueError(f"other parts than {', '.join(PARTS)}")
         except (KeyError, TypeError, ValueError) as why:
             self._refuse([f"{INDEX}: expected what `equipoise prepare` writes, found {type(why).__name__}: {why}"])
         return lines
-
-    def _check_index(self, lines: Sequence[Mapping[str, str]]) -> None:
-        if len(lines) != self.count:
-            raise ValueError(f"{len(lines):,} lines, and {self.count:,} rows")
-        longest = {f"{name}_length": self.fields[name].shape[0] for name in self._ragged}
-        most = {"label": len(self.classes) - 1, "group_number": 2**62, **longest}
-        for line in lines:
-            if not all(0 <= int(line[column]) <= limit for column, limit in most.items()):
-                raise ValueError(f"numbers out of range, {[line[column] for column in most]}")
-            if not all(line[name] in ("", *PARTS) for name in self.protocols) or line["group"] is None:
-                raise ValueError(f"other parts than {', '.join(PARTS)}")
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
@@ -142,7 +139,7 @@ class Prepared:
             fold: Instead of the protocol's own parts, its clips in folds by group: this one tests, the next validates,
                 the others train. Which fold a group is in depends on a hash of its name and on nothing else.
         """
-        name = self._chosen(protocol, fold)
+        name = self.chosen(protocol, fold)
         chosen = self.protocols[name]
         inputs = {key: mapped(self._file(key), field, self.count) for key, field in self.fields.items()}
         inputs |= {f"{key}_length": self._column(f"{key}_length") for key in self._ragged}
@@ -199,10 +196,10 @@ class Prepared:
             rows["validation"] = rows["test"]  # what was published has no other part to choose on
         return {name: torch.tensor(numbers, dtype=torch.long) for name, numbers in rows.items()}
 
-    def _chosen(self, protocol: str | None, fold: int | None) -> str:
-        if protocol is not None and protocol not in self.protocols:
-            known = ", ".join(self.protocols)
-            raise BadInput(f"{self.name}: expected a protocol among {known}, found {protocol!r}")
+    def chosen(self, protocol: str | None, fold: int | None = None) -> str:
+        """Return the name of the protocol that is used; raise an error where there is none of this name, or no fold."""
+        if protocol is not None:
+            look_up(f"{self.name} split", protocol, self.protocols)
         if fold is None:
             return protocol or next(iter(self.protocols))
         if not self._by_group or (protocol is not None and protocol not in self._by_group):
