@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from data.sets.made_avmnist import TEST, TRAIN, VALIDATION, make_ingredients, make_takes, write_idx
-from equipoise.data.sets.avmnist import AGM, AVMNIST, MULTIBENCH, PublishedPairs
+from equipoise.data.sets.avmnist import AGM, AVMNIST, MULTIBENCH, published_clips
 from equipoise.util.errors import Unreadable
 from media.made import make_wav
 
@@ -180,7 +180,6 @@ def published(tmp_path: Path) -> Path:
 
 def test_published_pairs_come_back(published: Path) -> None:
     pairs = replace(MADE, validation_images=5).open(published)
-    assert isinstance(pairs, PublishedPairs)
     assert len(pairs.listed) == 30
     for number, (part, row) in {0: ("train", 0), 19: ("train", 19), 20: ("test", 0), 29: ("test", 9)}.items():
         found = pairs.read(number)
@@ -205,7 +204,7 @@ def test_published_pairs_are_cut_as_agm_and_multibench_cut_them(published: Path)
 
 def test_the_names_of_the_cuts_are_the_counts_of_the_whole() -> None:
     labels = {("train", "label"): np.zeros(60_000, int), ("test", "label"): np.zeros(10_000, int)}
-    listed = PublishedPairs(labels, AVMNIST().validation_images).listed
+    listed = published_clips(labels, AVMNIST().validation_images).listed
     for name in (AGM, MULTIBENCH):
         counts = Counter(clip.parts[name] for clip in listed)
         assert name.split("-")[1:] == [str(counts[part]) for part in ("train", "validation", "test")]

@@ -2,7 +2,7 @@
 
 The data set of Vielzeuf et al., "CentralNet: a Multilayer Approach for Multimodal Fusion" (2018). The files that go
 round were made by others after its description, and disagree. Here it is made from its sources, so that every sound
-says the digit that is on its image; the files that go round can be read too: pairs without names, speakers unknown.
+says the digit that is on its image; the published files can be read too: pairs without names, speakers unknown.
 """
 
 from __future__ import annotations
@@ -19,26 +19,16 @@ import torch
 
 from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
 from equipoise.data.sets import avmnist_sources as sources
-from equipoise.data.sets.published import Problems, Published, by_group
+from equipoise.data.sets.published import DecodedClips, Problems, Published, by_group
 from equipoise.data.splits import PARTS
 from equipoise.data.views import Rescaled
 from equipoise.util.errors import BadInput, Unreadable, collect, demand, raise_all
 from equipoise.util.files import reading
 
+CLASSES = tuple(map(str, sources.DIGITS))
 SPEAKERS = "speakers"
 Takes = list[sources.SpokenDigit]
 AGM, MULTIBENCH = "agm-54000-9000-7000", "multibench-55000-5000-10000"
-PUBLISHED_PROTOCOLS = {
-    MULTIBENCH: Protocol(
-        "the published files: all training pairs but the last 5,000, those 5,000, and all test pairs, as MultiBench "
-        "cuts them; speakers are in all parts; selection sees validation only"
-    ),
-    AGM: Protocol(
-        "the published files: the first 90 % of the training pairs, the first 90 % of the test pairs as validation, "
-        "and both tails as test, as AGM's code cuts them; it selects on its 9,000 of validation and reports the same",
-        selects_on_test=True,
-    ),
-}
 FILES = {"image": "image/{}_data.npy", "audio": "audio/{}_data.npy", "label": "{}_labels.npy"}
 SHAPES = {"image": (784,), "audio": (112, 112), "label": ()}
 
@@ -66,22 +56,30 @@ class AVMNIST(Published):
 
     name = "avmnist"
     summary = "digits seen through three principal components, and spoken in noise; 70,000 pairs"
-    layout = (
-        "Either the ingredients:\n"
-        "  mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]   MNIST (LeCun, Cortes, Burges)\n"
-        "  fsdd/recordings/DIGIT_SPEAKER_INDEX.wav                  Free Spoken Digit Dataset, or\n"
-        "  audiomnist/data/SPEAKER/DIGIT_SPEAKER_INDEX.wav          AudioMNIST\n"
-        "  esc50/audio/*.wav and esc50/meta/esc50.csv               ESC-50, whole or in part\n"
-        "or the files that go round:\n"
-        "  image/{train,test}_data.npy, audio/{train,test}_data.npy, {train,test}_labels.npy"
-    )
+    layout = """\
+Either the ingredients:
+  mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]   MNIST (LeCun, Cortes, Burges)
+  fsdd/recordings/DIGIT_SPEAKER_INDEX.wav                  Free Spoken Digit Dataset, or
+  audiomnist/data/SPEAKER/DIGIT_SPEAKER_INDEX.wav          AudioMNIST
+  esc50/audio/*.wav and esc50/meta/esc50.csv               ESC-50, whole or in part
+or the files that go round:
+  image/{train,test}_data.npy, audio/{train,test}_data.npy, {train,test}_labels.npy"""
     protocols: ClassVar[dict[str, Protocol]] = {
         SPEAKERS: by_group(
             "MNIST's training images but its last 5,000, those 5,000, and its test images; "
             "no speaker and no noise is heard in two parts; selection sees validation only",
             folds=False,  # images and noises were cut too, and the components fitted on this training part
         ),
-        **PUBLISHED_PROTOCOLS,
+        MULTIBENCH: Protocol(
+            "the published files: all training pairs but the last 5,000, those 5,000, and all test pairs, as"
+            " MultiBench cuts them; speakers are in all parts; selection sees validation only"
+        ),
+        AGM: Protocol(
+            "the published files: the first 90 % of the training pairs, the first 90 % of the test pairs as validation,"
+            " and both tails as test, as AGM's code cuts them; it selects on its 9,000 of validation and reports the"
+            " same",
+            selects_on_test=True,
+        ),
     }
 
     snr: float = 0.0
@@ -111,7 +109,7 @@ class AVMNIST(Published):
         }
 
     def find(self, source: Path, problems: Problems) -> Clips | None:
-        """Read all sources into memory, where workers that are forked share them; or map the files that go round."""
+        """Read all sources into memory, where workers that are forked share them; or map the published files."""
         try:
             if any((source / file.format(part)).is_file() for file in FILES.values() for part in ("train", "test")):
                 return open_published(source, self.validation_images)
@@ -139,7 +137,7 @@ class Pairs(Clips):
         noises: All noises.
     """
 
-    classes = tuple(map(str, sources.DIGITS))
+    classes = CLASSES
 
     def __init__(
         self, options: AVMNIST, images: sources.DigitImages, takes: Takes, noises: list[sources.Noise]
@@ -224,8 +222,8 @@ class PrincipalComponents:
         return (self.mean + np.einsum("k,kp->p", weights, self.components)).reshape(image.shape)
 
 
-def open_published(source: Path, validation: int) -> PublishedPairs:
-    """Map the files that go round.
+def open_published(source: Path, validation: int) -> DecodedClips:
+    """Map the published files.
 
     Args:
         source: Their folder.
@@ -249,7 +247,7 @@ def open_published(source: Path, validation: int) -> PublishedPairs:
     if not problems and validation >= (count := len(arrays["train", "label"])):
         problems.append(f"validation_images: expected fewer than the {count} training pairs, found {validation}")
     raise_all(problems)
-    return PublishedPairs(arrays, validation)
+    return published_clips(arrays, validation)
 
 
 def _map_array(path: Path) -> np.ndarray:
@@ -261,37 +259,33 @@ def _map_array(path: Path) -> np.ndarray:
             raise Unreadable(f"{path}: {expected} ({problem})") from None
 
 
-@final
-class PublishedPairs(Clips):
-    """Pairs of the files that go round: those of the training files, then those of the test files.
+def published_clips(arrays: Mapping[tuple[str, str], np.ndarray], validation: int) -> DecodedClips:
+    """List the pairs of the published files: those of the training files, then those of the test files.
 
     Args:
         arrays: By part and kind, one array each.
         validation: How many of the last training pairs validate in MultiBench's split.
     """
+    train, test = arrays["train", "label"], arrays["test", "label"]
+    rows = [("train", row) for row in range(len(train))] + [("test", row) for row in range(len(test))]
+    multibench = np.repeat(PARTS, (len(train) - validation, validation, len(test)))
+    heads = {"train": len(train) * 9 // 10, "test": len(test) * 9 // 10}
+    listed = []
+    for (part, row), placed, label in zip(rows, multibench.tolist(), [*train.tolist(), *test.tolist()], strict=True):
+        agm = "test" if row >= heads[part] else {"train": "train", "test": "validation"}[part]
+        name = f"{part}-{row:05d}"  # who speaks is not told: every pair stands for itself
+        listed.append(Clip(name, label, name, {MULTIBENCH: placed, AGM: agm}))
 
-    classes = tuple(map(str, sources.DIGITS))
-
-    def __init__(self, arrays: Mapping[tuple[str, str], np.ndarray], validation: int) -> None:
-        self._arrays = arrays
-        train, test = arrays["train", "label"], arrays["test", "label"]
-        self._rows = [("train", row) for row in range(len(train))] + [("test", row) for row in range(len(test))]
-        multibench = np.repeat(PARTS, (len(train) - validation, validation, len(test)))
-        heads = {"train": len(train) * 9 // 10, "test": len(test) * 9 // 10}
-        self.listed = []
-        for (part, row), placed, label in zip(self._rows, multibench, np.concatenate([train, test]), strict=True):
-            agm = "test" if row >= heads[part] else {"train": "train", "test": "validation"}[part]
-            name = f"{part}-{row:05d}"  # who speaks is not told: every pair stands for itself
-            self.listed.append(Clip(name, int(label), name, {MULTIBENCH: str(placed), AGM: agm}))
-
-    def read(self, number: int) -> dict[str, np.ndarray]:
+    def read(number: int) -> dict[str, np.ndarray]:
         """Scale one pair: the image so that 255 becomes 1, as those who train on these files do."""
-        part, row = self._rows[number]
-        image, sound = (np.asarray(self._arrays[part, kind][row], np.float64) for kind in ("image", "audio"))
-        name = self.listed[number].id
+        part, row = rows[number]
+        image, sound = (np.asarray(arrays[part, kind][row], np.float64) for kind in ("image", "audio"))
+        name = listed[number].id
         if not np.isfinite(image).all():
             raise Unreadable(f"{name}: image: expected finite numbers, found NaN or infinity")
         if not (np.isfinite(sound).all() and sound.min() >= 0 and sound.max() <= 255):
             raise Unreadable(f"{name}: sound: expected numbers from 0 to 255, found {sound.min():g} to {sound.max():g}")
         image = (image / 255).astype(np.float16).reshape(1, 28, 28)
         return {"image": image, "sound": np.rint(sound).astype(np.uint8)[None]}
+
+    return DecodedClips(listed, read, CLASSES)

@@ -292,7 +292,7 @@ def spoken_part(wave: np.ndarray) -> np.ndarray:
     Raises:
         BadInput: If there is nothing in it.
     """
-    wave = _sane(wave)
+    wave = _checked(wave)
     loud = np.flatnonzero(_loud_blocks(wave, SPEECH_RANGE))
     end = len(wave) if loud[-1] + 1 == len(wave) // BLOCK else (loud[-1] + 1) * BLOCK
     part = wave[loud[0] * BLOCK : end]
@@ -315,7 +315,7 @@ def endless_noise(wave: np.ndarray) -> np.ndarray:
     Raises:
         BadInput: If there is nothing in it.
     """
-    wave = _sane(wave)
+    wave = _checked(wave)
     blocks = wave[: len(wave) // BLOCK * BLOCK].reshape(-1, BLOCK)[_loud_blocks(wave, NOISE_RANGE)]
     return np.resize(blocks, blocks.size + SAMPLES).astype(np.float32)
 
@@ -352,7 +352,7 @@ def spectrogram(wave: np.ndarray) -> np.ndarray:
     return np.minimum(np.rint((decibels - LOWEST) * (255 / (HIGHEST - LOWEST))), 255).astype(np.uint8).T
 
 
-def _sane(wave: np.ndarray) -> np.ndarray:
+def _checked(wave: np.ndarray) -> np.ndarray:
     _demand_length(wave)
     if not np.isfinite(wave).all():
         raise BadInput("expected finite numbers, found NaN or infinity")
@@ -368,6 +368,6 @@ def _demand_length(wave: np.ndarray) -> None:
 
 
 def _loud_blocks(wave: np.ndarray, decibels: float) -> np.ndarray:
-    """Which of the whole blocks are at most so much softer than the loudest one."""
+    """Mark the whole blocks that are at most so much softer than the loudest one."""
     power = np.mean(wave[: len(wave) // BLOCK * BLOCK].reshape(-1, BLOCK) ** 2, axis=1)
     return power >= power.max() * 10 ** (-decibels / 10)

@@ -1,7 +1,7 @@
 """CMU-MOSEI: is what a speaker says negative or not? Sentences of monologues in YouTube videos.
 
 Zadeh et al., "Multimodal Language Analysis in the Wild: CMU-MOSEI Dataset and Interpretable Dynamic Fusion Graph" (ACL
-2018). It goes around in several versions that differ in features, in samples and in what counts as positive.
+2018). It is passed around in several versions that differ in features, in samples and in what counts as positive.
 """
 
 from __future__ import annotations
