@@ -1,4 +1,4 @@
-"""What every data set promises of its clips, checked in one place; and tools to break what must not matter."""
+"""Checks that every published data set has to pass, and tools to break what must not matter."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, final
 import numpy as np
 
 from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
-from equipoise.data.sets.footage import AudioVisual, as_int16
+from equipoise.data.sets.footage import AudioVisual, as_int16, video_field
 from equipoise.data.sets.published import DecodedClips, Problems, by_group, official_and_agm, part_by_hash, some
 from equipoise.data.splits import PARTS
 from equipoise.data.views import LogSTFT, Rescaled
@@ -68,6 +68,9 @@ class AVE(AudioVisual):
 
     task: Literal["clips", "segments"] = "clips"
     stretch: Literal["clip", "event"] = "clip"
+    frames: int = 3
+    size: int = 256
+    crop: int = 224
 
     name = "ave"
     summary = "28 audio-visual events, 4,143 clips of ten seconds, or every second of them"
@@ -98,7 +101,7 @@ for task=segments the publisher's features and PSP's corrected labels (or the pu
         if self.task == "segments":  # channels first, as encoders read them
             return {"audio": Field((128,)), "video": Field((512, 7, 7), "float16", view=Rescaled(1.0))}
         sound = Field((SECONDS * RATE,), "int16", view=LogSTFT(STRETCH, N_FFT, HOP))
-        return {"audio": sound, "video": self.video_field(SECONDS)}
+        return {"audio": sound, "video": video_field(SECONDS, self.size, self.frames, self.crop)}
 
     def find(self, source: Path, problems: Problems) -> Clips | None:
         """Find the clips, each with one event, or the features."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
-from equipoise.data.sets.footage import FBANK_RATE, FBANK_SHAPE, AudioVisual, Footage, filter_bank
+from equipoise.data.sets.footage import FBANK_RATE, FBANK_SHAPE, AudioVisual, Footage, filter_bank, video_field
 from equipoise.data.sets.published import DecodedClips, Problems, by_group, find_list, part_by_hash, read_list
 from equipoise.media.sound import tile
 from equipoise.media.spectrogram import log_stft
@@ -48,7 +48,9 @@ class CREMAD(AudioVisual):
 
     audio: Literal["log-stft", "fbank"] = "log-stft"
     fps: int = 1
+    size: int = 256
     frames: int = 2
+    crop: int = 224
 
     name = "cremad"
     summary = "six emotions, voice and face of 91 actors, 7,442 clips"
@@ -78,7 +80,7 @@ Expected the publisher's repository CheyneyComputerScience/CREMA-D, fetched with
     def fields(self) -> dict[str, Field]:
         """Describe a spectrogram or a filter bank, and frames."""
         sound = FBANK_SHAPE if self.audio == "fbank" else (1, N_FFT // 2 + 1, SECONDS * RATE // HOP + 1)
-        return {"audio": Field(sound), "video": self.video_field(LONGEST * self.fps)}
+        return {"audio": Field(sound), "video": video_field(LONGEST * self.fps, self.size, self.frames, self.crop)}
 
     def find(self, source: Path, problems: Problems) -> Clips | None:
         """Find the clips: those of the lists in their order, then those that no list names."""

@@ -30,19 +30,8 @@ FBANK_RATE, FBANK_SHAPE = 16_000, (1, 1024, 128)  # one channel, time, mel bins
 FBANK_SHORTEST = 400  # samples, one frame of 25 ms
 
 
-@dataclass(frozen=True)
 class AudioVisual(Published):
-    """A data set of clips with sound and frames.
-
-    Args:
-        size: Of the sides of a stored frame.
-        frames: Frames that make an input.
-        crop: Of the sides of an input.
-    """
-
-    size: int = 256
-    frames: int = 3
-    crop: int = 224
+    """A data set of clips with sound and frames, whose options are checked: numbers above 0, and words among theirs."""
 
     def __post_init__(self) -> None:
         numbers = {name: getattr(self, name, 1) for name in ("fps", "size", "frames", "crop")}
@@ -53,10 +42,10 @@ class AudioVisual(Published):
                 rules.append((value in choices, f"expected {name} to be {' or '.join(choices)}", value))
         demand(self.name, *rules)
 
-    def video_field(self, most: int) -> Field:
-        """Describe up to `most` frames of a clip."""
-        view = VideoFrames(self.frames, self.crop)
-        return Field((most, 3, self.size, self.size), "uint8", ragged=True, view=view)
+
+def video_field(most: int, size: int, frames: int, crop: int) -> Field:
+    """Describe up to `most` stored frames of a side, and inputs of fewer frames of another."""
+    return Field((most, 3, size, size), "uint8", ragged=True, view=VideoFrames(frames, crop))
 
 
 @final

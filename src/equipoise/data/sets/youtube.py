@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple, final
 import numpy as np
 
 from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
-from equipoise.data.sets.footage import FBANK_SHAPE, AudioVisual, Footage, as_int16, filter_bank
+from equipoise.data.sets.footage import FBANK_SHAPE, AudioVisual, Footage, as_int16, filter_bank, video_field
 from equipoise.data.sets.published import DecodedClips, Problems, by_group, find_list, part_by_hash, read_list, some
 from equipoise.data.splits import PARTS
 from equipoise.data.views import LogSTFT
@@ -65,6 +65,9 @@ class YouTubeDataset(AudioVisual):
     """
 
     fps: float = 1
+    size: int = 256
+    frames: int = 3
+    crop: int = 224
 
     lists: ClassVar[dict[str, str]]  # each with the part its clips are in; "" where the rows name it
     list_folders: ClassVar[tuple[str, ...]]
@@ -79,7 +82,7 @@ class YouTubeDataset(AudioVisual):
     @property
     def fields(self) -> dict[str, Field]:
         """Describe the sound and the frames."""
-        return {"audio": self.sound, "video": self.video_field(self._most_frames)}
+        return {"audio": self.sound, "video": video_field(self._most_frames, self.size, self.frames, self.crop)}
 
     @property
     def _most_frames(self) -> int:
