@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from functools import partial
 from pathlib import Path
@@ -60,10 +59,6 @@ def ablate(
     given = ["--data", data, *cut, "--method", method, *(flag for flag in flags if flags[flag]), "--seeds", str(seeds)]
     made_by = shlex.join(["equipoise", "ablate", *given, *(words or ())])
     figures = ablation_report.draw(outcome, out, f"Made by `{made_by}`.")
-    content = {**ablation_report.as_dict(outcome), "figures": [str(path) for path in figures]}
-    options.write_json(out, "ablation.json", content)
-    if as_json:
-        print(json.dumps(content))
-        return
-    print(ablation_report.text(outcome))
-    print(f"\nThe figure as SVG and PNG, all numbers in ablation.json, and every run: {out}")
+    content, text = ablation_report.as_dict(outcome), ablation_report.text(outcome)
+    files = "The figure as SVG and PNG, all numbers in ablation.json, and every run"
+    options.show_results(out, "ablation.json", content, figures, text, files, as_json=as_json)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from equipoise.cli import options
+from equipoise.report.formats import text_table
 from equipoise.util.errors import printable
 
 if TYPE_CHECKING:
@@ -80,43 +81,30 @@ def encoder_name(shape: tuple[int, ...]) -> str:
     return type(encoder).__name__ + inner
 
 
-def _print(found: DataReport, encoders: dict[str, str]) -> None:
-    if found.samples:
-        print(f"{printable(found.data)}: {sum(found.samples.values()):,} samples, {len(found.modalities)} modalities")
-    if found.about:
-        print(printable(found.about))
-    if found.modalities:
-        rows = [
-            [
-                name,
-                " × ".join(map(str, each.shape)),
-                "{} to {}".format(*each.lengths) if each.lengths else "",
-                each.numbers,
-                encoders[name],
-            ]
-            for name, each in found.modalities.items()
-        ]
+def _print(report: DataReport, encoders: dict[str, str]) -> None:
+    if report.samples:
+        count = f"{sum(report.samples.values()):,} samples, {len(report.modalities)} modalities"
+        print(f"{printable(report.data)}: {count}")
+    if report.about:
+        print(printable(report.about))
+    if modalities := report.modalities:
+        lengths = {name: "{} to {}".format(*own.lengths) if own.lengths else "" for name, own in modalities.items()}
+        shapes = {name: " × ".join(map(str, own.shape)) for name, own in modalities.items()}
+        rows = [[name, shapes[name], lengths[name], modalities[name].numbers, encoders[name]] for name in modalities]
         _table(["modality", "one sample", "steps", "numbers", "encoder"], rows)
-    if found.samples:
-        rows = [[name, *counts.values()] for name, counts in list(found.classes.items())[:MOST_CLASSES]]
-        if len(found.classes) > MOST_CLASSES:
-            rows.append([f"… {len(found.classes) - MOST_CLASSES} more", *[""] * len(found.samples)])
-        rows.append(["samples", *found.samples.values()])
-        if found.groups:
-            rows.append(["groups", *found.groups.values()])
-        _table(["class", *found.samples], rows)
-    for title, lines in (("Wrong", found.errors), ("Odd", found.warnings)):
+    if report.samples:
+        classes = [[name, *counts.values()] for name, counts in list(report.classes.items())[:MOST_CLASSES]]
+        if len(report.classes) > MOST_CLASSES:
+            classes.append([f"… {len(report.classes) - MOST_CLASSES} more", *[""] * len(report.samples)])
+        groups = [["groups", *report.groups.values()]] if report.groups else []
+        _table(["class", *report.samples], [*classes, ["samples", *report.samples.values()], *groups])
+    for title, lines in (("Wrong", report.errors), ("Odd", report.warnings)):
         if lines:
-            print(f"\n{title}, {len(lines)}:")
-            for line in lines:
-                print(f"  {printable(line)}")
-    if not found.errors:
+            print(f"\n{title}, {len(lines)}:", *(f"  {printable(line)}" for line in lines), sep="\n")
+    if not report.errors:
         print("\nNothing is wrong.")
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    texts = [list(titles), *([printable(str(cell), "") for cell in row] for row in rows)]
-    widths = [max(len(row[at]) for row in texts) for at in range(len(titles))]
-    print()
-    for row in texts:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    texts = [[printable(str(cell), "") for cell in row] for row in rows]
+    print("", *(line.removeprefix("  ") for line in text_table(titles, texts)), sep="\n")

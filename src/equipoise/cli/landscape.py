@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,25 +59,19 @@ def landscape(
 
     drawing.check_ready()
     with status_line("landscape", quiet=as_json) as tell:
-        results = _found(source, chosen, picture, out, tell)
+        results = _results(source, chosen, picture, out, tell)
         tell("drawing")
         chosen_data = {"data": data, "split": split, "preset": None if preset == "auto" else preset}
         figures = draw(results, out, f"Made by `{_typed(chosen_data, view, words or ())}`: {picture.steps:,} steps.")
-    content = {**results.as_dict(), "figures": [str(path) for path in figures]}
-    options.write_json(out, f"{picture.stem}.json", content)
-    if as_json:
-        print(json.dumps(content))
-        return
-    print(_table(results))
-    print(
-        f"\nThe figure as SVG and PNG, all numbers in {picture.stem}.json, and the grids in {picture.stem}.npz: {out}"
-    )
+    name = f"{picture.stem}.json"
+    files = f"The figure as SVG and PNG, all numbers in {name}, and the grids in {picture.stem}.npz"
+    options.show_results(out, name, results.as_dict(), figures, _table(results), files, as_json=as_json)
 
 
 def _asked(
     data: str, split: str | None, preset: str, words: Sequence[str], view: dict[str, Any]
 ) -> tuple[DataSet, list[Entry], LandscapeSettings]:
-    """The data, the two methods and the picture, or one message with everything that is wrong."""
+    """Return the data, the two methods and the settings, or raise one error with every problem."""
     from equipoise.paper.landscape import LandscapeSettings
 
     steps = [word.removeprefix("steps=") for word in words if word.startswith("steps=")]
@@ -104,7 +97,7 @@ def _asked(
 
 
 def _typed(data: dict[str, str | None], view: dict[str, Any], words: Sequence[str]) -> str:
-    """The command that gives this figure, without what is so by default and without places on this machine."""
+    """Return the command that gives this figure, without defaults and without paths of this machine."""
     from equipoise.paper.landscape import LandscapeSettings
 
     plain = dataclasses.asdict(LandscapeSettings())
@@ -114,10 +107,10 @@ def _typed(data: dict[str, str | None], view: dict[str, Any], words: Sequence[st
     return shlex.join(["equipoise", "landscape", *said, *words])
 
 
-def _found(
+def _results(
     source: DataSet, chosen: Sequence[Entry], picture: LandscapeSettings, out: Path, tell: Tell
 ) -> LandscapeResults:
-    """What an earlier call found for the same question, or else what is found now."""
+    """Return the results of an earlier call with the same settings, or else compute them."""
     from equipoise.data.source import mark_tokens
     from equipoise.paper.landscape import gather, load_results, save_results
 
@@ -138,7 +131,7 @@ def _found(
 
 
 def _table(results: LandscapeResults) -> str:
-    """The two solutions in a few lines."""
+    """Describe the two solutions in a few lines."""
     from equipoise.paper.landscape import TITLES
 
     counts = results.samples

@@ -118,9 +118,13 @@ def _option(owner: str, kinds: Mapping[str, Any], word: str, example: str) -> tu
     return key, settings.convert(f"{owner}: {key}", text, kinds[key])
 
 
-def write_json(folder: Path, name: str, content: Mapping[str, Any]) -> None:
-    """Write the numbers of an experiment beside its figures."""
-    write_atomic(folder, name, json.dumps(content, indent=1) + "\n")
+def show_results(
+    out: Path, name: str, content: Mapping[str, Any], figures: Sequence[Path], text: str, files: str, *, as_json: bool
+) -> None:
+    """Write the numbers of an experiment beside its figures, and print them as JSON or as text."""
+    content = {**content, "figures": [str(path) for path in figures]}
+    write_atomic(out, name, json.dumps(content, indent=1) + "\n")
+    print(json.dumps(content) if as_json else f"{text}\n\n{files}: {out}")
 
 
 def parser_message(error: Any) -> str:

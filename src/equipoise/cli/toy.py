@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -44,10 +43,6 @@ def toy(
         tell("drawing")
         typed = shlex.join(["equipoise", "toy", *(words or ())])
         figures = toy_report.draw_all(results, out, f"Made by `{typed}`: {toy_report.in_words(problem)}.")
-    content = {**toy_report.as_dict(results), "figures": [str(path) for path in figures]}
-    options.write_json(out, "toy.json", content)
-    if as_json:
-        print(json.dumps(content))
-        return
-    print(toy_report.text(results))
-    print(f"\nFigures as SVG and PNG, and all numbers in toy.json: {out}")
+    content, text = toy_report.as_dict(results), toy_report.text(results)
+    files = "Figures as SVG and PNG, and all numbers in toy.json"
+    options.show_results(out, "toy.json", content, figures, text, files, as_json=as_json)

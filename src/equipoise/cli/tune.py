@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from functools import partial
 from pathlib import Path
@@ -59,11 +58,7 @@ def tune(
     command = shlex.join(["equipoise", "train", *given, "--out", f"{out}/best", *fixed, *best])
     made = shlex.join(["equipoise", "tune", *given, "--trials", str(trials), *(words or ())])
     figures = search_report.draw(outcome, out, f"Made by `{made}`.")
-    content = {**search_report.as_dict(outcome, command), "figures": [str(path) for path in figures]}
-    options.write_json(out, "tune.json", content)
     write_atomic(out, "tune.md", search_report.markdown(outcome, command))
-    if as_json:
-        print(json.dumps(content))
-        return
-    print(search_report.text(outcome, command))
-    print(f"\nThe figure as SVG and PNG, every trial in tune.md and tune.json: {out}")
+    content, text = search_report.as_dict(outcome, command), search_report.text(outcome, command)
+    files = "The figure as SVG and PNG, every trial in tune.md and tune.json"
+    options.show_results(out, "tune.json", content, figures, text, files, as_json=as_json)
