@@ -16,7 +16,7 @@ from ended import Ended
 from equipoise import AGM, MIMO, Balancer
 from equipoise.data import Splits
 from equipoise.data.sets.generated import two_sensors
-from equipoise.study.executors.gpu_sharing import CONTEXT, bytes_needed
+from equipoise.study.executors.local import CONTEXT, bytes_needed
 from equipoise.study.registry import entries
 from equipoise.training.settings import Settings
 from equipoise.training.step import to_channels_last

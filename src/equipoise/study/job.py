@@ -196,6 +196,7 @@ def _row(
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder, "curves.jsonl", "".join(json.dumps(record) + "\n" for record in trained.curves))
     published = f" on the test set, as the protocol {splits.protocol} was published" if splits.selects_on_test else ""
+    versions = {"equipoise": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
     row = {
         **job.facts(),
         "config": job.config,
@@ -207,12 +208,7 @@ def _row(
         "seconds": {**parts, "step": step, "total": trained.seconds},
         "timing": {"step": how, "parts": PROTOCOL, "workers": workers},
         "memory": peak_memory(torch.device(trained.device)),
-        "versions": {
-            "equipoise": VERSION,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-        },
+        "versions": {**versions, "platform": platform.platform()},
         "device": trained.device,
         "path": trained.path,
     }

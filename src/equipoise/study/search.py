@@ -183,16 +183,13 @@ class _Scheduler:
                 state=TrialState.RUNNING,
                 params=chosen.params,
                 distributions=chosen.distributions,
-                user_attrs={"values": values, "config": self._job(values).config},
+                user_attrs={"values": values, "config": replace(self.job, entry=self.search.at(values)).config},
             )
         )
         return Trial(self.study, self.study.get_trials(deepcopy=False)[-1]._trial_id)
 
-    def _job(self, values: dict[str, Any]) -> Job:
-        return replace(self.job, entry=self.search.at(values))
-
     def _start(self, trial: Trial) -> None:
-        job = self._job(trial.user_attrs["values"])
+        job = replace(self.job, entry=self.search.at(trial.user_attrs["values"]))
         if job.config in self.running:
             self.running[job.config].append(trial)
             return

@@ -56,11 +56,8 @@ class Store:
         """Add a row: first the remains of a torn one are cut off, then one write, then a flush to the disk."""
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
         try:
-            descriptor = open_inside(self.folder, self.file.name, os.O_RDWR | os.O_CREAT)
-            try:
-                _append(descriptor, line)
-            finally:
-                os.close(descriptor)
+            with os.fdopen(open_inside(self.folder, self.file.name, os.O_RDWR | os.O_CREAT), "r+b") as file:
+                _append(file.fileno(), line)
         except OSError as error:
             raise BadInput(cannot_write(self.file, error)) from None
 
@@ -138,8 +135,11 @@ def read_lines(
         if not line.endswith(b"\n"):
             torn = number
         elif line.strip():
-            value = _object(line.removeprefix(BOM_UTF8) if number == 1 else line)
-            if value is not None and fits(value):
+            try:
+                value = json.loads((line.removeprefix(BOM_UTF8) if number == 1 else line).decode("utf-8"))
+            except (ValueError, RecursionError):
+                value = None
+            if isinstance(value, dict) and fits(value):
                 values.append((number, keep(value)))
             else:
                 damaged.append(number)
@@ -165,15 +165,6 @@ def _raw_lines(path: Path) -> Generator[bytes, None, None]:
             yield from file
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from None
-
-
-def _object(line: bytes) -> JsonObject | None:
-    """Parse a line as an object; None where it is none."""
-    try:
-        value = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _append(descriptor: int, line: bytes) -> None:

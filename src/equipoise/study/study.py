@@ -48,7 +48,7 @@ def plan(
         *(partial(device, entry.settings) for entry in entries),
         *(partial(launch.check_launch, entry.settings, entry.balancer()) for entry in entries),
         *(partial(_check_modality, entry, modalities) for entry in entries),
-        *(partial(_check_encoders, entry, modalities) for entry in entries),
+        *(partial(raise_all, kinds_of(entry.settings.encoder, modalities)[1]) for entry in entries),
     )
     marks = {fold: parts.fingerprint() for fold, parts in splits.items()}
     jobs = [
@@ -65,11 +65,6 @@ def _check_modality(entry: Entry, modalities: Sequence[str]) -> None:
     wanted = entry.params.get("modality")
     if wanted is not None and wanted not in modalities:
         raise BadInput(f"{entry.method.name}.modality: {unknown_name(wanted, modalities)}")
-
-
-def _check_encoders(entry: Entry, modalities: Sequence[str]) -> None:
-    """Refuse words for encoders that no run could follow."""
-    raise_all(kinds_of(entry.settings.encoder, modalities)[1])
 
 
 def run_study(

@@ -15,12 +15,13 @@ import torch
 from equipoise.data import Splits
 from equipoise.data.sets.generated import two_sensors
 from equipoise.data.source import DataSet
-from equipoise.study.executors.gpu_sharing import (
+from equipoise.study.executors.local import (
     CONTEXT,
     CONTROL,
     LOG,
     PIPE,
     SHARE,
+    LocalExecutor,
     bytes_needed,
     environment_for,
     free_memory,
@@ -28,7 +29,6 @@ from equipoise.study.executors.gpu_sharing import (
     runs_per_gpu,
     touched_gpu,
 )
-from equipoise.study.executors.local import LocalExecutor
 from equipoise.study.job import run_job
 from equipoise.study.registry import entries
 from equipoise.study.store import Store
@@ -163,7 +163,7 @@ def test_a_driver_that_was_made_ready_is_noticed(
         def cuDeviceGetCount(self, _: object) -> int:  # noqa: N802 (NVIDIA's name)
             return answer
 
-    monkeypatch.setattr("equipoise.study.executors.gpu_sharing.ctypes.CDLL", Driver)
+    monkeypatch.setattr("equipoise.study.executors.local.ctypes.CDLL", Driver)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert touched_gpu() is touched
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -1,31 +1,44 @@
-"""Runs in processes of this machine, on its cores or GPUs."""
+"""Runs in processes of this machine, on its cores or GPUs.
+
+Processes that use a GPU take turns, however little each of them asks for. NVIDIA's multi-process service (MPS), which
+comes with the driver and which anybody may start, makes one client of them, so that small models fill the card.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Generator, Iterator, Sequence
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, final
 
+import torch
+
+from equipoise.data.splits import Splits
+from equipoise.models import LateFusion
 from equipoise.study.executors import Executor, RunEvent, RunFunction
-from equipoise.study.executors.gpu_sharing import (
-    environment_for,
-    free_memory,
-    multi_process_service,
-    runs_per_gpu,
-    touched_gpu,
-)
 from equipoise.study.job import FoldSplits, Job, clear_up, failure_of
+from equipoise.study.registry import Entry
 from equipoise.study.store import Store
 from equipoise.training.launch import gpus
+from equipoise.training.step import build_model
 from equipoise.util.pool import Pool, Tell
 from equipoise.util.processes import cores
 
 LIBRARIES = ["accelerate", "safetensors.torch", "torch._dynamo"]
 """Modules that every run would spend two seconds on; the optimisers load the last one."""
 KILLED = {"reason": "the process of the run ended without a word (out of memory, or killed)", "killed": True}
+CONTEXT = 700 * 2**20  # bytes that a process takes before it has done anything: kernels, and space for libraries
+SHARE = 0.9  # of the free memory that runs may take
+PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+CONTROL = "nvidia-cuda-mps-control"
+NOT_INITIALISED = 3  # what CUDA answers before it is made ready
 
 
 @final
@@ -129,3 +142,117 @@ def local_executor(
         limit = workers or room
         with LocalExecutor(partial(run, workers=min(limit, len(jobs))), splits, store, limit, dealt) as executor:
             yield executor
+
+
+def runs_per_gpu(entries: Iterable[Entry], splits: Splits, free: int, cores: int) -> int:
+    """Return how many runs one GPU carries at the same time; at least one.
+
+    Args:
+        entries: The runs; the largest counts.
+        splits: The data.
+        free: Bytes free on the GPU.
+        cores: Of this machine: each run keeps one busy.
+    """
+    kinds = {(entry.method.name, entry.settings): entry for entry in entries}
+    need = max((bytes_needed(entry, splits) for entry in kinds.values()), default=CONTEXT)
+    return max(1, min(cores, int(SHARE * free / need)))
+
+
+def bytes_needed(entry: Entry, splits: Splits) -> int:
+    """Estimate how much GPU memory a run takes, without a GPU: by a step on tensors that have shapes and no content.
+
+    Weights count five times (gradients of two passes, the optimiser, the best epoch), what is kept for the backward
+    pass twice (for the recorded step, and for a last batch of another size).
+    """
+    data = sum(part.bytes for part in (splits.train, splits.validation, splits.test))
+    sample = splits.train.take(torch.arange(1)).ready()
+    model = _model_without_content(entry, splits)
+    size = entry.settings.batch
+    batch = {name: one.new_empty((size, *one.shape[1:]), device="meta") for name, one in sample.inputs.items()}
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            outputs = model(batch)  # noqa: F841 (what it keeps is counted while it lives)
+    except Exception:  # an encoder of the user's own that looks at its input may stumble over anything
+        kept[0] = 64 * sum(one.nbytes for one in batch.values())
+    return CONTEXT + data + 5 * weights + 2 * sum(kept.values()) + 2 * sum(one.nbytes for one in batch.values())
+
+
+def _model_without_content(entry: Entry, splits: Splits) -> LateFusion:
+    """Build the model of a run, its tensors without content; no random state changes."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return build_model(splits, entry.balancer(), entry.settings)
+        except Exception:  # an encoder of the user's own may read numbers that it draws, which there have no values
+            with torch.device("cpu"):
+                return build_model(splits, entry.balancer(), entry.settings).to("meta")
+
+
+def free_memory() -> int:
+    """Return the bytes free on the fullest GPU, without touching it where the driver's own tool answers."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    ask = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", *(["-i", seen] if seen else [])]
+    try:
+        answer = subprocess.run(ask, capture_output=True, check=True, text=True, timeout=30).stdout.split()
+        return min(map(int, answer)) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return torch.cuda.mem_get_info()[0]
+
+
+def touched_gpu() -> bool:
+    """Tell whether this process, or a library in it, has begun to use GPUs: a fork of it could not do that again.
+
+    The driver refuses to count GPUs before it is initialised.
+    """
+    if torch.cuda.is_initialized():
+        return True
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALISED
+
+
+@contextmanager
+def multi_process_service() -> Generator[bool, None, None]:
+    """Let processes that are started inside the context share GPUs at the same time; yield whether they do.
+
+    A service that runs already is used; otherwise one is started for this study alone, and ended with it.
+    """
+    if os.environ.get(PIPE) or Path("/tmp/nvidia-mps/control").exists():
+        yield True
+        return
+    if shutil.which(CONTROL) is None:
+        yield False
+        return
+    with tempfile.TemporaryDirectory(prefix="equipoise-mps-", ignore_cleanup_errors=True) as folder:
+        before = {name: os.environ.get(name) for name in (PIPE, LOG)}
+        os.environ |= {PIPE: f"{folder}/pipe", LOG: f"{folder}/log"}
+        for name in before:
+            Path(os.environ[name]).mkdir()
+        started = subprocess.run([CONTROL, "-d"], capture_output=True, check=False).returncode == 0
+        try:
+            yield started
+        finally:
+            if started:
+                subprocess.run([CONTROL], input=b"quit\n", capture_output=True, check=False)
+            for name, value in before.items():
+                del os.environ[name]
+                os.environ |= {} if value is None else {name: value}
+
+
+def environment_for(gpu: int | None) -> dict[str, str]:
+    """Return the environment of a process that uses GPUs: the service, and its own of several GPUs; None for all."""
+    environment = {name: os.environ[name] for name in (PIPE, LOG) if name in os.environ}
+    if gpu is not None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
+    return environment

@@ -16,16 +16,7 @@ from typing import Any, TextIO, final
 import submitit
 from submitit.core.utils import DelayedSubmission
 
-from equipoise.study.executors import Executor, RunEvent, RunFunction
-from equipoise.study.executors.remote import (
-    TRIES,
-    RemoteTask,
-    has_result,
-    read_epochs,
-    read_result,
-    remove_result,
-    write_result,
-)
+from equipoise.study.executors import Executor, RunEvent, RunFunction, remote
 from equipoise.study.job import FoldSplits, Job
 from equipoise.study.store import Store, read_lines
 from equipoise.util.errors import BadInput
@@ -49,7 +40,7 @@ class ArrayTask:
         task: The run.
     """
 
-    task: RemoteTask
+    task: remote.RemoteTask
 
     def __call__(self) -> None:
         """Do the run from its newest checkpoint, on data that is loaded here and compared with what was planned on."""
@@ -59,7 +50,7 @@ class ArrayTask:
             result = self.task.do(
                 lambda: job.data.load(job.fold), lambda record: print(json.dumps(record), file=file, flush=True)
             )
-        write_result(folder, result)
+        remote.write_result(folder, result)
 
     def checkpoint(self) -> DelayedSubmission:
         """Return what submitit queues again when time is up or another job goes first: the same, which goes on."""
@@ -80,7 +71,7 @@ class _Watched:
 
     def over(self) -> bool:
         """Tell whether it has a result, or ended so long ago that none will come."""
-        if has_result(self.folder):
+        if remote.has_result(self.folder):
             return True
         if not self.task.done():
             return False
@@ -142,7 +133,7 @@ class SlurmExecutor(Executor):
             kind = submitit.SlurmJob if self._cluster == "slurm" else submitit.LocalJob
             task: submitit.Job[None] = kind(inside(self._folder, place), number)
             folder = self.store.run_folder(job.config)
-            if has_result(folder) or task.state.upper() in UNDER_WAY:
+            if remote.has_result(folder) or task.state.upper() in UNDER_WAY:
                 self._watch(job, task, folder, tries=1)
                 return
         self._new.append((job, 1))
@@ -165,7 +156,7 @@ class SlurmExecutor(Executor):
         while not told:
             for config, watched in list(self._watched.items()):
                 over = watched.over()
-                records, watched.read = read_epochs(watched.folder, EPOCHS, watched.read)
+                records, watched.read = remote.read_epochs(watched.folder, EPOCHS, watched.read)
                 for record in records:
                     told = True
                     yield watched.job, "epoch", record
@@ -181,11 +172,11 @@ class SlurmExecutor(Executor):
 
     def _ended(self, watched: _Watched) -> Iterator[RunEvent]:
         job, task = watched.job, watched.task
-        if has_result(watched.folder):
-            result = read_result(watched.folder, job)
-            remove_result(watched.folder)
+        if remote.has_result(watched.folder):
+            result = remote.read_result(watched.folder, job)
+            remote.remove_result(watched.folder)
             yield job, *result
-        elif watched.tries < TRIES and not task.state.upper().startswith("CANCELLED"):
+        elif watched.tries < remote.TRIES and not task.state.upper().startswith("CANCELLED"):
             self._new.append((job, watched.tries + 1))  # a task returns its problems: its machine is gone
         else:
             reason = f"Slurm says {task.state}: task {task.job_id} gave no answer; its log: {task.paths.stderr}"
@@ -197,12 +188,12 @@ class SlurmExecutor(Executor):
         for job, tries in self._new:
             folder, gpus = self.store.run_folder(job.config).resolve(), int(job.facts()["device"].startswith("cuda"))
             kinds.setdefault((job.threads, gpus), []).append((job, tries, folder))
-            remove_result(folder)
+            remote.remove_result(folder)
         self._new.clear()
         for machine, runs in kinds.items():
             submitter = self._submitter(*machine)
             with submitter.batch():
-                work = [ArrayTask(RemoteTask(self.run, job, job.facts(), folder)) for job, _, folder in runs]
+                work = [ArrayTask(remote.RemoteTask(self.run, job, job.facts(), folder)) for job, _, folder in runs]
                 tasks = [submitter.submit(one) for one in work]
             for (job, tries, folder), task in zip(runs, tasks, strict=True):
                 self._note(job, task.job_id)
