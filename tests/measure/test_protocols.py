@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from equipoise.data import Part
-from equipoise.measure import decisions, probe_accuracy, unimodal_accuracy
+from equipoise.measure import decisions, unimodal_accuracy
 from equipoise.measure.protocols import EXACT, PENALTY, Probe, fit_probe, sampled_shapley, subset_accuracy
 from equipoise.models import LateFusion
 from equipoise.models.shapley import shapley_values
@@ -156,7 +156,7 @@ def test_probe_reads_separable_features_and_not_noise() -> None:
     label = torch.randint(3, (300,), generator=noise)
     inputs = {"audio": told(label, size=3.0) + 7, "video": torch.randn(300, 3, generator=noise)}
     train, test = Part(inputs, label).take(torch.arange(200)), Part(inputs, label).take(torch.arange(200, 300))
-    found = probe_accuracy(reader({"audio": 0.0, "video": 0.0}), train, test)
+    found = unimodal_accuracy(reader({"audio": 0.0, "video": 0.0}), test, train)["probe"]
     assert found["audio"] == 1.0
     assert found["video"] < 0.5
 
@@ -164,7 +164,7 @@ def test_probe_reads_separable_features_and_not_noise() -> None:
 def test_probe_learns_from_the_training_part_alone() -> None:
     train = Part({"audio": told(LABEL)}, LABEL)
     misnamed = Part(train.inputs, (LABEL + 1) % 3)
-    assert probe_accuracy(reader({"audio": 1.0}), train, misnamed) == {"audio": 0.0}
+    assert unimodal_accuracy(reader({"audio": 1.0}), misnamed, train)["probe"] == {"audio": 0.0}
 
 
 def test_probe_is_at_the_optimum_and_always_the_same() -> None:

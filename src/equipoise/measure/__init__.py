@@ -11,7 +11,6 @@ from equipoise.measure.outputs import calibration_error as calibration_error
 from equipoise.measure.outputs import decisions as decisions
 from equipoise.measure.outputs import macro_f1 as macro_f1
 from equipoise.measure.outputs import scores as scores
-from equipoise.measure.protocols import probe_accuracy as probe_accuracy
 from equipoise.measure.protocols import unimodal_accuracy as unimodal_accuracy
 from equipoise.measure.run import measure_run as measure_run
 from equipoise.measure.timing import peak_memory as peak_memory

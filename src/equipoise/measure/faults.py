@@ -104,17 +104,13 @@ def accuracy_under_faults(
                     for name, votes in (("fused", outputs.fused), ("committee", outputs.committee))
                 }
     levels = [list(by_level.values()) for by_fault in results.values() for by_level in by_fault.values()]
-    return results | _summaries(levels)
-
-
-def _summaries(levels: list[list[dict[str, Any]]]) -> dict[str, dict[str, float | None]]:
-    mean, worst = {}, {}
+    results |= {"mean": {}, "worst": {}}
     for decision in ("fused", "committee"):
         rows = [[accuracies[decision] for accuracies in row] for row in levels]
         known = rows[0][0] is not None
-        mean[decision] = fmean(map(fmean, rows)) if known else None
-        worst[decision] = min(map(min, rows)) if known else None
-    return {"mean": mean, "worst": worst}
+        results["mean"][decision] = fmean(map(fmean, rows)) if known else None
+        results["worst"][decision] = min(map(min, rows)) if known else None
+    return results
 
 
 def faulty_parts(

@@ -148,7 +148,7 @@ def sampled_shapley(
         order = [names[at] for at in torch.randperm(len(names), generator=random).tolist()]
         both = gains(order), gains(order[::-1])
         for name, values in estimates.items():
-            values.append(fmean(each[name] for each in both))
+            values.append(fmean(gain[name] for gain in both))
     errors = {name: stdev(values) / math.sqrt(PAIRS) for name, values in estimates.items()}
     return {name: fmean(values) for name, values in estimates.items()}, errors
 
@@ -276,27 +276,10 @@ def _solve(curvature: Callable[[Tensor], Tensor], right: Tensor) -> Tensor:
     return solution
 
 
-def probe_accuracy(model: LateFusion, train: Part, part: Part, batch: int = 512) -> dict[str, float]:
-    """Give the accuracy on a part of a fresh linear layer per modality, fitted on the frozen features of another.
-
-    Args:
-        model: The model whose encoders are probed; it is not changed.
-        train: The part that the layers are fitted on.
-        part: The part that they are judged on.
-        batch: Samples that the encoders read at a time.
-    """
-    with reading(model):
-        learnt, judged = read_features(model, train, batch), read_features(model, part, batch)
-    return probe_features(learnt, train.label, judged, part.label)
-
-
 def probe_features(
     learnt: Mapping[str, Tensor], learnt_label: Tensor, judged: Mapping[str, Tensor], judged_label: Tensor
 ) -> dict[str, float]:
-    """Compute `probe_accuracy` from features."""
+    """Give the accuracy of a fresh linear layer per modality, fitted on the frozen features of another part."""
     classes = int(max(learnt_label.max(), judged_label.max())) + 1
-    probes = {name: fit_probe(learnt[name], learnt_label, classes) for name in judged}
-    return {
-        name: accuracy(probe.logits(judged[name]), judged_label.to(judged[name].device))
-        for name, probe in probes.items()
-    }
+    logits = {name: fit_probe(learnt[name], learnt_label, classes).logits(judged[name]) for name in judged}
+    return {name: accuracy(scores, judged_label.to(scores.device)) for name, scores in logits.items()}

@@ -61,10 +61,10 @@ def _measure(model: LateFusion, part: Part, *, protocols: bool, train: Part | No
     features = read_features(model, part, batch)
     outputs = decide(model, features, part.label)
     numbers: dict[str, Any] = {}
-    for decision, found in scores(outputs).items():
-        found = found or dict.fromkeys(("accuracy", "f1", "ece", "loss"))
-        numbers[decision] = found.pop("accuracy")
-        numbers |= {f"{decision}_{score}": value for score, value in found.items()}
+    for decision, values in scores(outputs).items():
+        values = values or dict.fromkeys(("accuracy", "f1", "ece", "loss"))
+        numbers[decision] = values.pop("accuracy")
+        numbers |= {f"{decision}_{score}": value for score, value in values.items()}
     own = view_accuracy(outputs)
     numbers |= {"view": outputs.view, **own}
     if protocols:

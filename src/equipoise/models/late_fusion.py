@@ -65,12 +65,9 @@ class LateFusion(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        modules = {name: encoder for name, encoder in encoders.items() if isinstance(encoder, nn.Module)}
-        sizes = {**{name: features_of(encoder) for name, encoder in modules.items()}, **(features or {})}
-        raise_all(
-            [*_encoder_problems(encoders, features or {}, sizes), *_option_problems(classes, head, unimodal, dropout)]
-        )
-        self.sizes = {name: int(size) for name in encoders if (size := sizes[name]) is not None}
+        raise_all([*_encoder_problems(encoders, features or {}), *_other_problems(classes, head, unimodal, dropout)])
+        sizes = {name: features_of(encoder) for name, encoder in encoders.items()} | dict(features or {})
+        self.sizes = {name: int(size) for name, size in sizes.items() if size is not None}
         self.unimodal, self.dropout = unimodal, dropout
         make_head = _head_maker(classes, head)
 
@@ -78,10 +75,9 @@ class LateFusion(nn.Module):
         self.encoders = NamedModules(encoders)
         self.fusion = build_fusion(fusion, self.sizes, make_head)
         if unimodal == "split" and not self.fusion.additive:
-            raise ValueError(
-                f"unimodal='split' expected an additive fusion; {type(self.fusion).__name__} with this head is not. "
-                "Use fusion='concat' with a Linear head or fusion='sum', or unimodal='head'."
-            )
+            kind = type(self.fusion).__name__
+            hint = "Use fusion='concat' with a Linear head or fusion='sum', or unimodal='head'."
+            raise ValueError(f"unimodal='split' expected an additive fusion; {kind} with this head is not. {hint}")
         own = self.sizes if unimodal in ("head", "detached") else {}
         self.heads = NamedModules({name: make_head(size) for name, size in own.items()})
         self._responder: weakref.ref[object] | None = None
@@ -181,15 +177,14 @@ class LateFusion(nn.Module):
 
     def response_problems(self) -> list[str]:
         """Say why the Shapley responses of this model are not known in closed form; empty where they are."""
-        problems = []
-        if not self.fusion.additive:
-            problems.append(f"its fused output is no sum over modalities (fusion {type(self.fusion).__name__})")
-        if self.dropout > 0:
-            problems.append(f"it drops modalities in training (dropout={self.dropout:g})")
-        kinds = sorted({type(module).__name__ for module in self.modules() if varies_in_training(module)})
-        if kinds:
-            problems.append(f"it has layers that do otherwise in training than in evaluation ({', '.join(kinds)})")
-        return problems
+        kinds = ", ".join(sorted({type(module).__name__ for module in self.modules() if varies_in_training(module)}))
+        fusion = type(self.fusion).__name__
+        problems = {
+            f"its fused output is no sum over modalities (fusion {fusion})": not self.fusion.additive,
+            f"it drops modalities in training (dropout={self.dropout:g})": self.dropout > 0,
+            f"it has layers that do otherwise in training than in evaluation ({kinds})": kinds,
+        }
+        return [problem for problem, exists in problems.items() if exists]
 
     def respond(self, balancer: object | None) -> None:
         """In training, give Shapley responses in place of shares, for as long as this balancer lives.
@@ -249,12 +244,11 @@ class LateFusion(nn.Module):
 
     def _respond(self, features: Tensors, inputs: Inputs, lengths: Lengths | None) -> tuple[Tensor, Tensors]:
         """Give the fused output as a sum of responses whose gradients can be scaled, and the responses."""
-        sensors, steps = self._sort_inputs(inputs, lengths or {})
+        missing = [name for name in self.encoders if name not in features]
         raise_all(
-            f"Shapley responses expected an input for every modality; found none for {name!r}."
-            for name in self.encoders
-            if name not in sensors
+            f"Shapley responses expected an input for every modality; found none for {name!r}." for name in missing
         )
+        sensors, steps = self._sort_inputs(inputs, lengths or {})
         # The features of one sample of zeros stand for all, but of a ragged encoder they depend on the lengths.
         zeros = {name: torch.zeros_like(sensor if name in steps else sensor[:1]) for name, sensor in sensors.items()}
         shares, at_zero = self.fusion.share(features), self.fusion.share(self._encode(zeros, steps))
@@ -291,9 +285,7 @@ class LateFusion(nn.Module):
 
     def _check_features(self, features: Mapping[str, Any]) -> None:
         # An encoder of the user's may give anything at all.
-        shapes = {
-            name: list(value.shape) if isinstance(value, Tensor) else type(value) for name, value in features.items()
-        }
+        shapes = {name: list(x.shape) if isinstance(x, Tensor) else type(x) for name, x in features.items()}
         batch = next((shape[0] for shape in shapes.values() if isinstance(shape, list) and shape), "B")
         raise_all(
             f"The encoder of {name!r} was expected to give [{batch}, {self.sizes[name]}]; found {shape}. "
@@ -368,9 +360,7 @@ def _compiled_call(encoder: nn.Module, name: str, options: Mapping[str, Any], *,
     return chosen
 
 
-def _encoder_problems(
-    encoders: Mapping[str, object], features: Mapping[str, int], sizes: Mapping[str, int | None]
-) -> Iterator[str]:
+def _encoder_problems(encoders: Mapping[str, object], features: Mapping[str, int]) -> Iterator[str]:
     """List what is wrong with the encoders, and with what is said of their sizes."""
     if not encoders:
         yield "LateFusion expected at least one encoder; found none. Write LateFusion({'audio': encoder}, classes=…)."
@@ -378,7 +368,7 @@ def _encoder_problems(
     for name, encoder in encoders.items():
         if not isinstance(encoder, nn.Module):
             yield f"The encoder of {name!r} must be an nn.Module, found {type(encoder).__name__}."
-        elif sizes[name] is None:
+        elif name not in features and features_of(encoder) is None:
             hint = f"Write features={{{name!r}: …}}."
             yield f"The output size of the encoder of {name!r}, {type(encoder).__name__}, could not be told. {hint}"
     for name, size in features.items():
@@ -388,9 +378,7 @@ def _encoder_problems(
             yield f"features[{name!r}] must be a whole number of at least 1, found {size!r}."
 
 
-def _option_problems(
-    classes: int | None, head: HeadMaker | None, unimodal: str | None, dropout: float
-) -> Iterator[str]:
+def _other_problems(classes: int | None, head: HeadMaker | None, unimodal: str | None, dropout: float) -> Iterator[str]:
     """List what is wrong with the number of classes, the maker of heads, and the remaining options."""
     if (classes is None) == (head is None):
         count = "neither" if head is None else "both"
