@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from equipoise.data.feed import Batch, MicroBatch
-from equipoise.data.splits import Part
 from equipoise.training.settings import Settings
 from equipoise.training.step import TrainingStep
 
@@ -109,7 +108,8 @@ class CapturedStep:
     def _capture(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> bool:
         """Capture the step, which computes nothing yet; where that fails, take it as written and return False."""
         generators = [self._step.feed.random, *self._step.balancer.generators()]
-        memory, graph = _copy_of(batch), torch.cuda.CUDAGraph()
+        memory = batch.clone() if isinstance(batch, Tensor) else batch.apply(torch.clone)
+        graph = torch.cuda.CUDAGraph()
         try:
             for generator in generators:
                 graph.register_generator_state(generator)
@@ -136,12 +136,6 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
 
 def _tensors(batch: Batch) -> list[Tensor]:
     return [batch] if isinstance(batch, Tensor) else [*batch.inputs.values(), batch.label]
-
-
-def _copy_of(batch: Batch) -> Batch:
-    if isinstance(batch, Tensor):
-        return batch.clone()
-    return Part({name: array.clone() for name, array in batch.inputs.items()}, batch.label.clone(), views=batch.views)
 
 
 def _synchronises(work: Callable[[], None]) -> str:

@@ -180,13 +180,7 @@ def init(device: str) -> None:
     prefix = f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if one_machine else "start"
     store = dist.PrefixStore(prefix, store)
     dist.init_process_group(backend, timeout=TIMEOUT, world_size=size, rank=rank, store=store)
-    atexit.register(destroy)
-
-
-def destroy() -> None:
-    """Destroy the process group, if there is one; torch warns of a process that ends without."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)  # else torch warns
 
 
 def broadcast(value: Value) -> Value:

@@ -184,10 +184,8 @@ def set_safe_rate(model: LateFusion, balancer: Balancer, part: Part, optimizer: 
     check_step(settings, balancer)
     rate = safe_rate(model, balancer, part, settings.weight_decay)
     for group in optimizer.param_groups if rate is not None else ():
-        if isinstance(group["lr"], Tensor):  # a captured step reads it there
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+        # A captured step reads it from its tensor.
+        group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
 
 
 def safe_rate(model: LateFusion, balancer: Balancer, part: Part, weight_decay: float = 0.0) -> float | None:

@@ -13,15 +13,9 @@ from typing import Any, Literal, TypeAlias, final, get_args, get_origin, get_typ
 
 from equipoise.util.errors import BadInput, demand
 
-Optimizer = Literal["sgd", "adam", "adamw"]
-Schedule = Literal["constant", "cosine", "step"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Switch: TypeAlias = "bool | Literal['auto']"
-Selection = Literal["last", "best"]
-StepRule = Literal["given", "safe"]
 Fusion = Literal["concat", "sum", "gated", "film"]
-Feeding = Literal["auto", "resident", "streamed"]
-Parallel = Literal["ddp", "fsdp"]
 
 
 @final
@@ -65,26 +59,26 @@ class Settings:
     epochs: int = 30
     batch: int = 64
     lr: float = 0.01
-    step: StepRule = "given"
-    optimizer: Optimizer = "sgd"
+    step: Literal["given", "safe"] = "given"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: float = 0.9
     weight_decay: float = 1e-4
     layer_decay: float = 1.0
-    schedule: Schedule = "constant"
+    schedule: Literal["constant", "cosine", "step"] = "constant"
     precision: Precision = "auto"
     accumulate: int = 1
     compile: Switch = "auto"
     capture: Switch = "auto"
     clip: float | None = None
-    select: Selection = "last"
+    select: Literal["last", "best"] = "last"
     patience: int | None = None
     encoder: str = "auto"
     features: int = 64
     fusion: Fusion = "concat"
     dropout: float = 0.0
     device: str = "auto"
-    feed: Feeding = "auto"
-    parallel: Parallel = "ddp"
+    feed: Literal["auto", "resident", "streamed"] = "auto"
+    parallel: Literal["ddp", "fsdp"] = "ddp"
     deterministic: bool = False
 
     def __post_init__(self) -> None:

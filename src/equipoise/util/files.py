@@ -26,10 +26,8 @@ def reading(path: str | Path) -> Generator[Path]:
     """
     path = Path(path)
     try:
-        if not path.exists():
-            raise Unreadable(f"{path}: there is no such file")
         if not path.is_file():  # a folder, or a pipe, on which reading would wait for ever
-            raise Unreadable(f"{path}: not a file")
+            raise Unreadable(f"{path}: {'not a file' if path.exists() else 'there is no such file'}")
         if path.stat().st_size == 0:
             raise Unreadable(f"{path}: empty, 0 bytes")
         yield path

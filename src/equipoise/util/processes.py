@@ -35,12 +35,10 @@ def keep_freed_memory() -> None:
 
     Where there is no glibc nothing happens.
     """
-    try:
+    with suppress(AttributeError, OSError, TypeError):  # other libraries, other systems
         option = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # other libraries, other systems
-        return
-    option(_TRIM_THRESHOLD, FREED_BYTES)
-    option(_MMAP_THRESHOLD, LARGEST_BLOCK)
+        option(_TRIM_THRESHOLD, FREED_BYTES)
+        option(_MMAP_THRESHOLD, LARGEST_BLOCK)
 
 
 def cores() -> int:
@@ -63,11 +61,9 @@ def _group_limit(kind: str, versions: Iterable[Iterable[str]], read: Callable[..
         versions: The files that tell it, in version 2 of control groups and in version 1.
         read: Gives the limit from the texts of these files.
     """
-    least = math.inf
-    try:
+    least, lines = math.inf, []
+    with suppress(OSError, ValueError):  # not Linux, or another one
         lines = OWN_GROUPS.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):  # not Linux, or another one
-        return least
     for _, kinds, place in (line.split(":", 2) for line in lines if line.count(":") > 1):
         if not kinds or kind in kinds.split(","):  # version 2 has one tree for everything, version 1 one for each kind
             top = GROUPS / kind if kinds else GROUPS
@@ -92,14 +88,11 @@ def threads(count: int) -> Generator[None, None, None]:
 
 def free_memory() -> int:
     """Return the bytes that this process may still take: free on the machine, and granted by the container."""
-    try:
-        described = MEMORY.read_text(encoding="utf-8")
-        free = 1024 * int(described.partition("MemAvailable:")[2].split()[0])
-    except (OSError, ValueError, IndexError):  # not Linux
-        try:
-            free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (ValueError, OSError, AttributeError):  # no such names either
-            free = 2**36
+    free = 2**36
+    with suppress(ValueError, OSError, AttributeError):  # where there are such names
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError, IndexError):  # on Linux
+        free = 1024 * int(MEMORY.read_text(encoding="utf-8").partition("MemAvailable:")[2].split()[0])
     stat = "memory.stat"
     versions = (["memory.max", "memory.current", stat], ["memory.limit_in_bytes", "memory.usage_in_bytes", stat])
     return int(max(0, min(free, _group_limit("memory", versions, _memory_left))))
