@@ -136,7 +136,7 @@ def test_little_memory_gives_the_same_values(monkeypatch: pytest.MonkeyPatch) ->
     roomy = values_at(model, plane, PLACES, part)
     sizes: list[int] = []
     monkeypatch.setattr(landscape_plane, "MEMORY", 5_000)
-    tight = values_at(model, plane, PLACES, part, on_done=sizes.append)
+    tight = values_at(model, plane, PLACES, part, tell=sizes.append)
     torch.testing.assert_close(tight.loss, roomy.loss, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(tight.error, roomy.error, atol=1e-6, rtol=1e-6)
     assert len(sizes) > 1

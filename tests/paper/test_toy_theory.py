@@ -72,8 +72,8 @@ def test_power_iteration_approaches_the_spectral_norm_from_below() -> None:
     objective = objective_of(SMALL)
     (point,) = random_points(objective, seed=3, count=1)
     directions = torch.randn(3, len(point), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    few, _ = local_constants(objective, point, directions, rounds=2)
-    many, _ = local_constants(objective, point, directions, rounds=100)
+    few = local_constants(objective, point, directions, rounds=2)
+    many = local_constants(objective, point, directions, rounds=100)
     for number in range(3):
         hessian = torch.autograd.functional.hessian(lambda p, at=number: objective.losses(p)[at], point)
         assert isinstance(hessian, torch.Tensor)

@@ -12,7 +12,6 @@ import gc
 import importlib.util
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from statistics import linear_regression, median
 from typing import Any, Literal, NamedTuple, final
@@ -85,9 +84,7 @@ class BenchCase(NamedTuple):
     batch: int
 
 
-@final
-@dataclass
-class BenchRow:
+class BenchRow(NamedTuple):
     """The cost of one line in one case; all times in milliseconds.
 
     Args:
@@ -103,11 +100,11 @@ class BenchRow:
 
     case: BenchCase
     line: str
-    whole: dict[str, float] = field(default_factory=dict)
-    to_joint: dict[str, float] = field(default_factory=dict)
-    to_bare: dict[str, float] = field(default_factory=dict)
-    pieces: dict[str, float] = field(default_factory=dict)
-    memory: float = 0.0
+    whole: dict[str, float]
+    to_joint: dict[str, float]
+    to_bare: dict[str, float]
+    pieces: dict[str, float]
+    memory: float
     path: str = ""
 
     @property
@@ -256,45 +253,49 @@ class _CaseBench:
             epochs=self.epochs, batch=case.batch, lr=1e-3, encoder=kind.encoder, optimizer=kind.optimizer,
             device=str(device), compile=False, capture=False,
         )  # fmt: skip
+        self.paths: dict[str, str] = {}  # by method: "recorded", or why steps were not
         self.feed = Feed(self.splits.train, device)
         self.batches = list(torch.arange(len(self.feed), device=device).split(case.batch))
 
     def rows(self, rounds: int, tell: Tell) -> list[BenchRow]:
         first, *others = other_loops(self.methods)
-        rows = {line: BenchRow(self.case, line) for line in (first, *self.methods, *others)}
-        steps = {line: self._step(line, beside=True) for line in rows}
-        whole = {(line, way): [] for line in rows for way in self.ways if way == WRITTEN or line in self.methods}
-        pieces: dict[str, list[dict[str, float]]] = {line: [] for line in rows}
+        lines = [first, *self.methods, *others]
+        steps = {line: self._step(line, beside=True) for line in lines}
+        whole = {line: {way: [] for way in (self.ways if line in self.methods else (WRITTEN,))} for line in lines}
+        pieces: dict[str, list[dict[str, float]]] = {line: [] for line in lines}
         for turn in range(rounds):
-            for line, row in rows.items():
+            for line in lines:
                 tell(f"round {turn + 1} of {rounds}, {line}")
-                for way in self.ways:
-                    if (line, way) in whole:
-                        whole[line, way].append(self._whole(row, way))
-                times = timing.time_steps(steps[line], self._batch, len(self.batches), self.device)
-                pieces[line] += times[timing.WARM_UP if turn == 0 else 1 :]
-        for (line, way), times in whole.items():
-            row = rows[line]
-            row.whole[way] = median(times)
-            row.to_joint[way] = _ratio(times, whole[JOINT, way])
-            row.to_bare[way] = _ratio(times, whole[BARE, WRITTEN])
-        for line, row in rows.items():
-            row.pieces = {piece: 1e3 * median(times[piece] for times in pieces[line]) for piece in PIECES}
-            row.memory = self._memory(line)
-        return list(rows.values())
+                for way, times in whole[line].items():
+                    times.append(self._whole(line, way))
+                seconds = timing.time_steps(steps[line], self._batch, len(self.batches), self.device)
+                pieces[line] += seconds[timing.WARM_UP if turn == 0 else 1 :]
+        return [
+            BenchRow(
+                self.case,
+                line,
+                whole={way: median(times) for way, times in own.items()},
+                to_joint={way: _ratio(times, whole[JOINT][way]) for way, times in own.items()},
+                to_bare={way: _ratio(times, whole[BARE][WRITTEN]) for way, times in own.items()},
+                pieces={piece: 1e3 * median(seconds[piece] for seconds in pieces[line]) for piece in PIECES},
+                memory=self._memory(line),
+                path=self.paths.get(line, ""),
+            )
+            for line, own in whole.items()
+        ]
 
     def _batch(self, number: int) -> Part:
         return self.feed.make(self.batches[number])
 
-    def _whole(self, row: BenchRow, way: str) -> float:
+    def _whole(self, line: str, way: str) -> float:
         """Milliseconds of a whole step, the median over epochs after the first."""
-        if row.line in self.methods:
+        if line in self.methods:
             settings = self.settings.changed({"capture": way == RECORDED})
-            trained = train(self.splits, self.methods[row.line](), settings)
-            row.path = trained.path["captured"]
+            trained = train(self.splits, self.methods[line](), settings)
+            self.paths[line] = trained.path["captured"]
             epochs = [epoch["seconds"] for epoch in trained.curves]
         else:
-            step, epochs = self._step(row.line), []
+            step, epochs = self._step(line), []
             for _ in range(self.epochs):
                 epoch = Stopwatch(self.device)
                 with epoch("update"):

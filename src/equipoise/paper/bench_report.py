@@ -75,9 +75,7 @@ def tables(rows: Sequence[BenchRow]) -> list[TextTable]:
     cases = dict.fromkeys(row.case for row in rows)
     made = [_pieces_table(case, [row for row in rows if row.case == case]) for case in cases]
     for (encoder, batch), sweep in _sweeps(rows).items():
-        made += [
-            _sweep_table(encoder, batch, way, sweep) for way in dict.fromkeys(w for row in sweep for w in row.whole)
-        ]
+        made += [_sweep_table(encoder, batch, way, sweep) for way in _ways(sweep)]
     return made
 
 

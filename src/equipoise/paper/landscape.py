@@ -347,7 +347,7 @@ def _surface(
         return add
 
     model = solutions[0].model
-    values = {name: values_at(model, plane, points, part, on_done=progress(name)) for name, part in parts.items()}
+    values = {name: values_at(model, plane, points, part, tell=progress(name)) for name, part in parts.items()}
     shape, size = (len(y), len(x)), len(grid)
     train, test = (values[name].loss[:size].reshape(shape).numpy() for name in ("train", "test"))
     accuracy = {name: column[:size].reshape(shape).numpy() for name, column in values["train"].accuracy.items()}

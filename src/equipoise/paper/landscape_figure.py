@@ -40,7 +40,7 @@ PLANES = {
         "with x, and no further.",
     ),
 }
-"""How planes are made, and with which statistics of batch norm, for the caption."""
+"""Words on each kind of plane, and on its statistics of batch norm, for the caption."""
 
 
 def draw(results: LandscapeResults, folder: Path, made: str) -> list[Path]:
@@ -144,7 +144,7 @@ def tints(surface: LossSurface, most: float) -> np.ndarray:
 
 
 def lead(accuracy: np.ndarray) -> np.ndarray:
-    """By how much the best modality, along the last axis, is ahead of the next; zero where there is one only."""
+    """The lead of the best modality, along the last axis, over the next; zero where there is one only."""
     if accuracy.shape[-1] < 2:
         return np.zeros(accuracy.shape[:-1])
     best = np.sort(accuracy, axis=-1)

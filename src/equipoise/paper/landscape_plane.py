@@ -118,9 +118,7 @@ class PlaneValues(NamedTuple):
     accuracy: dict[str, Tensor]
 
 
-def values_at(
-    model: LateFusion, plane: Plane, points: Tensor, part: Part, on_done: Tell = lambda _: None
-) -> PlaneValues:
+def values_at(model: LateFusion, plane: Plane, points: Tensor, part: Part, tell: Tell = lambda _: None) -> PlaneValues:
     """Evaluate the model at many points of a plane, in evaluation mode.
 
     Args:
@@ -128,7 +126,7 @@ def values_at(
         plane: The plane of the points.
         points: x and y of each, [P, 2].
         part: The samples, as encoders read them, on the model's device.
-        on_done: Called with the number of points after each call.
+        tell: Called with the number of points after each call.
     """
     device = part.label.device
     batched = batches_well(model, device)
@@ -144,7 +142,7 @@ def values_at(
                 tell(len(some))
         return sums
 
-    shares = run_parallel([partial(share, first) for first in range(workers)], on_done)
+    shares = run_parallel([partial(share, first) for first in range(workers)], tell)
     sums = torch.cat([shares[number % workers][number // workers] for number in range(len(chunks))])
     count, names = len(part), ["fused", *model.encoders]
     loss = sums[:, 0] / count
@@ -175,8 +173,8 @@ def _sums(model: LateFusion, plane: Plane, points: Tensor, part: Part, rows: int
         return torch.stack([loss.sum(), loss.square().sum(), *hits])
 
     def one_by_one(weights: Weights, inputs: Weights, label: Tensor) -> Tensor:
-        each = [{name: value[at] for name, value in weights.items()} for at in range(len(points))]
-        return torch.stack([judge(one, inputs, label) for one in each])
+        singles = [{name: value[at] for name, value in weights.items()} for at in range(len(points))]
+        return torch.stack([judge(single, inputs, label) for single in singles])
 
     call = vmap(judge, in_dims=(0, None, None)) if batched else one_by_one
     total = torch.zeros((), dtype=torch.float64, device=points.device)

@@ -222,7 +222,7 @@ def samples_where_noise_ends(settings: ToySettings) -> float:
     """
     demand(
         "samples_where_noise_ends",
-        (len(settings.scales) == 2, "recipe should have two modalities", len(settings.scales)),
+        (len(settings.scales) == 2, "scales should name two modalities", len(settings.scales)),
         (settings.label == "sum", "label should be 'sum'", settings.label),
     )
     (noise_1, mean_1), (noise_2, mean_2) = [
@@ -304,6 +304,10 @@ VARIANTS = {
 }
 
 
+TrainingState = tuple[TwoLayer, Balancer, dict[str, Tensor]]
+"""The model, its balancer and the losses, with gradients in place."""
+
+
 class Trace(NamedTuple):
     """Measurements during a run. Entry t is before step t, so entry 0 is the start.
 
@@ -333,13 +337,11 @@ class Trace(NamedTuple):
         return not bool(self.fused[-1] < DIVERGED * self.fused[0])
 
 
-def training_steps(
-    data: ToyData, settings: ToySettings, variant: str, seed: int
-) -> Iterator[tuple[TwoLayer, Balancer, dict[str, Tensor]]]:
+def training_steps(data: ToyData, settings: ToySettings, variant: str, seed: int) -> Iterator[TrainingState]:
     """Train by gradient descent on all samples, without an end, through the balancer that any user would call.
 
     Yields:
-        The model, its balancer and the losses, before each step, with gradients in place.
+        The state before each step.
     """
     chosen = VARIANTS[variant]
     model, balancer = TwoLayer(settings, seed, list(data.inputs)), chosen.make(settings, data.optimum)
@@ -414,9 +416,7 @@ def manifolds(data: ToyData, settings: ToySettings, seed: int) -> dict[str, Mani
     return places
 
 
-def steps_to_level(
-    data: ToyData, settings: ToySettings, seed: int, variants: Sequence[str] = tuple(VARIANTS)
-) -> dict[str, int | None]:
+def steps_to_level(data: ToyData, settings: ToySettings, seed: int, variants: Iterable[str]) -> dict[str, int | None]:
     """Count the steps of each way of training to the level of the settings; None where it does not get there."""
     level, most = settings.level, 20 * settings.steps
     return {name: run(data, settings, name, seed, steps=most, until=level).reached(level) for name in variants}

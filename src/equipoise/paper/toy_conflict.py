@@ -18,6 +18,7 @@ from torch.autograd.functional import hessian, jacobian
 
 from equipoise.paper.toy import ToyData, losses
 
+SHARED = 0.6  # of the variance, that all modalities have in common
 RATES = tuple(10 ** (-4 + 0.25 * number) for number in range(11))  # 1e-4 … 3e-2; the largest diverge
 SMOOTHINGS = (1e-2, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 ACCURACIES = (1e-1, 1e-2, 3e-3, 1e-3, 3e-4)
@@ -28,9 +29,7 @@ MAXIMA = {
 }
 
 
-def generate_correlated(
-    seed: int, modalities: int = 2, inputs: int = 3, samples: int = 60, shared: float = 0.6
-) -> ToyData:
+def generate_correlated(seed: int, modalities: int = 2, inputs: int = 3, samples: int = 60) -> ToyData:
     """Draw modalities that share a part of their variance, and a label to which each adds.
 
     Args:
@@ -38,7 +37,6 @@ def generate_correlated(
         modalities: K.
         inputs: D, for each of them.
         samples: N.
-        shared: The share of variance that all modalities have in common.
     """
     random = torch.Generator().manual_seed(seed)
 
@@ -48,7 +46,7 @@ def generate_correlated(
     common, arrays = gaussian(samples, inputs), {}
     for number in range(1, modalities + 1):
         turned = common @ torch.linalg.qr(gaussian(inputs, inputs)).Q
-        arrays[f"m{number}"] = math.sqrt(shared) * turned + math.sqrt(1 - shared) * gaussian(samples, inputs)
+        arrays[f"m{number}"] = math.sqrt(SHARED) * turned + math.sqrt(1 - SHARED) * gaussian(samples, inputs)
     return ToyData(arrays, torch.stack([x @ gaussian(inputs) for x in arrays.values()]).sum(dim=0))
 
 
@@ -118,7 +116,7 @@ class Conflict:
         return correlations.square - target @ torch.linalg.solve(gram, target)
 
     def strengths(self) -> Tensor:
-        """How hard the fused loss pulls each modality from its best: s_k = √(g_kᵀ H_k⁻¹ g_k).
+        """The strength with which the fused loss pulls each modality from its best: s_k = √(g_kᵀ H_k⁻¹ g_k).
 
         g_k is the gradient of f_mm and H_k the Hessian of gap_k, at z_k = 0. For large λ they say everything: the worst
         gap is (Σ s_k)² / (2λ²), and modality k weighs λ s_k / Σ s_j.
@@ -197,6 +195,10 @@ def log_slope(x: Sequence[float], y: Sequence[float]) -> float:
 # -- rates of convergence of the hard and the smooth maximum --
 
 
+Setting = tuple[str, float, float]
+"""One of `MAXIMA`, its μ, and a learning rate."""
+
+
 class Convergence(NamedTuple):
     """The steps that a form of the maximum needs, with its learning rate (and μ) tuned for each accuracy.
 
@@ -242,9 +244,7 @@ def convergence(conflict: Conflict, penalty: float = 10.0, steps: int = 2500, se
     return results
 
 
-def _descend(
-    data: ToyData, penalty: float, settings: Sequence[tuple[str, float, float]], steps: int, seed: int
-) -> Tensor:
+def _descend(data: ToyData, penalty: float, settings: Sequence[Setting], steps: int, seed: int) -> Tensor:
     """F of every run before every step, [steps, runs]."""
     random = torch.Generator().manual_seed(seed)
     optimum = torch.tensor([data.optimum[name] for name in data.inputs], dtype=torch.float64)

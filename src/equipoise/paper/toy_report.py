@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,10 +116,8 @@ def _finite(value: Any) -> Any:
 def text(results: ToyResults) -> str:
     """The whole report in words."""
     parts = [_head(results), _runs(results), _gradients(results), _theory(results.theory)]
-    lines = [line for part in parts for line in part]
-    return "\n".join(
-        [*lines, "", "What the paper says, and what was measured:", *claim_lines(claims(results), stop="")]
-    )
+    said = ["\nWhat the paper says, and what was measured:", *claim_lines(claims(results), stop="")]
+    return "\n".join([*itertools.chain(*parts), *said])
 
 
 def _head(results: ToyResults) -> Iterator[str]:
@@ -136,7 +135,7 @@ def _runs(results: ToyResults) -> Iterator[str]:
     seeds, rows = results.seeds, []
     for name, variant in VARIANTS.items():
         reached = [steps for seed in seeds if (steps := seed.steps[name]) is not None]
-        ratios = [ratio for seed in seeds if (ratio := seed.ratio(name)) is not None]
+        ratios = results.ratios(name)
         cells = ["never", "", ""]
         if reached and ratios:
             share = f"{sum(ratios) / len(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
@@ -176,10 +175,8 @@ def _theory(theory: TheoryResults | None) -> Iterator[str]:
     ]
     yield from text_table(["problem", "fused loss", "with that gap as ε", "worst gap", "to first order"], rows)
     yield "\nSteps after which the objective stays within an accuracy, step and μ tuned for each:"
-    rows = [
-        [title, *("–" if steps is None else str(steps) for steps in theory.rates[name].steps.values())]
-        for name, title in MAXIMA.items()
-    ]
+    needed = {title: theory.rates[name].steps.values() for name, title in MAXIMA.items()}
+    rows = [[title, *("–" if count is None else str(count) for count in counts)] for title, counts in needed.items()]
     yield from text_table(["", *(f"{accuracy:g}" for accuracy in theory.rates["hard"].steps)], rows)
 
 
@@ -315,7 +312,7 @@ def _draw_runs(results: ToyResults, folder: Path, made: str) -> list[Path]:
     middle.legend(loc="center right", bbox_to_anchor=(1, 0.72), handlelength=1.6)
     variants = [name for name in VARIANTS if name != "joint"]
     for row, name in enumerate(reversed(variants)):
-        ratios = [ratio for seed in results.seeds if (ratio := seed.ratio(name)) is not None]
+        ratios = results.ratios(name)
         beside, colour = right.get_yaxis_transform(), STYLES[name][0]
         right.text(-0.02, row, VARIANTS[name].title, transform=beside, ha="right", va="center", fontsize=8)
         if len(ratios) == len(results.seeds):
@@ -354,9 +351,8 @@ def _draw_theory(results: ToyResults, theory: TheoryResults, folder: Path, made:
 
     first.plot(PENALTIES, [solution.worst for solution in theory.penalised], "o", color=JOINT, label="penalty solution")
     first.plot(PENALTIES, theory.predicted, color=LINE, lw=1.2, zorder=0, label="(Σ s)² / 2λ²")
-    first.set(
-        xscale="log", yscale="log", xlabel="penalty λ", ylabel="worst gap", title="Theorem 1: the gap falls as λ⁻²"
-    )
+    first.set(xscale="log", yscale="log", xlabel="penalty λ", ylabel="worst gap")
+    first.set_title("Theorem 1: the gap falls as λ⁻²")
 
     second.plot(theory.descent.bound, color=LINE, label=r"$2\,(F_0 - F_T)\,/\,\Sigma\,\eta$")
     second.plot(theory.descent.smallest, color=JOINT, label="smallest ‖∇F‖² so far")

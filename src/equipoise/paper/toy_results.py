@@ -169,10 +169,12 @@ class ToyResults(NamedTuple):
     quickest: dict[str, tuple[float, int]]
     theory: TheoryResults | None = None
 
+    def ratios(self, variant: str) -> list[float]:
+        """Steps of a way of training over those of joint training, of the seeds in which both got to the level."""
+        return [ratio for seed in self.seeds if (ratio := seed.ratio(variant)) is not None]
 
-def gather(
-    settings: ToySettings, seeds: Sequence[int], *, theory: bool = True, tell: Tell = lambda _: None
-) -> ToyResults:
+
+def gather(settings: ToySettings, seeds: Sequence[int], *, theory: bool, tell: Tell = lambda _: None) -> ToyResults:
     """Measure everything.
 
     Args:
@@ -210,7 +212,7 @@ def measure_seed(settings: ToySettings, seed: int) -> SeedResults:
     data = toy.generate(settings, seed)
     joint = toy.run(data, settings, "joint", seed)
     learnt = {name: joint.learnt(name) for name in settings.names}
-    places, steps = toy.manifolds(data, settings, seed), toy.steps_to_level(data, settings, seed)
+    places, steps = toy.manifolds(data, settings, seed), toy.steps_to_level(data, settings, seed, toy.VARIANTS)
     return SeedResults(seed, toy.preference(data), places, learnt, steps)
 
 
@@ -265,10 +267,8 @@ def _on_data(results: ToyResults) -> Claimed:
 
 def _on_training(results: ToyResults) -> Claimed:
     seeds, count = results.seeds, len(results.seeds)
-    predicted = sum(
-        min(seed.learnt, key=seed.learnt.__getitem__) == seed.preference.first != seed.preference.most_useful
-        for seed in seeds
-    )
+    first = [(min(seed.learnt, key=seed.learnt.__getitem__), seed.preference) for seed in seeds]
+    predicted = sum(name == preference.first != preference.most_useful for name, preference in first)
     says = "joint training first learns a modality that is not the most useful one"
     yield "section II, appendix", says, f"in {predicted} of {count} seeds", predicted == count
     times = ", ".join(
@@ -305,7 +305,7 @@ def _on_balance(results: ToyResults) -> Claimed:
 
 def _on_speed(results: ToyResults) -> Claimed:
     for variant, limit, reading in (("mimo-exact", 0.4, "exact f*"), ("mimo-zero", 0.75, "f* = 0")):
-        ratios = [ratio for seed in results.seeds if (ratio := seed.ratio(variant)) is not None]
+        ratios = results.ratios(variant)
         says = f"MIMO converges faster (we ask, with {reading}: at most {limit:g} of the steps of joint training)"
         measured, holds = "not reached", len(ratios) == len(results.seeds) and max(ratios) <= limit
         if ratios:
@@ -330,7 +330,7 @@ def _on_gradients(results: ToyResults) -> Claimed:
 
 
 def _on_theory(theory: TheoryResults) -> Claimed:
-    ratio, tied = (each.largest / each.bound for each in (theory.curvature, theory.curvature_tied))
+    ratio, tied = (points.largest / points.bound for points in (theory.curvature, theory.curvature_tied))
     measured = (
         f"largest eigenvalue at most {float(ratio.max()):.2f} of L̂ at {len(ratio)} random points, "
         f"{float(tied.max()):.2f} where gaps are equal"
@@ -346,7 +346,7 @@ def _on_theory(theory: TheoryResults) -> Claimed:
     )
     yield "Theorem 2", says, measured, (share <= 1).all()
 
-    margin = min(each.distance / each.bound for each in theory.tied)
+    margin = min(point.distance / point.bound for point in theory.tied)
     measured = f"left side at least {margin:.2f} of the right at {len(theory.tied)} tied points"
     yield "Proposition 2", "dist(0, ∂g)² ≥ (μ/K) g with the local μ", measured, margin >= 1
 

@@ -74,7 +74,7 @@ def curvature_at(objective: FlatObjective, points: Tensor) -> Curvature:
     """
     points = points.detach().requires_grad_()
     values, settings = objective.losses(points), objective.settings
-    derivatives = [_derivatives(each, points) for each in (objective.objective(values), *values.unbind(dim=-1))]
+    derivatives = [_derivatives(value, points) for value in (objective.objective(values), *values.unbind(dim=-1))]
     eigenvalues = torch.linalg.eigvalsh(torch.stack([hessian for _, hessian in derivatives], dim=1))
     bends = eigenvalues[:, 1:].abs().amax(dim=-1).tolist()
     slopes = torch.stack([gradient.norm(dim=-1) for gradient, _ in derivatives[2:]], dim=1).tolist()
@@ -145,7 +145,8 @@ def safe_descent(objective: FlatObjective, seed: int, steps: int, rounds: int = 
     directions = torch.randn(1 + len(settings.names), len(point), generator=random, dtype=point.dtype)
     values, squares, rates, halved = [], [], [], 0
     for step in range(steps):
-        local, directions = local_constants(objective, point, directions, rounds if step else 10 * rounds)
+        local = local_constants(objective, point, directions, rounds if step else 10 * rounds)
+        directions = local.directions
         pairs = list(zip(local.bends[1:], local.slopes, strict=True))
         rate = safe_step(local.bends[0], pairs, settings.penalty, settings.smoothing)
         while objective.value(point - rate * local.gradient) > local.value:
@@ -166,17 +167,17 @@ class LocalConstants(NamedTuple):
         gradient: ∇F.
         bends: L_mm, L_1, …, L_K: spectral norms of Hessians, from below.
         slopes: G_1, …, G_K: norms of gradients.
+        directions: For the next point to go on from, [1 + K, d].
     """
 
     value: float
     gradient: Tensor
     bends: list[float]
     slopes: list[float]
+    directions: Tensor
 
 
-def local_constants(
-    objective: FlatObjective, point: Tensor, directions: Tensor, rounds: int
-) -> tuple[LocalConstants, Tensor]:
+def local_constants(objective: FlatObjective, point: Tensor, directions: Tensor, rounds: int) -> LocalConstants:
     """Estimate the constants of the safe step by power iteration.
 
     Args:
@@ -185,8 +186,6 @@ def local_constants(
         directions: One per loss to start the iteration from, [1 + K, d].
         rounds: Hessian-vector products per loss.
 
-    Returns:
-        The constants, and the directions for the next point to go on from.
     """
     point = point.detach().requires_grad_()
     values = objective.losses(point)
@@ -201,7 +200,7 @@ def local_constants(
         bends = [float(product.norm()) for product in products]
         directions = torch.stack([product / (size or 1.0) for product, size in zip(products, bends, strict=True)])
     norms = [float(slope.detach().norm()) for slope in slopes[1:]]
-    return LocalConstants(float(total.detach()), gradient, bends, norms), directions
+    return LocalConstants(float(total.detach()), gradient, bends, norms, directions)
 
 
 # -- Proposition 2: dist(0, ∂g)² ≥ (μ/K) g for the largest gap g --
@@ -255,9 +254,7 @@ def largest_gap_at(objective: FlatObjective, point: Tensor) -> TiedPoint:
     gram = gradients @ gradients.T
     shares = least_norm(gram)
     inputs = objective.data.correlations.inputs
-    constant = min(
-        pl_constant(inputs[name, name], parameters[f"encoders.{name}"], parameters[f"heads.{name}"])
-        for name in objective.data.inputs
-    )
-    bound = kl_bound(constant, len(gaps), float(gaps.max()))
+    names = objective.data.inputs
+    layers = [(inputs[name, name], parameters[f"encoders.{name}"], parameters[f"heads.{name}"]) for name in names]
+    bound = kl_bound(min(pl_constant(*layer) for layer in layers), len(gaps), float(gaps.max()))
     return TiedPoint(gaps.tolist(), float(shares @ gram @ shares), bound)
