@@ -98,7 +98,7 @@ def export(
 
 
 def compare(model: Deployable, run: Runner) -> float:
-    """Compute the largest difference between a graph and `LateFusion.predict`, over batch sizes and subsets of the sensors.
+    """Compute the largest difference of a graph to `LateFusion.predict`, over batch sizes and subsets of the sensors.
 
     Absent sensors hold NaN, or the largest number there is, so that a graph which reads them is found out. Beside whole
     batches with the same sensors, one batch has other sensors in every sample; there the graph is compared with itself.

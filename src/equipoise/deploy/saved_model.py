@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -68,6 +71,8 @@ def load_saved_model(path: Path | str, *, encoder: str | None = None, trust: boo
     Raises:
         BadInput: If there is no such run, or several, or its model cannot be built again; with all that is wrong.
     """
+    import safetensors.torch
+
     folder = _find(Path(path))
     damage, tensors, size = [], {}, 0
     try:
@@ -94,7 +99,8 @@ def load_saved_model(path: Path | str, *, encoder: str | None = None, trust: boo
         raise
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:
         raise BadInput(f"{folder}: the model of this run cannot be made again: {error}") from None
-    _load_weights(model, folder)
+    with _weights_file(folder) as file:
+        safetensors.torch.load_model(model, file)
     return SavedModel(folder, model.eval(), row, tuple(content["classes"]), specs, content["parts"], words)
 
 
@@ -129,10 +135,9 @@ def _listed(folders: list[Path]) -> list[str]:
         except ValueError as error:
             damaged.append(f"  {folder}  cannot be read: {_first_line(error)}")
     settings = {folder: _settings(row) for folder, row in rows.items()}
-    values: dict[str, set[str]] = {}
-    for own in settings.values():
-        for key, value in own.items():
-            values.setdefault(key, set()).add(value)
+    values: defaultdict[str, set[str]] = defaultdict(set)
+    for key, value in chain.from_iterable(own.items() for own in settings.values()):
+        values[key].add(value)
     accuracies = {folder: row.get("validation", {}).get("fused") for folder, row in rows.items()}
     for folder in sorted(rows, key=lambda folder: (rows[folder]["data"], -(accuracies[folder] or 0.0))):
         row, accuracy = rows[folder], accuracies[folder]
@@ -264,8 +269,8 @@ def _misfits(outline: LateFusion, made: Mapping[str, nn.Module], tensors: Mappin
         if stored is None and key not in optional:  # tied weights of an encoder are stored once
             yield f"expected {key} of shape {shape}, found no such tensor"
         elif stored is not None and stored != wanted:
-            found = f"found {list(stored.shape)} and {stored.dtype}"
-            yield f"expected {key} of shape {shape} and type {wanted.dtype}, {found}"
+            both = f"{list(stored.shape)} and {stored.dtype}"
+            yield f"expected {key} of shape {shape} and type {wanted.dtype}, found {both}"
     unknown = (key for key in tensors if key not in expected and key not in optional)
     yield from (f"expected a tensor of the model, found {key[:100]!r}" for key in unknown)
 
@@ -281,30 +286,25 @@ def _unreadable(outline: LateFusion, made: Mapping[str, nn.Module], specs: Mappi
             yield f"inputs.{name}.ragged: expected false, since its encoder takes no lengths, found true"
 
 
+@contextmanager
+def _weights_file(folder: Path) -> Generator[str]:
+    """Give the path of the weights; errors while they are read say what the file should have been."""
+    from safetensors import SafetensorError
+
+    try:
+        yield str(inside(folder, WEIGHTS))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        expected = f"{folder / WEIGHTS}: expected the weights of this run's model"
+        raise BadInput(f"{expected}, found: {_first_line(error)}") from None
+
+
 def _stored_tensors(folder: Path) -> dict[str, TensorSpec]:
     """Read which tensors a file of weights says it has."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        with safe_open(str(inside(folder, WEIGHTS)), framework="pt") as opened:
-            slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 (it is no mapping)
-            return {key: TensorSpec(tuple(part.get_shape()), part.get_dtype()) for key, part in slices.items()}
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise _damaged(folder, error) from None
-
-
-def _load_weights(model: nn.Module, folder: Path) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_model
-
-    try:
-        load_model(model, str(inside(folder, WEIGHTS)))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise _damaged(folder, error) from None
-
-
-def _damaged(folder: Path, error: Exception) -> BadInput:
-    return BadInput(f"{folder / WEIGHTS}: expected the weights of this run's model, found: {_first_line(error)}")
+    with _weights_file(folder) as file, safe_open(file, framework="pt") as opened:
+        slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 (it is no mapping)
+        return {key: TensorSpec(tuple(part.get_shape()), part.get_dtype()) for key, part in slices.items()}
 
 
 def _first_line(error: Exception) -> str:
