@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from equipoise.report.aggregate import RunGroup, dig, modalities, number
-from equipoise.report.charts import Axis, Bar, Series, axis, bar_chart, dot_plot, line_chart
-from equipoise.report.markup import data_table, figure
+from equipoise.report.markup import Axis, Bar, Series, axis, bar_chart, data_table, dot_plot, figure, line_chart
 from equipoise.report.notes import listed
 from equipoise.report.paired import Difference
 from equipoise.report.results import Epoch, Results
