@@ -4,7 +4,6 @@ import importlib
 import json
 import multiprocessing as mp
 import os
-import random
 import shlex
 import signal
 import sys
@@ -25,10 +24,9 @@ from equipoise.data.splits import Splits
 from equipoise.report import search as search_report
 from equipoise.study import search as searches
 from equipoise.study.job import Job, run_job
-from equipoise.study.registry import all_methods, entries
 from equipoise.study.search import STARTS, run_search
 from equipoise.study.store import Store
-from equipoise.study.tuning import Choice, Interval, Search, SearchResult, SearchTrial, as_typed, search_of
+from equipoise.study.tuning import Interval, SearchResult, SearchTrial, search_of
 from equipoise.util.errors import BadInput, FailedRuns
 
 SHORT = ["epochs=4", "features=8"]
@@ -40,84 +38,6 @@ def load(fold: int | None) -> Splits:
 
 
 DATA = DataSet("small", load, 10, "Small.")
-
-
-# -- what is looked for --
-
-
-def test_words_say_what_is_looked_for_and_what_is_set() -> None:
-    words = ["penalty=1..100:log", "smoothing=0.01,0.1", "run.batch=16..64", "select=last,best", "epochs=7"]
-    search = search_of("mimo", words)
-    assert search.space == {
-        "penalty": Interval(1.0, 100.0, log=True),
-        "smoothing": Choice((0.01, 0.1)),
-        "run.batch": Interval(16, 64, log=False),
-        "select": Choice(("last", "best")),
-    }
-    assert search.base.settings.epochs == 7
-    entry = search.at({"penalty": 3.0, "smoothing": 0.1, "run.batch": 20, "select": "best"})
-    assert (entry.params["penalty"], entry.params["smoothing"]) == (3.0, 0.1)
-    assert (entry.settings.batch, entry.settings.select, entry.settings.epochs) == (20, "best", 7)
-
-
-@pytest.mark.parametrize("method", sorted(all_methods()))
-def test_every_method_has_something_to_look_for(method: str) -> None:
-    search = search_of(method, [])
-    assert search.space["lr"] == Interval(0.001, 0.1, log=True)
-    assert {key.rpartition(".")[2] for key in search.space} - {"lr"} == set(all_methods()[method].make.search)
-    assert search.start() is not None, "what the method is by itself lies in its own space"
-    assert "lr" not in search_of("mimo", ["lr=0.01"]).space
-
-
-def test_all_that_is_wrong_is_said_at_once() -> None:
-    words = ["penalty=100..1", "lr=0..1:log", "select=last..best", "smoothing=1..x", "rate=1,2", "batch=1..2:exp"]
-    with pytest.raises(BadInput) as found:
-        search_of("mimo", words)
-    for part in (
-        "expected the smaller limit first, found 100 and 1",
-        "lr should be above zero",
-        "select=last..best: expected numbers as limits",
-        "smoothing should be a number, found 'x'",
-        "unknown setting 'rate'",
-        "batch should be a whole number, found '2:exp'",
-    ):
-        assert part in str(found.value)
-    with pytest.raises(BadInput, match="expected limits above zero for :log, found 0"):
-        search_of("mimo", ["dropout=0..0.5:log"])
-
-
-class Anywhere:
-    """Suggests any number that Optuna may suggest."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-
-    def suggest_float(self, _: str, low: float, high: float, *, log: bool) -> float:
-        assert log in (True, False)
-        return self.random.choice([low, high, self.random.uniform(low, high)])
-
-    def suggest_int(self, _: str, low: int, high: int, *, log: bool) -> int:
-        assert log in (True, False)
-        return self.random.randint(low, high)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_what_is_suggested_lies_within_and_is_what_one_types(seed: int) -> None:
-    draw = random.Random(seed)
-    low = 10 ** draw.uniform(-6, 3)
-    search = Search(entries(["mimo"])[0], {"lr": Interval(low, low * draw.uniform(1.0001, 50), log=True)})
-    for attempt in range(20):
-        values = search.suggest(Anywhere(attempt))
-        assert search.space["lr"].holds(values["lr"])
-        (typed,) = entries(["mimo"], [f"{key}={as_typed(value)}" for key, value in values.items()])
-        assert typed.settings.lr == values["lr"] == search.at(values).settings.lr
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(10.0, "10"), (0.1, "0.1"), (1e-7, "1e-07"), (True, "true"), (None, "none"), ("sgd", "sgd")]
-)
-def test_values_as_one_types_them(value: Any, text: str) -> None:
-    assert as_typed(value) == text
 
 
 def test_a_missing_package_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
