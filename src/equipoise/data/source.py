@@ -152,9 +152,8 @@ def mark_tokens(data: DataSet, encoders: Iterable[tuple[str, int]]) -> DataSet:
     tokens = {(encoder, features): tokens_of(samples, encoder, features) for encoder, features in encoders}
     if len(set(tokens.values())) > 1:
         listed = "; ".join(f"encoder={one} reads {' and '.join(names) or 'none'}" for (one, _), names in tokens.items())
-        raise BadInput(
-            f"{data.name}: expected runs that read the same sensors as token numbers, found {listed}; run them apart"
-        )
+        expected = "expected runs that read the same sensors as token numbers"
+        raise BadInput(f"{data.name}: {expected}, found {listed}; run them apart")
     return replace(data, load=replace(data.load, tokens=next(iter(tokens.values()), ())))
 
 
@@ -169,10 +168,9 @@ def tokens_of(samples: Samples, encoder: str, features: int) -> tuple[str, ...]:
     shapes = {name: array.shape[1:] for name, array in samples.inputs.items() if not is_length(name, samples.inputs)}
     kinds, _ = kinds_of(encoder, shapes)
     # Encoders of pictures or series are not asked: to be asked, some have to be made.
-    asked = [
-        name for name, kind in kinds.items() if kind != "auto" and (name in samples.whole or len(shapes[name]) == 1)
-    ]
-    return tuple(name for name in asked if reads_tokens(kinds[name], tuple(shapes[name]), features))
+    vectors = [name for name in kinds if name in samples.whole or len(shapes[name]) == 1]
+    asked = {name: kinds[name] for name in vectors if kinds[name] != "auto"}
+    return tuple(name for name, kind in asked.items() if reads_tokens(kind, tuple(shapes[name]), features))
 
 
 def check_vocabulary(encoders: Mapping[str, nn.Module], splits: Splits) -> None:
@@ -194,10 +192,9 @@ def check_vocabulary(encoders: Mapping[str, nn.Module], splits: Splits) -> None:
         read = (array if rows is None else array[rows] for array, rows in stored)
         largest = max((int(array.max()) for array in read if array.numel()), default=-1)
         if largest >= words:
-            problems.append(
-                f"{name}: expected token numbers below {words}, which its encoder knows, found {largest}; "
-                "give it an encoder with more words, or number the tokens as that encoder does"
-            )
+            advice = "give it an encoder with more words, or number the tokens as that encoder does"
+            known = f"expected token numbers below {words}, which its encoder knows"
+            problems.append(f"{name}: {known}, found {largest}; {advice}")
     raise_all(problems)
 
 

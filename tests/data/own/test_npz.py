@@ -238,7 +238,7 @@ def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:
     assert path.stat().st_size < 20 * 2**20
     program = (
         "import resource, sys\n"
-        "from equipoise import processes\n"
+        "from equipoise.util import processes\n"
         "from equipoise.data.own.npz import samples_of_npz\n"
         "processes.free_memory = lambda: int(sys.argv[2])\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"

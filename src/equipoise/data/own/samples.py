@@ -118,10 +118,8 @@ class Samples:
                 held = hold_out(label[train], None if group is None else group[train], seed)
                 marks = marks.copy()
                 marks[np.flatnonzero(train)[held]] = VALIDATION
-                quarter = (
-                    f"a quarter of the training samples drawn {'within each class' if group is None else 'by group'}"
-                )
-                about += f", and no validation samples among them: {quarter} (seed {seed})"
+                how = f"drawn {'within each class' if group is None else 'by group'} (seed {seed})"
+                about += f", and no validation samples among them: a quarter of the training samples {how}"
         elif self.group is not None and (count := len(self.group.names)) < len(PARTS):
             return Assignment(problems=(f"group: expected three groups or more to draw parts from, found {count}",))
         else:

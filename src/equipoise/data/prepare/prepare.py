@@ -118,7 +118,11 @@ class _Preparation:
             named = ", ".join(names[:SHOWN])
             raise BadInput(f"{self.out}: {expected}, found {named}; choose another folder with --out")
         with closing(Journal(self.out / JOURNAL)) as journal:
-            records = self._resumed(journal)
+            records = {record.clip: record for record in journal.news()}
+            if journal.heading is None:
+                journal.begin(self.wanted)
+                records = {}
+            _refuse_other(self.out, journal.heading or self.wanted, self.wanted)
             self._check_room()
             with closing(PartialDataSet(self.out, self.clips, fields, journal)) as folder:
                 done = folder.intact(records, partial(self._say, "check"))
@@ -143,15 +147,6 @@ class _Preparation:
                 self._write_tables(done)
                 folder.pack(unread, partial(self._say, "pack"))
         return self._finish(count - len(unread))
-
-    def _resumed(self, journal: Journal) -> dict[int, Record]:
-        """Return the records of an earlier attempt, if it prepared the same."""
-        records = {record.clip: record for record in journal.news()}
-        if journal.heading is None:
-            journal.begin(self.wanted)
-            return {}
-        _refuse_other(self.out, journal.heading, self.wanted)
-        return records
 
     def _check_room(self) -> None:
         """Refuse a disk that would be full before the end."""
