@@ -76,9 +76,8 @@ def fit_committee(model: LateFusion, batches: Iterable[Batch] | Batch, groups: G
             labels.append(torch.as_tensor(answers).cpu())
             groups_of_batches.append(rest[0] if rest else None)
     if not logs:
-        raise ValueError(
-            "fit_committee expected at least one batch (inputs, labels); found none. Pass validation data."
-        )
+        hint = "found none. Pass validation data."
+        raise ValueError(f"fit_committee expected at least one batch (inputs, labels); {hint}")
     fit = fit_weights(torch.cat(logs), torch.cat(labels), _all_groups(groups_of_batches, groups))
     model.committee.copy_(fit.weights)
     return fit

@@ -236,10 +236,9 @@ class LeNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Encode images [B, C, H, W]."""
         if images.dim() != 4 or images.shape[1] != self._channels or min(images.shape[2:]) < self._least:
-            raise ValueError(
-                f"LeNet expected [B, C, H, W] with C = {self._channels} and sides of at least {self._least}; found "
-                f"{list(images.shape)}. Build it for these: LeNet(channels=C, blocks=…), one block per halving."
-            )
+            hint = "Build it for these: LeNet(channels=C, blocks=…), one block per halving."
+            expected = f"[B, C, H, W] with C = {self._channels} and sides of at least {self._least}"
+            raise ValueError(f"LeNet expected {expected}; found {list(images.shape)}. {hint}")
         return self.blocks(images).mean(dim=(2, 3))
 
 
@@ -276,11 +275,10 @@ class ResNet18(nn.Module):
         """Encode images or videos; with `lengths` [B], only that many frames of each video count."""
         video = images.dim() == 5
         if images.dim() not in (4, 5) or images.shape[1] != self._channels or (lengths is not None and not video):
-            raise ValueError(
-                f"ResNet18 expected [B, C, H, W], or [B, C, T, H, W] with lengths if any, where C = {self._channels}; "
-                f"found {list(images.shape)}{'' if lengths is None else ' and lengths'}. "
-                "Bring the channels to axis 1 with array.movedim, or write ResNet18(channels=…)."
-            )
+            hint = "Bring the channels to axis 1 with array.movedim, or write ResNet18(channels=…)."
+            expected = f"[B, C, H, W], or [B, C, T, H, W] with lengths if any, where C = {self._channels}"
+            given = f"{list(images.shape)}{'' if lengths is None else ' and lengths'}"
+            raise ValueError(f"ResNet18 expected {expected}; found {given}. {hint}")
         return mean_over_frames(self._encode, images, lengths) if video else self._encode(images)
 
     def _encode(self, images: Tensor) -> Tensor:

@@ -189,10 +189,8 @@ class FiLM(Fusion):
         self.conditioner = _chosen("conditioner", conditioner, sizes, default=0)
         self.conditioned = [name for name in sizes if name != self.conditioner]
         if not self.conditioned:
-            raise ValueError(
-                f"FiLM expected at least two modalities, one that conditions and one that is conditioned; found only "
-                f"{self.conditioner!r}. Use fusion='concat'."
-            )
+            hint = f"found only {self.conditioner!r}. Use fusion='concat'."
+            raise ValueError(f"FiLM expected at least two modalities, one that conditions the others; {hint}")
         width = sum(sizes[name] for name in self.conditioned)
         self.scale_and_shift = nn.Linear(sizes[self.conditioner], 2 * width)
         self.head = head(width)

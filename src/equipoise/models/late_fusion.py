@@ -136,13 +136,12 @@ class LateFusion(nn.Module):
         missing, those of `surviving_weights`.
         """
         weights = self.committee.to(log_probabilities["fused"].dtype)
-        members = ["fused", *self.encoders]
-        if any(name not in log_probabilities for name in members):
-            present = torch.tensor([name in log_probabilities for name in self.encoders], device=weights.device)
-            weights = surviving_weights(weights, present)[1:][present]
-            members = [name for name in self.encoders if name in log_probabilities]
-        logs = [log_probabilities[name].clamp(min=LEAST_LOG) for name in members]
-        votes = [weight * log for weight, log in zip(weights.unbind(), logs, strict=True)]
+        present = [name in log_probabilities for name in self.encoders]
+        if not all(present):
+            weights = surviving_weights(weights, torch.tensor(present).to(weights.device, non_blocking=True))
+        # The fused head goes with a missing sensor.
+        members = zip(["fused", *self.encoders], weights.unbind(), [all(present), *present], strict=True)
+        votes = [weight * log_probabilities[name].clamp(min=LEAST_LOG) for name, weight, votes in members if votes]
         return torch.stack(votes).sum(dim=0).softmax(dim=-1)
 
     def predict(self, inputs: Inputs, decision: Decision = "fused", lengths: Lengths | None = None) -> Tensor:

@@ -22,7 +22,7 @@ class SequenceTransformer(nn.Module):
     Args:
         inputs: D.
         features: The width of the transformer, and the size of the output vector; a multiple of `heads`.
-        layers: How many transformer layers.
+        layers: Number of transformer layers.
         heads: Attention heads of each.
         dropout: Of every layer.
 
@@ -57,12 +57,12 @@ class FirstStepTransformer(nn.Module):
     Args:
         channels: C.
         features: The width of the transformer, and the size of the output vector; a multiple of `heads`.
-        layers: How many transformer layers.
+        layers: Number of transformer layers.
         heads: Attention heads of each.
         feedforward: The width between the two linear maps of a layer.
         dropout: Of every layer.
-        masked: Whether padding is hidden from attention. In the published code it is not, so that there an output
-            depends on how much padding a batch has.
+        masked: Hide padding from attention. The published code does not, so that there an output depends on how much
+            padding a batch has.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class AttentionPooled(nn.Module):
         channels: C.
         features: The size of the output vector.
         width: Of the transformer; a multiple of `heads`.
-        layers: How many transformer layers.
+        layers: Number of transformer layers.
         heads: Attention heads of each.
         feedforward: The width between the two linear maps of a layer.
         dropout: Of every layer.
