@@ -84,19 +84,19 @@ def cases_of(encoder: str | None, modalities: str, batch: str, *, quick: bool = 
         lambda: numbers_of("modalities", modalities),
         lambda: numbers_of("batch", batch),
     )
-    found = [BenchCase(chosen, count, size) for size in sizes for count in counts]
+    cases = [BenchCase(chosen, count, size) for size in sizes for count in counts]
     if encoder is None:
-        found += [BenchCase("transformer", 2, min(size, 16) if quick else size) for size in sizes]
-    return found
+        cases += [BenchCase("transformer", 2, min(size, 16) if quick else size) for size in sizes]
+    return cases
 
 
 def numbers_of(option: str, text: str) -> list[int]:
     """Whole numbers above one, from "2..8" or "2,4,8"."""
     try:
         low, dots, high = text.partition("..")
-        found = list(range(int(low), int(high) + 1)) if dots else [int(word) for word in text.split(",")]
+        numbers = list(range(int(low), int(high) + 1)) if dots else [int(word) for word in text.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < 2:
+        numbers = []
+    if not numbers or min(numbers) < 2:
         raise BadInput(f"--{option}: expected whole numbers above one, such as 2..8 or 2,4,8; found {text!r}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(numbers))

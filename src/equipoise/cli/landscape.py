@@ -53,7 +53,7 @@ def landscape(
     source, chosen, picture = _asked(data, split, preset, words or (), view)
     import torch
 
-    torch.set_num_threads(1)  # places are judged side by side, and more threads only wait for each other
+    torch.set_num_threads(1)  # points are evaluated in parallel processes, and more threads only wait for each other
     from equipoise.paper.landscape_figure import draw
     from equipoise.report import drawing
 
@@ -91,9 +91,9 @@ def _asked(
             made.protocol_for(chosen[0].settings.fusion)
         return made
 
-    found, both, count, made = options.data_and(data, split, preset, methods, number_of_steps, picture)
+    source, both, count, made = options.data_and(data, split, preset, methods, number_of_steps, picture)
     (whole,) = collect(lambda: dataclasses.replace(made, steps=count))
-    return found, both, whole
+    return source, both, whole
 
 
 def _typed(data: dict[str, str | None], view: dict[str, Any], words: Sequence[str]) -> str:

@@ -166,7 +166,7 @@ def _sums(model: LateFusion, plane: Plane, points: Tensor, part: Part, rows: int
     moved = plane.at(points)
     still = {name: value for name, value in plane.start.items() if name not in moved}
 
-    def judge(weights: Weights, inputs: Weights, label: Tensor) -> Tensor:
+    def evaluate(weights: Weights, inputs: Weights, label: Tensor) -> Tensor:
         outputs = functional_call(model, weights | still, (inputs,))
         loss = F.cross_entropy(outputs["fused"], label, reduction="none").double()
         hits = [(logits.argmax(dim=1) == label).double().sum() for logits in outputs.values()]
@@ -174,9 +174,9 @@ def _sums(model: LateFusion, plane: Plane, points: Tensor, part: Part, rows: int
 
     def one_by_one(weights: Weights, inputs: Weights, label: Tensor) -> Tensor:
         singles = [{name: value[at] for name, value in weights.items()} for at in range(len(points))]
-        return torch.stack([judge(single, inputs, label) for single in singles])
+        return torch.stack([evaluate(single, inputs, label) for single in singles])
 
-    call = vmap(judge, in_dims=(0, None, None)) if batched else one_by_one
+    call = vmap(evaluate, in_dims=(0, None, None)) if batched else one_by_one
     total = torch.zeros((), dtype=torch.float64, device=points.device)
     for chosen in torch.arange(len(part), device=part.label.device).split(rows):
         some = part if rows >= len(part) else part.take(chosen)
