@@ -31,12 +31,14 @@ Event = tuple[Any, str, Any]
 Result = TypeVar("Result")
 
 
+@final
 @dataclass(eq=False)
 class _Task:
     content: Any
     deaths: int = 0
 
 
+@final
 @dataclass(eq=False)
 class _Worker:
     process: mp.Process

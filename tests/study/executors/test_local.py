@@ -6,6 +6,7 @@ import os
 import stat
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from equipoise.study.job import run_job
 from equipoise.study.registry import entries
 from equipoise.study.store import Store
 from equipoise.study.study import executor_for, plan
+from small_study import jobs_of
 
 
 def small(_: int | None) -> Splits:
@@ -275,3 +277,20 @@ def test_how_many_processes_there_are(
         assert executor.limit == expected
     with executor_for(run_job, jobs, splits, Store(tmp_path), 5, None) as executor:
         assert executor.limit == 5
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_leaves_its_place_to_another(tmp_path: Path) -> None:
+    (endless,), splits = jobs_of("mimo", words=["epochs=1000000", "features=8"])
+    (short,), _ = jobs_of("mimo")
+    torch.set_num_threads(1)
+    with LocalExecutor(partial(run_job, checkpoint_seconds=60.0), splits, Store(tmp_path), limit=1) as executor:
+        executor.start(endless)
+        assert next(executor.events())[1] == "epoch"
+        executor.stop(endless)
+        assert not executor.running
+        executor.start(short)
+        heard = []
+        while executor.running:
+            heard += [(job.config, kind) for job, kind, _ in executor.events()]
+    assert heard == [(short.config, kind) for kind in ("epoch", "epoch", "done")]

@@ -1,216 +1,124 @@
-"""What a task of an array answers is plain: nothing in the folder of a study is unpickled, or becomes a command."""
+"""One run on another machine: the same row as here, or a reason."""
 
-import json
-import pickle
+import fcntl
+import os
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-pytest.importorskip("submitit")
-
 from equipoise.data.sets.generated import two_sensors
-from equipoise.data.source import DataSet
 from equipoise.study.executors import remote
-from equipoise.study.executors.remote import RemoteResult, RemoteTask
-from equipoise.study.executors.slurm import EPOCHS, SUBMITTED, ArrayTask, SlurmExecutor
+from equipoise.study.executors.remote import RemoteTask, unpack
 from equipoise.study.job import Job, run_job
 from equipoise.study.registry import entries
-from equipoise.study.store import Store
 from equipoise.study.study import plan
-from equipoise.util.errors import BadInput
+from small_study import DATA, results
 
-DATA = DataSet("small", lambda fold: two_sensors(samples=60, seed=fold or 0), 0, "Small.")
-PLACE = "0123456789abcdef"
-
-
-def small() -> Job:
-    return plan(entries(["msl"], ["epochs=1", "features=2", "device=cpu"]), DATA, [0], [None], measure="quick")[0][0]
+SPLITS = two_sensors(samples=150)
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path]:
-    """A task that was done in this process."""
-    job, folder = small(), tmp_path_factory.mktemp("run")
-    assert ArrayTask(RemoteTask(run_job, job, job.facts(), folder))() is None
-    return job, folder
+def job_of(*words: str) -> Job:
+    jobs, _ = plan(entries(["mimo"], ["epochs=2", "features=8", *words]), DATA, [0], [None], measure="quick")
+    return jobs[0]
 
 
-class Harmful:
-    """Leaves a mark where it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.mark,)
+def task_of(folder: Path, mark: Path | None = None, run: Any = run_job) -> RemoteTask:
+    job = job_of()
+    return RemoteTask(run, job, job.facts(), folder, mark)
 
 
-def test_an_answer_is_read_as_it_was_given(done: tuple[Job, Path]) -> None:
-    job, folder = done
-    kind, row = remote.read_result(folder, job)
-    assert kind == "done"
-    assert row["config"] == job.config
-    assert row == json.loads((folder / remote.RESULT).read_text())["content"]
-    (record,), end = remote.read_epochs(folder, EPOCHS, 0)
-    assert record["epoch"] == 1
-    assert end == (folder / EPOCHS).stat().st_size
-    assert remote.read_epochs(folder, EPOCHS, end) == ([], end)
+def test_a_run_in_a_shared_folder_and_in_one_of_its_own_comes_to_the_same(tmp_path: Path) -> None:
+    seen: dict[str, list[int]] = {"shared": [], "own": []}
+    mark = tmp_path / "mark"
+    mark.touch()
+    shared = task_of(tmp_path / "shared", mark).do(lambda: SPLITS, lambda it: seen["shared"].append(it["epoch"]))
+    elsewhere = task_of(tmp_path / "own", tmp_path / "no mark")
+    own = elsewhere.do(lambda: SPLITS, lambda it: seen["own"].append(it["epoch"]))
+    assert (shared.kind, own.kind) == ("done", "done")
+    assert seen == {"shared": [1, 2], "own": [1, 2]}
+    assert results(shared.content) == results(own.content)
+    assert results(own.content) == results(run_job(job_of(), SPLITS, tmp_path / "here"))
+    assert not shared.files
+    assert not (tmp_path / "own").exists()
+    unpack(own.files, tmp_path / "own")
+    left = {
+        name: sorted(each.name for each in (tmp_path / name).iterdir() if not each.name.startswith("epoch-"))
+        for name in ("shared", "own")
+    }
+    assert left["own"] == left["shared"]
+    assert "curves.jsonl" in left["own"]
+    assert not list((tmp_path / "own").glob("epoch-*"))
 
 
-@pytest.mark.parametrize("kind", ["failed", "unwritable"])
-def test_a_reason_is_read_as_it_was_given(kind: str, tmp_path: Path) -> None:
-    remote.write_result(tmp_path, RemoteResult(kind, {"reason": "no ünits"}, {}))
-    assert remote.read_result(tmp_path, small()) == (kind, {"reason": "no ünits"})
-    remote.remove_result(tmp_path)
-    assert not remote.has_result(tmp_path)
+def test_other_data_versions_and_devices_are_refused(tmp_path: Path) -> None:
+    task = task_of(tmp_path, run=pytest.fail)
+    other = task.do(lambda: two_sensors(samples=150, seed=1), print)
+    assert other.kind == "failed"
+    assert "expected the data sha256:" in other.content["reason"]
+    for fact, value in (("version", "0.0.1"), ("device", "cuda")):
+        found = replace(task, facts={**task.facts, fact: value}).do(lambda: SPLITS, print)
+        assert found.kind == "failed"
+        assert f"expected {fact} {value}, as where the study was started, found {fact} " in found.content["reason"]
 
 
-@pytest.mark.parametrize("fact", ["config", "seed", "split", "params", "run", "method", "validation"])
-def test_the_row_of_another_run_is_refused(fact: str, done: tuple[Job, Path], tmp_path: Path) -> None:
-    job, folder = done
-    _, row = remote.read_result(folder, job)
-    remote.write_result(tmp_path, RemoteResult("done", {**row, fact: "another"}, {}))
-    with pytest.raises(BadInput, match=f"found another.* {fact}"):
-        remote.read_result(tmp_path, job)
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("stumbles", ["loading", "running"])
+def test_a_run_that_fails_elsewhere_leaves_its_traceback_in_its_folder(
+    tmp_path: Path, stumbles: str, *, shared: bool
+) -> None:
+    def unlucky(*_: object) -> NoReturn:
+        raise RuntimeError("no luck")
+
+    mark, folder = tmp_path / "mark", tmp_path / "run"
+    mark.touch() if shared else None
+    task = task_of(folder, mark, unlucky)
+    found = task.do(unlucky if stumbles == "loading" else lambda: SPLITS, print)
+    assert found.kind == "failed"
+    assert found.content["reason"].startswith("RuntimeError: no luck")
+    assert found.content["reason"].endswith(f"; traceback in {folder / 'error.txt'}")
+    unpack(found.files, folder)
+    text = (folder / "error.txt").read_text(encoding="utf-8")
+    assert text.startswith("Traceback (most recent call last):")
+    assert text.rstrip().endswith("RuntimeError: no luck")
+    assert "in unlucky" in text
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"[]",
-        b"null",
-        b"{",
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b'{"kind": "done", "content": NaN}',
-        b'{"kind": "done", "content": {}}',
-        b'{"kind": "odd", "content": {}}',
-        b'{"kind": ["failed"], "content": {}}',
-        b'{"kind": "failed", "content": {"reason": 3}}',
-        b'{"kind": "failed", "content": "because"}',
-        pickle.dumps(RemoteResult("failed", {}, {})),
-    ],
-)
-def test_what_is_no_answer_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / remote.RESULT).write_bytes(content)
-    with pytest.raises(BadInput, match=r"answer\.json: expected"):
-        remote.read_result(tmp_path, small())
+def test_a_disk_that_is_full_ends_the_study_only_where_it_is_shared(tmp_path: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    mark = tmp_path / "mark"
+    for shared, kind in ((True, "unwritable"), (False, "failed")):
+        mark.touch() if shared else mark.unlink()
+        found = task_of(tmp_path / "run", mark, full).do(lambda: SPLITS, print)
+        assert found.kind == kind
+        assert "No space left on device" in found.content["reason"]
 
 
-def test_an_answer_is_read_with_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "LARGEST", 100)
-    remote.write_result(tmp_path, RemoteResult("failed", {"reason": "x" * 200}, {}))
-    with pytest.raises(BadInput, match="at most 100 bytes"):
-        remote.read_result(tmp_path, small())
+def test_two_never_train_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(tmp_path, run=lambda *_: {"at": time.monotonic()})
+    descriptor = os.open(tmp_path, os.O_RDONLY)  # whoever was given up on, and is still there
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    freed: list[float] = []
 
+    def leave() -> None:
+        freed.append(time.monotonic())
+        os.close(descriptor)
 
-@pytest.mark.parametrize(
-    "line", ["{", "3", '{"epoch": 1}', '{"epoch": "1", "validation": {"fused": 1}}', '{"epoch": 1, "validation": {}}']
-)
-def test_what_is_no_epoch_is_refused(line: str, tmp_path: Path) -> None:
-    (tmp_path / EPOCHS).write_text(f"{line}\n")
-    with pytest.raises(BadInput, match=r"epochs\.jsonl: expected"):
-        remote.read_epochs(tmp_path, EPOCHS, 0)
-
-
-def test_an_epoch_of_sensors_that_train_alone_has_no_fused_accuracy(tmp_path: Path) -> None:
-    (tmp_path / EPOCHS).write_text('{"epoch": 1, "validation": {"audio": 0.5}}\n')
-    (record,), _ = remote.read_epochs(tmp_path, EPOCHS, 0)
-    assert record["validation"] == {"audio": 0.5}
-
-
-def test_half_a_line_is_left_for_later(tmp_path: Path) -> None:
-    (tmp_path / EPOCHS).write_text('{"epoch": 1, "validation": {"fused": 0.5}}\n{"epo')
-    (record,), end = remote.read_epochs(tmp_path, EPOCHS, 0)
-    assert (record["epoch"], end) == (1, 43)
-
-
-@pytest.mark.parametrize("place", ["", PLACE])
-def test_pickles_in_the_folder_of_a_study_are_left_alone(place: str, tmp_path: Path) -> None:
-    out, mark, job = tmp_path / "out", tmp_path / "mark", small()
-    laid = out / "slurm" / place
-    laid.mkdir(parents=True)
-    row = {"config": job.config, "id": "77", **({"place": place} if place else {})}
-    (out / "slurm" / SUBMITTED).write_text(json.dumps(row) + "\n")
-    for name in ("77_0_result.pkl", "77_submitted.pkl"):
-        (laid / name).write_bytes(pickle.dumps(Harmful(mark)))
-    remote.remove_result(folder := Store(out).run_folder(job.config))
-    folder.mkdir(parents=True)
-    (folder / remote.RESULT).write_bytes(pickle.dumps(Harmful(mark)))
-    executor = SlurmExecutor(pytest.fail, {}, Store(out), cluster="local")
-    executor.start(job)
-    if place:  # found again, with an answer that is none
-        with pytest.raises(BadInput, match=r"answer\.json: expected JSON"):
-            list(executor.events())
-    else:  # to be submitted anew, in a folder of another name
-        assert executor.running
-        assert not executor._watched
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"config": "a", "id": "--user=me", "place": PLACE},
-        {"config": "a", "id": "7 8", "place": PLACE},
-        {"config": "a", "id": 7, "place": PLACE},
-        {"config": "a", "id": "7", "place": "../../elsewhere"},
-        {"config": "a", "id": "7", "place": None},
-        {"config": ["a"], "id": "7", "place": PLACE},
-        {"id": "7"},
-        ["a"],
-    ],
-)
-def test_numbers_of_tasks_are_numbers(row: Any, tmp_path: Path) -> None:
-    executor = SlurmExecutor(pytest.fail, {}, Store(tmp_path), cluster="local")
-    (tmp_path / "slurm").mkdir()
-    (tmp_path / "slurm" / SUBMITTED).write_text(json.dumps(row) + "\n")
-    with pytest.raises(BadInput, match=r"submitted\.jsonl: expected the number of a task"):
-        executor.start(small())
-
-
-def test_nothing_is_read_or_written_through_a_link(tmp_path: Path) -> None:
-    victim, job = tmp_path / "victim", small()
-    victim.write_text("{}\n")
-    out = tmp_path / "out"
-    (out / "slurm").mkdir(parents=True)
-    (out / "slurm" / SUBMITTED).symlink_to(victim)
-    with pytest.raises(BadInput, match="found a link"):
-        SlurmExecutor(pytest.fail, {}, Store(out), cluster="local").start(job)
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name in (EPOCHS, remote.RESULT):
-        (folder / name).symlink_to(victim)
-    with pytest.raises(BadInput, match="found a link"):
-        ArrayTask(RemoteTask(pytest.fail, job, job.facts(), folder))()
-    with pytest.raises(BadInput, match="found a link"):
-        remote.read_result(folder, job)
-    assert victim.read_text() == "{}\n"
-
-
-@pytest.mark.slow
-def test_a_study_of_processes_collects_plain_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.study.executors.slurm.TICK", 0.05)
-    monkeypatch.setattr("pickle.load", pytest.fail)
-    job = small_of_a_name()
-    with SlurmExecutor(run_job, {}, Store(tmp_path), cluster="local") as executor:
-        executor.start(job)
-        heard, tasks = [], []
-        while executor.running:
-            for _, kind, content in executor.events():
-                heard.append((kind, content))
-                tasks += [each.task for each in executor._watched.values()]
-    tasks[0]._process.wait()
-    assert [kind for kind, _ in heard] == ["epoch", "done"]
-    assert heard[-1][1]["config"] == job.config
-    assert not remote.has_result(Store(tmp_path).run_folder(job.config))
-
-
-def small_of_a_name() -> Job:
-    """On data that another process finds by itself."""
-    from equipoise.data.source import all_data
-
-    chosen = entries(["msl"], ["epochs=1", "features=2", "device=cpu"])
-    return plan(chosen, all_data()["generated"], [0], [None], measure="quick")[0][0]
+    threading.Timer(0.3, leave).start()
+    found = task.do(lambda: SPLITS, print)
+    assert found.kind == "done"
+    assert found.content["at"] >= freed[0]
+    monkeypatch.setattr(remote, "PATIENCE", 0.1)
+    stays = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(stays, fcntl.LOCK_EX)
+        refused = task.do(lambda: SPLITS, print)
+    finally:
+        os.close(stays)
+    assert refused.kind == "failed"
+    assert "another process is training in" in refused.content["reason"]
