@@ -20,7 +20,7 @@ from equipoise.util.errors import BadInput, look_up
 from equipoise.util.files import inside
 
 TOLERANCE = 1e-5
-"""How far an exported graph may be from PyTorch: in probabilities, and in log-probabilities relative to their size."""
+"""Largest difference of an exported graph to PyTorch, in probabilities, and in log-probabilities by their size."""
 
 BATCHES = (1, 64)
 MOST_SUBSETS = 64

@@ -1,4 +1,4 @@
-"""What figures of experiments share: colours, letters, and that each is saved as SVG and PNG with its caption."""
+"""The scaffold of figures: colours, letters, and saving as SVG and PNG with a caption."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def modality_colours(names: Iterable[str]) -> dict[str, str]:
 
 @contextmanager
 def style() -> Generator[None]:
-    """The look of a figure, for as long as it is drawn; matplotlib's settings are as before afterwards."""
+    """Set the look of a figure while it is drawn; matplotlib's settings are as before afterwards."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError:
@@ -59,7 +59,7 @@ def check_ready() -> None:
 
 
 def canvas(width: float, height: float) -> Figure:
-    """An empty figure that needs no display and no state of pyplot."""
+    """Make an empty figure that needs no display and no state of pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

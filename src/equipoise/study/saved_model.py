@@ -15,7 +15,7 @@ DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
 
 
 def save_model(folder: Path, model: LateFusion, row: dict[str, Any], splits: Splits) -> None:
-    """Write what `equipoise.deploy.load_saved_model` reads, the description last: a kill leaves no half of a saved model.
+    """Write what `deploy.load_saved_model` reads, the description last: a kill leaves no half of a saved model.
 
     Args:
         folder: Of the run.
