@@ -98,7 +98,7 @@ class Attachment:
         if optimizer is not None and not listed:
             call = "attach(…, optimizer=optimizer)"
             raise ValueError(f"attach: optimizer=[] holds no optimiser; type {call}, or a list of them")
-        self.optimizers = [unwrap_optimizer(each) for each in listed]
+        self.optimizers = [unwrap_optimizer(wrapped) for wrapped in listed]
         self.updates: list[UpdateScale] = []
         self._given, self._heads, self._hooks = encoders, heads, list[Any]()
         self._watched: dict[str, tuple[nn.Module, OutputHook]] = {}

@@ -52,7 +52,7 @@ class Pass(NamedTuple):
 
 def run_passes(passes: Sequence[Pass], scale: Tensor, *, keep_graph: bool) -> list[Gradients]:
     """Run passes in order. All but the last keep the graph, so the costly one belongs at the end."""
-    return [each.run(scale, keep_graph=keep_graph or each is not passes[-1]) for each in passes]
+    return [one.run(scale, keep_graph=keep_graph or one is not passes[-1]) for one in passes]
 
 
 def add(into: Gradients, *others: Gradients) -> Gradients:

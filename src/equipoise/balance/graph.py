@@ -19,6 +19,7 @@ from equipoise.util.graph import DDP_SINK, Edge, edges_of, walk
 Leaves = dict[int, Tensor]  # tensors that a graph ends in, by identity
 Losses = Sequence["Tensor | None"]
 
+_LEAF, _CHECKPOINT = "torch::autograd::AccumulateGrad", "CheckpointFunctionBackward"
 _REENTRANT = (
     "this method takes gradients with torch.autograd.grad, through which reentrant activation checkpointing gives "
     "wrong gradients; expected non-reentrant checkpointing, found use_reentrant=True: type "
@@ -35,9 +36,7 @@ class HiddenGraphError(RuntimeError):
     """Gradients taken through part of this graph would be wrong, or it cannot be seen through."""
 
 
-def leaves_under(
-    edges: Iterable[Edge], visited: set[Edge] | None = None, ends: Collection[Edge] | None = None
-) -> Leaves:
+def leaves_under(edges: Iterable[Edge], visited: set[Edge] | None = None, ends: Collection[Edge] = ()) -> Leaves:
     """Find every leaf that some edges are connected to.
 
     Walked at each call: it costs about a hundredth of the backward pass, and a model may change what it uses.
@@ -48,14 +47,12 @@ def leaves_under(
         ends: Edges beyond which not to look.
     """
     leaves: Leaves = {}
-    for node, index, name in walk(edges, None if ends is None else lambda node, index, _: (node, index) in ends):
-        if visited is not None:
-            visited.add((node, index))
-        if name == "torch::autograd::AccumulateGrad":
+    for node, name in walk(edges, (_LEAF, _CHECKPOINT), set() if visited is None else visited, ends):
+        if name == _LEAF:
             leaves[id(node.variable)] = node.variable
-        elif name == "CheckpointFunctionBackward":
+        elif name == _CHECKPOINT:
             raise HiddenGraphError(_REENTRANT)
-        elif name == DDP_SINK and getattr(node.ddp_weakref(), "static_graph", False):
+        elif getattr(node.ddp_weakref(), "static_graph", False):
             raise HiddenGraphError(STATIC_GRAPH)
     return leaves
 

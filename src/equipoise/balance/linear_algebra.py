@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def scaled(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
-    """Every gradient times one factor that lives on the device."""
+    """Multiply every gradient by one factor that lives on the device."""
     if len({gradient.dtype for gradient in gradients}) == 1:
         return list(torch._foreach_mul(list(gradients), factor.to(gradients[0].dtype)))
     return [gradient * factor.to(gradient.dtype) for gradient in gradients]
@@ -24,7 +24,7 @@ def combined(parts: Sequence[Sequence[Tensor]], coefficients: Tensor) -> list[Te
 
 
 def gram_matrix(parts: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Inner products ⟨parts[i], parts[j]⟩ over all tensors together, in float64 where the device has it."""
+    """Compute the inner products ⟨parts[i], parts[j]⟩ over all tensors together, in float64 where the device has it."""
     if any(tensor.is_sparse for part in parts for tensor in part):
         raise RuntimeError(
             "inner products of sparse gradients are not supported; type sparse=False for the embeddings of an encoder"
@@ -42,7 +42,7 @@ def _inner(a: list[Tensor], b: list[Tensor]) -> Tensor:
 
 
 def sums(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of each tensor, in float64 where the device has it, for all of them in few kernels.
+    """Sum each tensor, in float64 where the device has it, for all of them in few kernels.
 
     There are such kernels for norms only: the sum is twice that of what is positive, less that of all magnitudes.
     """
@@ -53,17 +53,17 @@ def sums(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def wide(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The widest type that the device of some tensors has."""
+    """Return the widest type that the device of some tensors has."""
     return torch.float32 if tensors[0].device.type == "mps" else torch.float64
 
 
 def all_finite(gradients: Iterable[Tensor]) -> Tensor:
-    """Whether every gradient is finite, as a tensor: asking costs no wait."""
-    return torch.stack(list(torch._foreach_norm([values_of(each) for each in gradients]))).isfinite().all()
+    """Return True if every gradient is finite, as a tensor on the device: nothing waits for it."""
+    return torch.stack(list(torch._foreach_norm([values_of(gradient) for gradient in gradients]))).isfinite().all()
 
 
 def values_of(gradient: Tensor) -> Tensor:
-    """The numbers of a gradient that may be sparse."""
+    """Return the numbers of a gradient that may be sparse."""
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 

@@ -6,7 +6,7 @@ import inspect
 import math
 from abc import ABC
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, final
+from typing import Any, ClassVar, Literal, TypeAlias, final, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from equipoise.balance import collectives
 from equipoise.balance.losses import FUSED, HeldDecision, LossValues, Weights
+from equipoise.util.errors import demand
 
 RouteName: TypeAlias = Literal["loss", "fused", "weighted", "gram"]
 View: TypeAlias = Literal["head", "detached", "split"]
@@ -51,6 +52,23 @@ class ModalityState(nn.Module, ABC):
         """List the arguments that the balancer was made with."""
         return ", ".join(f"{name}={value!r}" for name, value in self._arguments.items() if value is not None)
 
+    def check_arguments(self, *rules: tuple[bool, str, object]) -> None:
+        """Raise one message for every rule that does not hold, and every argument that is none of its choices.
+
+        Args:
+            rules: Whether the rule holds, what was expected in words, and what was found. Choices need none: they are
+                the literals in the signature.
+        """
+        choices = []
+        for name, kind in get_type_hints(type(self).__init__).items():
+            kinds = [kind, *get_args(kind)]
+            known = [value for one in kinds if get_origin(one) is Literal for value in get_args(one)]
+            known += [None] if type(None) in kinds and known else []
+            if known:
+                expected = f"{', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
+                choices.append((self._arguments[name] in known, f"{name} should be {expected}", self._arguments[name]))
+        demand(type(self).__name__, *rules, *choices)
+
     def add_state(self, name: str, shape: tuple[int, ...] = (), fill: float = 0.0) -> None:
         """Declare a state: a float buffer of shape [K, *shape], filled with ``fill`` until something is learnt."""
         self._rows[name] = torch.full(shape, fill)
@@ -67,7 +85,7 @@ class ModalityState(nn.Module, ABC):
             for name, rows in self._rows.items():
                 if isinstance(rows, dict) and set(rows) != set(modalities):
                     raise ValueError(f"{name}: expected one entry for each of {list(modalities)}, found {list(rows)}")
-                tensor = torch.stack([rows[each] if isinstance(rows, dict) else rows for each in modalities])
+                tensor = torch.stack([rows[owner] if isinstance(rows, dict) else rows for owner in modalities])
                 # Numbers that a user gave keep double precision, where the device has it.
                 setattr(self, name, tensor.to(device, torch.float32 if device.type == "mps" else tensor.dtype))
             self.modalities = tuple(modalities)

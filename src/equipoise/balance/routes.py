@@ -150,12 +150,10 @@ class _SumRoute(Route):
         if weights.encoders is None or not shared:
             return weights.encoders
         # Picked one by one: a list as an index would be copied to the device, and the device would wait.
-        factors = list(weights.encoders.unbind())
+        factors, means = weights.encoders.unbind(), {}
         for group in shared:
-            mean = torch.stack([factors[block] for block in group]).mean()
-            for block in group:
-                factors[block] = mean
-        together = torch.stack(factors)
+            means |= dict.fromkeys(group, torch.stack([factors[block] for block in group]).mean())
+        together = torch.stack([means.get(block, factor) for block, factor in enumerate(factors)])
         self.method.fill(weights._replace(encoders=together).table(len(factors)))
         return together
 
@@ -217,17 +215,15 @@ class WeightedRoute(_SumRoute):
 class _MixtureRoute(Route):
     """Encoders learn from a mixture that their gradients decide, heads from every loss at weight one."""
 
-    def run(
-        self, tensors: Sequence[Tensor], scale: Tensor, *, keep_graph: bool
-    ) -> tuple[list[Gradients], list[Gradients]]:
-        """Return the gradients of extra losses, and those of each objective.
+    def run(self, tensors: Sequence[Tensor], scale: Tensor, *, keep_graph: bool) -> list[Gradients]:
+        """Return the gradients of the extra losses, then those of each objective.
 
         The objectives are the fused loss and the sum of all the others, or each of them where encoders are entangled.
         """
         unimodal = [self.losses[1:]] if self.reach.separate() else [[loss] for loss in self.losses[1:]]
         objectives = [Pass(losses, None, tensors) for losses in (self.losses[:1], *unimodal)]
         results = run_passes([*self.extra_pass(), *objectives], scale, keep_graph=keep_graph)
-        return results[: -len(objectives)], results[-len(objectives) :]
+        return [{}, *results] if self.step.extra is None else results
 
     def decided(self, groups: Sequence[Group], gram: Tensor | None) -> Sequence[Tensor]:
         """Return the method's coefficients for each group, and fill the table with them.
@@ -260,9 +256,9 @@ class ParameterMixture(_MixtureRoute):
     def gradients(self, scale: Tensor, *, keep_graph: bool) -> Gradients:
         """Mix the gradients of the objectives at each encoder, and let the method refine the mixture."""
         method = self.method
-        extra, results = self.run([*self.reach.heads, *self.encoder_tensors], scale, keep_graph=keep_graph)
+        extra, *results = self.run([*self.reach.heads, *self.encoder_tensors], scale, keep_graph=keep_graph)
         split = [self.split(result) for result in results]
-        heads = add({}, *extra, *(own for _, own in split))
+        heads = add(extra, *(own for _, own in split))
         objectives = self.averaged([encoders for encoders, _ in split])
         self.advance([*heads.values(), *(gradient for result in objectives for gradient in result.values())])
         groups = self.groups(objectives[0])
@@ -301,7 +297,7 @@ class FeatureMixture(_MixtureRoute):
     def gradients(self, scale: Tensor, *, keep_graph: bool) -> Gradients:
         """Run passes through the heads alone, mix the gradients at features, then run one pass through the encoders."""
         with hooks_disabled(self.cut.tensors):  # they are run by the pass that goes on from there
-            extra, results = self.run([*self.reach.heads, *self.cut.tensors], scale, keep_graph=True)
+            extra, *results = self.run([*self.reach.heads, *self.cut.tensors], scale, keep_graph=True)
         self.advance([gradient for result in results for gradient in result.values()])
         groups = self.cut.groups()
         rows = [torch.stack([_row(tensors, result) for result in results]) for _, tensors in groups]
@@ -316,9 +312,7 @@ class FeatureMixture(_MixtureRoute):
         delivered: Gradients = {}
         if mixed and self.encoder_tensors:  # not all are frozen
             features = [tensor for _, tensors in groups for tensor in tensors]
-            gradients = torch.autograd.grad(
-                features, self.encoder_tensors, mixed, retain_graph=keep_graph, allow_unused=True
-            )
+            gradients = torch.autograd.grad(features, self.encoder_tensors, mixed, keep_graph, allow_unused=True)
             delivered = {id(t): g for t, g in zip(self.encoder_tensors, gradients, strict=True) if g is not None}
         heads = {id(tensor) for tensor in self.reach.heads}
         on_heads = [{key: gradient for key, gradient in result.items() if key in heads} for result in results]
@@ -327,7 +321,7 @@ class FeatureMixture(_MixtureRoute):
             for hook in self._hooks:
                 if hook is not None and any(id(tensor) in used for tensor in hook.outputs):
                     hook.outputs = []
-        return add(delivered, *extra, *on_heads)
+        return add(delivered, extra, *on_heads)
 
 
 def _row(tensors: Sequence[Tensor], gradients: Gradients) -> Tensor:

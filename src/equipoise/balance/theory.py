@@ -177,7 +177,7 @@ def least_squares(inputs: Mapping[str, Tensor], target: Tensor, *, intercept: bo
 
 @final
 class Trajectory:
-    """What uni-modal models reached at each step, f*_k(t), so that a hard sensor is not asked for what it cannot give.
+    """The losses that uni-modal models reached at each step, f*_k(t), so that a hard sensor is not asked for too much.
 
     Record it while training uni-modally (`Unimodal`), then give it to MIMO: ``MIMO(optimum=trajectory)``. After its
     last step it stays at its final value. ``final`` gives the numbers at the end, for
@@ -217,7 +217,7 @@ class Trajectory:
         return {name: _moving_mean(torch.stack(losses), self.smooth) for name, losses in self._losses.items()}
 
     def final(self) -> dict[str, float]:
-        """What each uni-modal model had reached in the end."""
+        """Return the loss that each uni-modal model had reached in the end."""
         return {name: float(values[-1]) for name, values in self.values().items()}
 
 

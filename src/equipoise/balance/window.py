@@ -19,8 +19,7 @@ class Window:
     A method that weighs losses by their values weighs those of a micro-batch differently from those of the window:
     with MIMO at a small μ the accumulated gradient then points elsewhere. A window measures all its micro-batches
     first, in one more forward pass without gradients, and holds the weights that follow; that is exact. With
-    ``lag=True`` it holds the weights of the window before
-    instead: an approximation, at no cost.
+    ``lag=True`` it holds the weights of the window before instead: an approximation, at no cost.
 
     Divide the loss by the number of micro-batches as always, and let them be of equal size.
 
@@ -49,7 +48,7 @@ class Window:
 
     @property
     def exact(self) -> bool:
-        """Whether the accumulated gradient is that of the window."""
+        """True if the accumulated gradient is that of the window."""
         return not self.lag
 
     @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues, Weights
 from equipoise.methods.scores import mean_of_others
-from equipoise.util.errors import BadInput, demand
+from equipoise.util.errors import BadInput
 from equipoise.util.graph import scaled_responses
 
 _WORST = -math.log(1e-8)  # probabilities are not read below 1e-8
@@ -85,10 +85,8 @@ class AGM(Balancer):
         form: Literal["published", "fast"] | None = None,
     ) -> None:
         super().__init__(start=start, stop=stop)
-        demand(
-            "AGM",
+        self.check_arguments(
             (strength >= 0, "strength should be zero or more", strength),
-            (form in (None, "published", "fast"), "form should be 'published', 'fast' or None", form),
             (responses is None or form != "fast", "form should not be 'fast' where responses are given", form),
         )
         self.strength, self.cap = strength, math.inf if cap is None else cap
@@ -149,14 +147,13 @@ class AGM(Balancer):
             return
         places = scaled_responses(losses["fused"])
         if not places:
-            msg = (
+            raise RuntimeError(
                 "AGM: the fused loss was not computed from responses: expected the attached LateFusion in training "
                 "mode, or ShapleyResponses; if one of them was copied, or another balancer was attached to the model, "
                 "type balancer.attach(model) again"
             )
-            raise RuntimeError(msg)
         if not (scored or self._wrapped):
-            given = [place for place in places if place.modality in losses and place.source is not None]
+            given = [place for place in places if place.modality in losses and place.source[0] is not None]
             foreign = [place.modality for place in given if not place.enters(losses[place.modality])]
             if foreign:
                 self._fall_back(foreign)

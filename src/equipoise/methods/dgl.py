@@ -8,7 +8,6 @@ import torch
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues, Weights
-from equipoise.util.errors import demand
 
 
 @final
@@ -40,7 +39,7 @@ class DGL(Balancer):
 
     def __init__(self, weight: float = 4.0) -> None:
         super().__init__()
-        demand("DGL", (weight > 0, "weight should be above zero", weight))
+        self.check_arguments((weight > 0, "weight should be above zero", weight))
         self.weight = weight
 
     def weigh(self, values: LossValues) -> Weights:

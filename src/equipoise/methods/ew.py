@@ -9,7 +9,6 @@ import torch
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues, Weights
-from equipoise.util.errors import demand
 
 
 @final
@@ -35,7 +34,7 @@ class EW(Balancer):
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
-        demand("EW", (weight >= 0, "weight should be zero or more", weight))
+        self.check_arguments((weight >= 0, "weight should be zero or more", weight))
         self.weight = weight
 
     def weigh(self, values: LossValues) -> Weights:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.linear_algebra import least_norm
-from equipoise.util.errors import demand
 
 
 @final
@@ -44,7 +43,7 @@ class MGDA(Balancer):
 
     def __init__(self, at: Literal["parameters", "features"] = "parameters") -> None:
         super().__init__()
-        demand("MGDA", (at in ("parameters", "features"), "at should be 'parameters' or 'features'", at))
+        self.check_arguments()
         self.at = at
 
     def mix(self, gram: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues, Weights
 from equipoise.balance.theory import Trajectory, doubled_smoothing, smooth_maximum, smoothness
-from equipoise.util.errors import demand
 
 LEAST_SMOOTHING = 1e-30  # below it, single precision cannot hold a loss divided by μ
 
@@ -82,32 +81,24 @@ class MIMO(Balancer):
         heads: Literal["scaled", "plain"] = "scaled",
     ) -> None:
         super().__init__()
-        demand(
-            "MIMO",
+        known = optimum is None or isinstance(optimum, (Mapping, Trajectory))
+        numbers = "optimum should be numbers by modality, {'audio': 0.3, …}, a Trajectory, or None for zero"
+        smooth = smoothing == 0 or LEAST_SMOOTHING <= smoothing < math.inf
+        between = f"smoothing should be zero, or between {LEAST_SMOOTHING:g} and any finite number"
+        self.check_arguments(
             (0 <= penalty < math.inf, "penalty should be a finite number of zero or more", penalty),
-            (
-                smoothing == 0 or LEAST_SMOOTHING <= smoothing < math.inf,
-                f"smoothing should be zero, or between {LEAST_SMOOTHING:g} and any finite number",
-                smoothing,
-            ),
-            (
-                optimum is None or isinstance(optimum, (Mapping, Trajectory)),
-                "optimum should be numbers by modality, {'audio': 0.3, …}, a Trajectory, or None for zero",
-                optimum,
-            ),
-            (overflow in ("stable", "double"), "overflow should be 'stable' or 'double'", overflow),
+            (smooth, between, smoothing),
+            (known, numbers, optimum),
             (0 <= floor < math.inf, "floor should be a finite number of zero or more", floor),
-            (heads in ("scaled", "plain"), "heads should be 'scaled' or 'plain'", heads),
         )
         self.penalty, self.smoothing, self.overflow, self.floor, self.heads = penalty, smoothing, overflow, floor, heads
         self.route = "weighted" if heads == "plain" else "loss"
         if optimum is None:
             self.add_state("optimum", (1,))
         else:
-            rows = optimum.values() if isinstance(optimum, Trajectory) else optimum
-            self.add_given_state(
-                "optimum", {name: torch.as_tensor(row, dtype=torch.float64).reshape(-1) for name, row in rows.items()}
-            )
+            given = optimum.values() if isinstance(optimum, Trajectory) else optimum
+            rows = {name: torch.as_tensor(row, dtype=torch.float64).reshape(-1) for name, row in given.items()}
+            self.add_given_state("optimum", rows)
         self.register_buffer("step", torch.zeros(1, dtype=torch.int64))
 
     def weigh(self, values: LossValues) -> Weights:

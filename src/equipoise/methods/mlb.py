@@ -9,7 +9,6 @@ import torch
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues, Weights
 from equipoise.methods.scores import ratios
-from equipoise.util.errors import demand
 
 
 @final
@@ -45,8 +44,7 @@ class MLB(Balancer):
 
     def __init__(self, strength: float = 0.8, ceiling: float = 2.0, start: int = 0, stop: int | None = None) -> None:
         super().__init__(start=start, stop=stop)
-        demand(
-            "MLB",
+        self.check_arguments(
             (strength >= 0, "strength should be zero or more", strength),
             (ceiling >= 1, "ceiling should be one or more", ceiling),
         )

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.linear_algebra import least_norm
-from equipoise.util.errors import demand
 
 
 @final
@@ -55,12 +54,7 @@ class MMPareto(Balancer):
         at: Literal["parameters", "features"] = "parameters",
     ) -> None:
         super().__init__()
-        demand(
-            "MMPareto",
-            (boost > 0, "boost should be above zero", boost),
-            (rescale in ("tensor", "encoder"), "rescale should be 'tensor' or 'encoder'", rescale),
-            (at in ("parameters", "features"), "at should be 'parameters' or 'features'", at),
-        )
+        self.check_arguments((boost > 0, "boost should be above zero", boost))
         self.boost, self.rescale, self.at = boost, rescale, at
 
     def mix(self, gram: Tensor) -> Tensor:
@@ -88,12 +82,12 @@ class MMPareto(Balancer):
 
 
 def _stretch(wanted: Tensor, found: Tensor) -> Tensor:
-    """What makes a length at least the wanted one; a mixture that cancelled has no direction, and stays zero."""
+    """Return the factor that makes a length at least the wanted one; a mixture that cancelled has no direction: one."""
     return torch.where(found == 0, 1.0, wanted / found).clamp(min=1)
 
 
 def _length(gram: Tensor, coefficients: Tensor) -> Tensor:
-    """The length of a mixture, from inner products; what rounding leaves of nothing is nothing."""
+    """Return the length of a mixture, from inner products; what rounding leaves of zero is zero."""
     squared = (coefficients[..., None, :] @ gram @ coefficients[..., :, None])[..., 0, 0]
     least = torch.finfo(gram.dtype).eps * gram.diagonal(dim1=-2, dim2=-1).amax(dim=-1)
     return torch.where(squared <= 4 * least, torch.zeros_like(squared), squared.clamp(min=0)).sqrt()

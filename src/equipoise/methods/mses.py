@@ -9,7 +9,6 @@ from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues, Weights
-from equipoise.util.errors import demand
 
 
 @final
@@ -67,12 +66,7 @@ class MSES(Balancer):
         heads: Literal["scaled", "plain"] = "scaled",
     ) -> None:
         super().__init__()
-        demand(
-            "MSES",
-            (patience >= 0, "patience should be zero epochs or more", patience),
-            (smoothing in ("two-tap", "recursive"), "smoothing should be 'two-tap' or 'recursive'", smoothing),
-            (heads in ("scaled", "plain"), "heads should be 'scaled' or 'plain'", heads),
-        )
+        self.check_arguments((patience >= 0, "patience should be zero epochs or more", patience))
         self.scales_heads = heads == "scaled"
         self.patience, self.smoothing, self.rollback = patience, smoothing, rollback
         self.add_state("previous", fill=torch.nan)
@@ -113,11 +107,11 @@ class MSES(Balancer):
 
     @property
     def phase(self) -> tuple[str, ...]:
-        """Who has stopped: only they are put back after a step."""
+        """The modalities that have stopped: only they are put back after a step."""
         return tuple(self.stopped)
 
     def host_state(self) -> dict[str, Any]:
-        """Who has stopped, and the tensors they stand at."""
+        """Return the modalities that have stopped, and the tensors they stand at."""
         return {"kept": self._kept, "stopped": self.stopped}
 
     def load_host_state(self, state: dict[str, Any]) -> None:

@@ -14,8 +14,7 @@ class MSL(Balancer):
     """Joint training: minimise the fused loss f_mm and nothing else.
 
     Encoders and fused head move along ∇f_mm. Uni-modal losses, where given, train only parameters that the fused loss
-    does not
-    reach: the uni-modal heads, for measuring.
+    does not reach: the uni-modal heads, for measuring.
 
     Also known as vanilla multi-modal sensor learning. Cost: one backward pass.
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues, Weights
-from equipoise.util.errors import demand
 
 
 @final
@@ -64,11 +63,7 @@ class MSLR(Balancer):
         heads: Literal["scaled", "plain"] = "scaled",
     ) -> None:
         super().__init__(start=start, stop=stop)
-        demand(
-            "MSLR",
-            (memory >= 1, "memory should be at least one epoch", memory),
-            (heads in ("scaled", "plain"), "heads should be 'scaled' or 'plain'", heads),
-        )
+        self.check_arguments((memory >= 1, "memory should be at least one epoch", memory))
         self.memory, self.scales_heads = memory, heads == "scaled"
         self.add_state("history", (memory,), fill=torch.nan)
         for name in ("fixed", "rate"):

@@ -11,7 +11,6 @@ from torch import Tensor
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues, Weights
 from equipoise.methods.scores import ratios
-from equipoise.util.errors import demand
 
 Modulated = Literal["all", "kernels"]
 
@@ -25,16 +24,9 @@ class OnTheFly(Balancer, ABC):
     modulates = True
     logarithmic_scores = True
 
-    def __init__(
-        self, strength: float, parameters: Modulated, start: int, stop: int | None, *rules: tuple[bool, str, object]
-    ) -> None:
+    def __init__(self, strength: float, parameters: Modulated, start: int, stop: int | None) -> None:
         super().__init__(start=start, stop=stop)
-        demand(
-            type(self).__name__,
-            (strength >= 0, "strength should be zero or more", strength),
-            (parameters in ("all", "kernels"), "parameters should be 'all' or 'kernels'", parameters),
-            *rules,
-        )
+        self.check_arguments((strength >= 0, "strength should be zero or more", strength))
         self.strength, self.modulated = strength, parameters
 
     def touches(self, tensor: Tensor) -> bool:

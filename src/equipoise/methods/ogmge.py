@@ -53,8 +53,7 @@ class OGMGE(OnTheFly):
         start: int = 0,
         stop: int | None = None,
     ) -> None:
-        rule = (noise in ("before", "after"), "noise should be 'before' or 'after'", noise)
-        super().__init__(strength, parameters, start, stop, rule)
+        super().__init__(strength, parameters, start, stop)
         self.noise, self.seed = noise, seed
         self._random: torch.Generator | None = None  # made where the gradients are
         self._random_state: Tensor | None = None
@@ -63,17 +62,13 @@ class OGMGE(OnTheFly):
     def refine(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:  # noqa: ARG002
         """Add noise to every tensor that is modulated."""
         if any(gradient.is_sparse for gradient in mixed):
-            msg = "OGMGE: noise for sparse gradients is not supported; type sparse=False for embeddings"
-            raise RuntimeError(msg)
+            raise RuntimeError("OGMGE: noise for sparse gradients is not supported; type sparse=False for embeddings")
         generator = self._generator(mixed[0].device)
         sources = parts[0] if self.noise == "before" else mixed
         chosen = [place for place, gradient in enumerate(mixed) if self.touches(gradient)]
-        sized = [sources[place] for place in chosen]
-        noisy = list(mixed)
-        added = torch._foreach_add([mixed[place] for place in chosen], self._draws.like(sized, generator))
-        for place, gradient in zip(chosen, added, strict=True):
-            noisy[place] = gradient
-        return noisy
+        noise = self._draws.like([sources[place] for place in chosen], generator)
+        noisy = dict(zip(chosen, torch._foreach_add([mixed[place] for place in chosen], noise), strict=True))
+        return [noisy.get(place, gradient) for place, gradient in enumerate(mixed)]
 
     @property
     def phase(self) -> tuple[()]:
@@ -81,11 +76,11 @@ class OGMGE(OnTheFly):
         return ()
 
     def generators(self) -> list[torch.Generator]:
-        """Where the noise comes from."""
+        """List the generator of the noise."""
         return [] if self._random is None else [self._random]
 
     def host_state(self) -> dict[str, Any]:
-        """Where the noise has got to."""
+        """Return the state of the noise."""
         return {"random": self._random_state if self._random is None else self._random.get_state()}
 
     def load_host_state(self, state: dict[str, Any]) -> None:
@@ -93,7 +88,7 @@ class OGMGE(OnTheFly):
         self._random, self._random_state = None, state["random"]
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        """The one generator, which a resumed run and every rank start alike."""
+        """Return the one generator, which a resumed run and every rank start alike."""
         if self._random is None or self._random.device != device:
             self._random = torch.Generator(device).manual_seed(self.seed)
             if self._random_state is not None and self._random_state.shape == self._random.get_state().shape:
@@ -106,7 +101,7 @@ class OGMGE(OnTheFly):
 
 
 class _Blocks(NamedTuple):
-    """How noise for gradients of some sizes lies in blocks: how many each has, whose each is, and the sizes."""
+    """The layout of noise for some gradients: blocks per gradient, the gradient of each block, and the sizes."""
 
     per_gradient: list[int]
     owner: Tensor
@@ -131,8 +126,8 @@ class Noise:
         blocks = self._met[sizes]
         drawn = torch.randn(len(blocks.owner), BLOCK, generator=generator, device=generator.device)
         drawn *= _deviations(gradients, blocks.count).to(drawn.dtype)[blocks.owner].unsqueeze(1)
-        parts = drawn.flatten().split([BLOCK * each for each in blocks.per_gradient])
-        return [_laid_out(part, each).to(each.dtype) for part, each in zip(parts, gradients, strict=True)]
+        parts = drawn.flatten().split([BLOCK * count for count in blocks.per_gradient])
+        return [_laid_out(part, like).to(like.dtype) for part, like in zip(parts, gradients, strict=True)]
 
     def __reduce__(self) -> tuple[type[Noise], tuple[()]]:
         """A copy remembers nothing: it may be for another device."""

@@ -1,4 +1,4 @@
-"""Who is ahead: scores that modulation methods compare modalities by, in log space so that nothing overflows."""
+"""Comparisons of modalities by their scores, in log space so that nothing overflows."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ class Unimodal(Balancer):
     def weigh(self, values: LossValues) -> Weights:
         """Nothing for the fused loss, one for each modality that trains."""
         if self.modality is not None and self.modality not in self.modalities:
-            msg = f"Unimodal: modality should be one of {list(self.modalities)}, found {self.modality!r}"
-            raise ValueError(msg)
+            raise ValueError(f"Unimodal: modality should be one of {list(self.modalities)}, found {self.modality!r}")
         # Filled, not copied from a list: a copy from the host would make the device wait.
         trains = [torch.full_like(values.fused, self.modality in (None, name)) for name in self.modalities]
         return Weights(torch.stack([torch.zeros_like(values.fused), *trains]))

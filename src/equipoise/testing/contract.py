@@ -1,4 +1,4 @@
-"""The contract: what holds for every method, whatever its idea."""
+"""The contract: tests that hold for every method."""
 
 from __future__ import annotations
 
@@ -15,23 +15,30 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.testing.small import SmallModel, attached, batch, gradients_of, losses_of, names, told_by
+from equipoise.testing.small import Batch, SmallModel, attached, batch, gradients_of, losses_of, names, told_by
 
 COUNTS = (1, 2, 3, 5)
 
 
-def _as_it_is(modality: str, mixed: list[Tensor], parts: object) -> list[Tensor]:  # noqa: ARG001
+def _unrefined(modality: str, mixed: list[Tensor], parts: object) -> list[Tensor]:  # noqa: ARG001
     return mixed
 
 
+def _step(balancer: Balancer, model: SmallModel, data: Batch, factor: float = 1.0) -> dict[str, Tensor]:
+    """Return the gradients of one step from zero."""
+    model.zero_grad()
+    balancer(losses_of(model, data, factor)).backward()
+    return gradients_of(model)
+
+
 class BalancerContract(ABC):
-    """What holds for every method, whatever its idea."""
+    """Tests that hold for every method; subclass it, and `make` the method."""
 
     @abstractmethod
     def make(self) -> Balancer:
         """A fresh balancer of the method under test."""
 
-    def ready(self, count: int, **options: Any) -> tuple[Balancer, SmallModel, tuple[dict[str, Tensor], Tensor]]:
+    def ready(self, count: int, **options: Any) -> tuple[Balancer, SmallModel, Batch]:
         """A balancer attached to a small model, and a batch."""
         model = SmallModel(names(count), **options)
         return attached(self.make(), model), model, batch(names(count))
@@ -46,12 +53,10 @@ class BalancerContract(ABC):
     @pytest.mark.parametrize("count", COUNTS)
     def test_the_table_is_the_gradient_delivered(self, count: int) -> None:
         balancer, model, data = self.ready(count)
-        balancer.refine = _as_it_is
-        balancer(losses_of(model, data)).backward()
-        delivered = gradients_of(model)
+        balancer.refine = _unrefined
+        delivered = _step(balancer, model, data)
         expected = told_by(balancer.table, model, data)
-        for name, gradient in delivered.items():
-            torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(delivered, expected, rtol=1e-9, atol=1e-12)
 
     @pytest.mark.parametrize("count", COUNTS)
     @pytest.mark.parametrize("factor", [1e-8, 1e-4, 1.0, 1e4, 1e8])
@@ -89,10 +94,9 @@ class BalancerContract(ABC):
                 model.zero_grad()
                 balancer(losses).backward()
             results.append(gradients_of(model))
-        for name, gradient in results[0].items():
-            torch.testing.assert_close(results[1][name], gradient, rtol=0, atol=0)
+        torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
 
-    def trained(self, count: int) -> tuple[Balancer, SmallModel, tuple[dict[str, Tensor], Tensor]]:
+    def trained(self, count: int) -> tuple[Balancer, SmallModel, Batch]:
         """A balancer that has seen seven epochs of one step."""
         balancer, model, data = self.ready(count)
         for epoch in range(7):
@@ -109,14 +113,9 @@ class BalancerContract(ABC):
         second = self.make()
         second.load_state_dict(torch.load(saved, weights_only=True))
         attached(second, model)
-        results = []
-        for balancer in (first, second):
-            model.zero_grad()
-            balancer(losses_of(model, data, 3.0)).backward()
-            results.append((gradients_of(model), balancer.table.numbers()))
-        assert results[0][1] == results[1][1]
-        for name, gradient in results[0][0].items():
-            torch.testing.assert_close(results[1][0][name], gradient, rtol=0, atol=0)
+        expected = _step(first, model, data, 3.0)
+        torch.testing.assert_close(_step(second, model, data, 3.0), expected, rtol=0, atol=0)
+        assert second.table.numbers() == first.table.numbers()
 
     def test_state_follows_names_not_positions(self) -> None:
         first, model, data = self.trained(3)
@@ -125,8 +124,7 @@ class BalancerContract(ABC):
         second = attached(self.make(), turned)
         second.load_state_dict(first.state_dict())
         for balancer, owner in ((first, model), (second, turned)):
-            owner.zero_grad()
-            balancer(losses_of(owner, data)).backward()
+            _step(balancer, owner, data)
         for objective, row in first.table.numbers().items():
             assert second.table.numbers()[objective] == pytest.approx(row, rel=1e-6)
 
@@ -137,23 +135,20 @@ class BalancerContract(ABC):
             balancer, model, data = self.ready(count)
             (balancer(losses_of(model, data)) * scale).backward()
             results.append({name: gradient / scale for name, gradient in gradients_of(model).items()})
-        for name, gradient in results[0].items():
-            torch.testing.assert_close(results[1][name], gradient, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-12)
 
     @pytest.mark.parametrize("count", COUNTS)
     def test_gradients_accumulate(self, count: int) -> None:
         balancer, model, data = self.ready(count)
         twin = copy.deepcopy(model)
         other = attached(self.make(), twin)
-        balancer.refine = other.refine = _as_it_is
+        balancer.refine = other.refine = _unrefined
         sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
         for factor in (1.0, 2.0):
             balancer(losses_of(model, data, factor)).backward()
-            twin.zero_grad()
-            other(losses_of(twin, data, factor)).backward()
-            sums = {name: total + gradients_of(twin)[name] for name, total in sums.items()}
-        for name, gradient in gradients_of(model).items():
-            torch.testing.assert_close(gradient, sums[name], rtol=1e-9, atol=1e-12)
+            gradients = _step(other, twin, data, factor)
+            sums = {name: total + gradients[name] for name, total in sums.items()}
+        torch.testing.assert_close(gradients_of(model), sums, rtol=1e-9, atol=1e-12)
 
     @pytest.mark.parametrize("count", COUNTS)
     def test_extra_losses_count_at_weight_one(self, count: int) -> None:
@@ -166,28 +161,26 @@ class BalancerContract(ABC):
             results.append((gradients_of(model), float(loss.detach()), float(penalty.detach())))
         (plain, value, _), (more, larger, penalty) = results
         assert larger == pytest.approx(value + penalty)
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(more[name], plain[name] + 2 * parameter.detach(), rtol=1e-9, atol=1e-12)
+        expected = {name: plain[name] + 2 * parameter.detach() for name, parameter in model.named_parameters()}
+        torch.testing.assert_close(more, expected, rtol=1e-9, atol=1e-12)
 
     def test_a_skipped_step_moves_no_state(self) -> None:
         balancer, model, data = self.ready(2)
         balancer(losses_of(model, data)).backward()
-        before = {name: buffer.clone() for name, buffer in balancer.named_buffers()}
+        before = copy.deepcopy(dict(balancer.named_buffers()))
         (balancer(losses_of(model, data, 2.0)) * torch.inf).backward()
         assert not all(bool(gradient.isfinite().all()) for gradient in gradients_of(model).values())
         if balancer.route != "loss":
-            for name, buffer in balancer.named_buffers():
-                torch.testing.assert_close(buffer, before[name], rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(dict(balancer.named_buffers()), before, rtol=0, atol=0, equal_nan=True)
 
     def test_evaluation_leaves_no_trace(self) -> None:
         balancer, model, data = self.ready(2)
         balancer(losses_of(model, data)).backward()
-        before = {name: buffer.clone() for name, buffer in balancer.named_buffers()}
+        before = copy.deepcopy(dict(balancer.named_buffers()))
         with torch.no_grad():
             value = balancer(losses_of(model, data, 2.0))
         assert not value.requires_grad
-        for name, buffer in balancer.named_buffers():
-            torch.testing.assert_close(buffer, before[name], rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(dict(balancer.named_buffers()), before, rtol=0, atol=0, equal_nan=True)
 
     @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
     def test_says_which_loss_is_not_finite(self, bad: float) -> None:

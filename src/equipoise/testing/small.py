@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import Table
 from equipoise.models.evaluation import cross_entropies
+
+Batch: TypeAlias = "tuple[dict[str, Tensor], Tensor]"  # inputs by modality, and labels
 
 
 def names(count: int) -> list[str]:
@@ -54,19 +56,18 @@ def _seeded(name: str, seed: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
 
 
-def batch(modalities: Sequence[str], size: int = 12, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
+def batch(modalities: Sequence[str], size: int = 12, seed: int = 0) -> Batch:
     """Inputs in which the first name says more about the label than the last."""
     random = torch.Generator().manual_seed(seed)
     label = torch.randint(0, 3, (size,), generator=random)
     inputs = {}
-    for name in sorted(modalities):
+    for rank, name in enumerate(sorted(modalities), start=1):
         own = torch.Generator().manual_seed(sum(map(ord, name)) + seed)
-        clear = 1 / (1 + sorted(modalities).index(name))
-        inputs[name] = torch.randn(size, 3, generator=own, dtype=torch.float64) + clear * F.one_hot(label, 3)
+        inputs[name] = torch.randn(size, 3, generator=own, dtype=torch.float64) + 1 / rank * F.one_hot(label, 3)
     return inputs, label
 
 
-def losses_of(model: nn.Module, data: tuple[dict[str, Tensor], Tensor], factor: float = 1.0) -> dict[str, Tensor]:
+def losses_of(model: nn.Module, data: Batch, factor: float = 1.0) -> dict[str, Tensor]:
     """Cross-entropies per sample, by name."""
     inputs, label = data
     return {name: factor * loss for name, loss in cross_entropies(model(inputs), label).items()}
@@ -77,7 +78,7 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
 
 
-def told_by(table: Table, model: nn.Module, data: tuple[dict[str, Tensor], Tensor]) -> dict[str, Tensor]:
+def told_by(table: Table, model: nn.Module, data: Batch) -> dict[str, Tensor]:
     """The gradients that a table says were delivered: of each objective its own, times its coefficient, summed.
 
     NaN where an objective does reach a block that the table says it does not.

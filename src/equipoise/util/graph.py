@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
@@ -23,26 +23,36 @@ def edges_of(*tensors: Tensor | None) -> list[Edge]:
     return [(edge.node, edge.output_nr) for edge in edges]
 
 
-def walk(edges: Iterable[Edge], ends: Callable[[Node, int, str], bool] | None = None) -> Iterator[tuple[Any, int, str]]:
-    """Yield some edges and all under them, each once, with the name of its node; nothing below those in `ends`.
+def walk(
+    edges: Iterable[Edge], names: Collection[str], visited: set[Edge], ends: Collection[tuple[Node | None, int]] = ()
+) -> Iterator[tuple[Any, str]]:
+    """Yield the nodes of some names that edges lead to, with their name; nothing below them is looked at.
 
-    DDP passes every output of a model through one node, of which output i comes from input i alone.
+    Args:
+        edges: Where to start.
+        names: Of the nodes.
+        visited: Takes every edge that was met.
+        ends: Edges beyond which not to look.
     """
-    waiting, met, expanded = list(edges), set(), set()
+    waiting, expanded = list(edges), set()
     while waiting:
         edge = waiting.pop()
-        if edge in met:
+        if edge in visited:
             continue
-        met.add(edge)
-        node, index = edge
+        visited.add(edge)
+        if edge in ends:
+            continue
+        node: Any = edge[0]
         name = node.name()
-        yield node, index, name
-        expansion = edge if name == DDP_SINK else node
-        if expansion in expanded or (ends is not None and ends(node, index, name)):
-            continue
-        expanded.add(expansion)
-        following = node.next_functions[index : index + 1] if name == DDP_SINK else node.next_functions
-        waiting.extend((below, number) for below, number in following if below is not None)
+        if name == DDP_SINK:
+            yield node, name
+            # DDP passes every output of a model through one node, of which output i comes from input i alone.
+            waiting.extend(below for below in node.next_functions[edge[1] : edge[1] + 1] if below[0] is not None)
+        elif name in names:
+            yield node, name
+        elif node not in expanded:
+            expanded.add(node)
+            waiting.extend([below for below in node.next_functions if below[0] is not None])
 
 
 @final
@@ -76,21 +86,22 @@ class ScaledResponse(NamedTuple):
     Args:
         modality: Whose response.
         factor: What its gradient will be multiplied by.
-        source: The node that computed the response; None where it has no graph.
+        source: The edge by which the gradient goes on; its node is None where the response has no graph.
     """
 
     modality: str
     factor: Tensor
-    source: Node | None
+    source: tuple[Node | None, int]
 
     def enters(self, loss: Tensor) -> bool:
         """Return True if a loss was computed from this response."""
-        return any(node is self.source for node, _, _ in walk(edges_of(loss)))
+        visited: set[Any] = set()
+        for _ in walk(edges_of(loss), (), visited, {self.source}):
+            pass
+        return self.source in visited
 
 
 def scaled_responses(output: Tensor) -> list[ScaledResponse]:
     """Find the scaled responses that an output, or a loss of it, was computed from."""
-    nodes: list[Any] = [
-        node for node, _, name in walk(edges_of(output), lambda *edge: edge[2] == _SCALE) if name == _SCALE
-    ]
-    return [ScaledResponse(node.modality, node.factor, node.next_functions[0][0]) for node in nodes]
+    nodes = [node for node, name in walk(edges_of(output), (_SCALE,), set()) if name == _SCALE]
+    return [ScaledResponse(node.modality, node.factor, node.next_functions[0]) for node in nodes]
