@@ -24,10 +24,8 @@ class Fusion(nn.Module, ABC):
     A fusion is additive if its output is a sum with one term per modality; then `share` gives the terms.
     """
 
-    @property
-    def additive(self) -> bool:
-        """True if the output is a sum with one term per modality."""
-        return bool(self.parts())
+    additive: bool = False
+    """True if the output is a sum with one term per modality."""
 
     @abstractmethod
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
@@ -88,6 +86,7 @@ class Concat(Fusion):
         super().__init__()
         self.sizes = dict(sizes)
         self.head = head(sum(sizes.values()))
+        self.additive = isinstance(self.head, nn.Linear)
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Give the fused output."""
@@ -117,6 +116,8 @@ class Sum(Fusion):
         sizes: The size of each modality's feature vector.
         head: Makes a head from a feature size.
     """
+
+    additive = True
 
     def __init__(self, sizes: Mapping[str, int], head: HeadMaker) -> None:
         super().__init__()
