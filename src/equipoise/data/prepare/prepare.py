@@ -339,10 +339,15 @@ def _remove(out: Path) -> str:
 
 
 def _write_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all; its content is on the disk before its name."""
+    """Write a file whole or not at all, also if the power fails."""
     unfinished = path.with_suffix(".part")
     with unfinished.open("w", **TEXT) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
