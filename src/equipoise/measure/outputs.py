@@ -98,9 +98,7 @@ def decide(
     label = label.to(logs["fused"].device)
     lowest, highest, classes = int(label.min()), int(label.max()), logs["fused"].shape[1]
     if lowest < 0 or highest >= classes:
-        raise_all(
-            [f"The model tells {classes} classes, so labels are 0 to {classes - 1}; found {lowest} to {highest}."]
-        )
+        raise_all([f"The model has {classes} classes, so labels are 0 to {classes - 1}; found {lowest} to {highest}."])
     committee = None if model.unimodal is None else model.vote(logs)
     return Outputs(label, logs.pop("fused"), logs, committee, model.unimodal)
 
@@ -149,9 +147,8 @@ def macro_f1(predicted: Tensor, label: Tensor, classes: int) -> float:
         label: The right classes, [N].
         classes: Number of classes.
     """
-    support, told, hits = (
-        values.bincount(minlength=classes) for values in (label, predicted, label[predicted == label])
-    )
+    counted = (label, predicted, label[predicted == label])
+    support, told, hits = (values.bincount(minlength=classes) for values in counted)
     present = support > 0
     return (2 * hits[present].double() / (support + told)[present]).mean().item()
 

@@ -26,7 +26,6 @@ from equipoise.models.shapley import shapley_values
 
 Accuracies = dict[str, float]
 """One accuracy per modality."""
-Subset = frozenset[str]
 
 EXACT = 8
 """The most modalities whose Shapley values are exact."""
@@ -95,7 +94,7 @@ def other_protocols(
 
 def subset_accuracy(
     model: LateFusion, part: Part, features: Mapping[str, Tensor], batch: int = 512, largest: int | None = None
-) -> dict[Subset, float]:
+) -> dict[frozenset[str], float]:
     """Give the fused accuracy of every subset of modalities, the inputs of the others set to zero.
 
     The value of the empty subset is the share of the most frequent class of the part: what can be reached without any
