@@ -6,8 +6,7 @@ import pytest
 
 from equipoise.data.prepare.original import Original
 from equipoise.data.sets import PUBLISHED
-from equipoise.paper.published import GRID, TABLES, PaperTable
-from equipoise.paper.stand_in import StandIn
+from equipoise.paper.published import GRID, TABLES, PaperTable, StandIn
 from equipoise.study.registry import all_methods
 from equipoise.training.presets import all_presets
 

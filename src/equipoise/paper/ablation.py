@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from equipoise.data.source import DataSet
-from equipoise.paper.runs import in_words, run_jobs
+from equipoise.paper.claims import in_words, run_jobs
 from equipoise.report.aggregate import MeanStd, Row, RunGroup, mean_std, modalities
 from equipoise.study.compare import record_command
 from equipoise.study.executors.cluster import Cluster

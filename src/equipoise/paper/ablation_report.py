@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.paper.ablation import AblationResult, Curve, Point
-from equipoise.paper.claims import WIDTH, Change, Claim, Verdict, all_of, claim_lines, tally
-from equipoise.paper.runs import count, in_words
+from equipoise.paper.claims import WIDTH, Change, Claim, Verdict, all_of, claim_lines, count, in_words, tally
 from equipoise.report import drawing
 from equipoise.report.aggregate import PROTOCOLS, MeanStd
 from equipoise.report.drawing import FAINT, JOINT, MODALITIES

@@ -1,13 +1,19 @@
-"""Claims of the paper beside what was measured, and the plain text that reports of experiments share."""
+"""Claims of the paper beside measurements, and the runs that measure them: one that diverges is an answer."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
+from equipoise.data.splits import Splits
 from equipoise.report.paired import Difference
+from equipoise.study.executors.cluster import Cluster
+from equipoise.study.job import Job
+from equipoise.study.store import Store
+from equipoise.study.study import run_progress, run_study
+from equipoise.util.errors import FailedRuns
 
 WIDTH = 118  # letters of a line in a terminal
 INDENT = " " * 9  # the longest verdict and a space
@@ -107,3 +113,55 @@ class Change(NamedTuple):
     def above(self, low: float = 0.0, high: float = 0.0) -> Verdict:
         """Agree where the change is surely above `low`, differ where it is surely below `high`."""
         return "agrees" if self.low > low else "differs" if self.high < high else "open"
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    splits: Mapping[int | None, Splits],
+    store: Store,
+    title: str = "runs",
+    *,
+    workers: int | None = None,
+    on: Cluster | None = None,
+    quiet: bool = False,
+) -> dict[str, str]:
+    """Run the jobs that are not done yet, and return the reasons of those that failed, by config.
+
+    Args:
+        jobs: The runs.
+        splits: The data of each fold.
+        store: The rows.
+        title: Of the progress bar.
+        workers: Runs side by side; None for one per core, or as many as the GPUs carry.
+        on: The cluster, if not this machine.
+        quiet: Show no progress.
+    """
+    reasons: dict[str, str] = {}
+
+    def watch(kind: str, job: Job, content: dict[str, Any]) -> None:
+        if kind == "failed":
+            reasons[job.config] = f"{job.name}: {content['reason']}"
+        tell(kind, job, content)
+
+    with run_progress(store.missing(job.config for job in jobs), title, quiet=quiet) as tell:
+        try:
+            run_study(jobs, dict(splits), store, workers=workers, on=on, on_event=watch)
+        except FailedRuns:
+            if not reasons:
+                raise
+    return reasons
+
+
+def in_words(value: Any) -> str:
+    """Print a value as one would type it."""
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def count(number: int, noun: str) -> str:
+    """Print a number with its noun.
+
+    Example:
+        >>> count(1, "seed"), count(3, "seed")
+        ('1 seed', '3 seeds')
+    """
+    return f"{number} {noun}{'s' if number > 1 else ''}"

@@ -15,9 +15,8 @@ from equipoise.data.prepare.prepared import Prepared
 from equipoise.data.sets import PUBLISHED
 from equipoise.data.source import DataSet, PreparedFolder, data_set
 from equipoise.data.splits import Splits
-from equipoise.paper.published import GRID, TABLES, PaperTable
-from equipoise.paper.runs import in_words, run_jobs
-from equipoise.paper.stand_in import SMALL_GRID, small_preset, stand_in
+from equipoise.paper.claims import in_words, run_jobs
+from equipoise.paper.published import GRID, SMALL_GRID, TABLES, PaperTable, small_preset, stand_in
 from equipoise.report.aggregate import Row, RunGroup, mean_std
 from equipoise.study.compare import record_command
 from equipoise.study.executors.cluster import cluster_of

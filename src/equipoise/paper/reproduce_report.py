@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.paper.claims import WIDTH, claim_lines
+from equipoise.paper.claims import WIDTH, claim_lines, count, in_words
 from equipoise.paper.published import PaperRow
 from equipoise.paper.reproduce import CONTROL, ReproducedTable
 from equipoise.paper.reproduce_claims import claims, summary
-from equipoise.paper.runs import count, in_words
 from equipoise.report import FORMATS, as_dict, drawing, print_table
 from equipoise.report.aggregate import PROTOCOLS, MeanStd, RunGroup
 from equipoise.report.drawing import FAINT, JOINT, MODALITIES

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from equipoise.data.own import manifest as tables
-from equipoise.data.own.manifest import read_manifest, samples_of_manifest
+from equipoise.data.own.manifest import read_manifest, samples_of_manifest, stack_files
 from equipoise.data.own.samples import Samples
-from equipoise.data.own.stack import stack_files
 from equipoise.data.splits import Splits
 from equipoise.media.sound import resample
 from equipoise.media.spectrogram import fbank

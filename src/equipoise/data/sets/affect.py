@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.data.own.unpickle import load_pickle
-from equipoise.data.prepare.original import Clip
-from equipoise.data.sets.published import DecodedClips, Problems, some
+from equipoise.data.prepare.original import Clip, DecodedClips, Problems, some
 from equipoise.util.errors import Unreadable
 from equipoise.util.files import reading
 

@@ -16,9 +16,19 @@ from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 
-from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
+from equipoise.data.prepare.original import (
+    Clip,
+    Clips,
+    DecodedClips,
+    Field,
+    Problems,
+    Protocol,
+    by_group,
+    official_and_agm,
+    part_by_hash,
+    some,
+)
 from equipoise.data.sets.footage import AudioVisual, as_int16, video_field
-from equipoise.data.sets.published import DecodedClips, Problems, by_group, official_and_agm, part_by_hash, some
 from equipoise.data.splits import PARTS
 from equipoise.data.views import LogSTFT, Rescaled
 from equipoise.media.sound import read_sound

@@ -17,9 +17,8 @@ from typing import ClassVar, final
 import numpy as np
 import torch
 
-from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
+from equipoise.data.prepare.original import Clip, Clips, DecodedClips, Field, Problems, Protocol, Published, by_group
 from equipoise.data.sets import avmnist_sources as sources
-from equipoise.data.sets.published import DecodedClips, Problems, Published, by_group
 from equipoise.data.splits import PARTS
 from equipoise.data.views import Rescaled
 from equipoise.util.errors import BadInput, Unreadable, collect, demand, raise_all

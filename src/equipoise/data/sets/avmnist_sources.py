@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple, cast, final
 
 import numpy as np
 
-from equipoise.data.sets.published import Problems, part_by_hash
+from equipoise.data.prepare.original import Problems, part_by_hash
 from equipoise.data.splits import PARTS
 from equipoise.media.sound import read_sound
 from equipoise.util.errors import BadInput, Unreadable, collect, raise_all

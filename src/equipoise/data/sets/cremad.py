@@ -14,9 +14,19 @@ from typing import ClassVar, Literal, final
 import numpy as np
 import torch
 
-from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
+from equipoise.data.prepare.original import (
+    Clip,
+    Clips,
+    DecodedClips,
+    Field,
+    Problems,
+    Protocol,
+    by_group,
+    find_list,
+    part_by_hash,
+    read_list,
+)
 from equipoise.data.sets.footage import FBANK_RATE, FBANK_SHAPE, AudioVisual, Footage, filter_bank, video_field
-from equipoise.data.sets.published import DecodedClips, Problems, by_group, find_list, part_by_hash, read_list
 from equipoise.media.sound import tile
 from equipoise.media.spectrogram import log_stft
 from equipoise.util.errors import Unreadable

@@ -15,8 +15,7 @@ from typing import Literal, final, get_args, get_origin, get_type_hints
 import numpy as np
 import torch
 
-from equipoise.data.prepare.original import Field
-from equipoise.data.sets.published import Published, some
+from equipoise.data.prepare.original import Field, Published, some
 from equipoise.data.views import VideoFrames
 from equipoise.media.image import read_image
 from equipoise.media.sound import read_sound, tile

@@ -17,9 +17,19 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 
 from equipoise.data.own.npz import read_arrays
-from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
+from equipoise.data.prepare.original import (
+    Clip,
+    Clips,
+    Field,
+    Problems,
+    Protocol,
+    Published,
+    by_group,
+    official_and_agm,
+    part_by_hash,
+    some,
+)
 from equipoise.data.sets import affect
-from equipoise.data.sets.published import Problems, Published, by_group, official_and_agm, part_by_hash, some
 from equipoise.data.views import TimeLast
 from equipoise.util.errors import Unreadable, demand
 from equipoise.util.files import reading

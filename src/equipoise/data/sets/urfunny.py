@@ -14,9 +14,18 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
+from equipoise.data.prepare.original import (
+    Clip,
+    Clips,
+    Field,
+    Problems,
+    Protocol,
+    Published,
+    by_group,
+    official_and_agm,
+    some,
+)
 from equipoise.data.sets import affect
-from equipoise.data.sets.published import Problems, Published, by_group, official_and_agm, some
 from equipoise.data.views import TimeLast
 from equipoise.util.errors import Unreadable, demand
 

@@ -17,9 +17,20 @@ from typing import ClassVar, NamedTuple, final
 
 import numpy as np
 
-from equipoise.data.prepare.original import Clip, Clips, Field, Protocol
+from equipoise.data.prepare.original import (
+    Clip,
+    Clips,
+    DecodedClips,
+    Field,
+    Problems,
+    Protocol,
+    by_group,
+    find_list,
+    part_by_hash,
+    read_list,
+    some,
+)
 from equipoise.data.sets.footage import FBANK_SHAPE, AudioVisual, Footage, as_int16, filter_bank, video_field
-from equipoise.data.sets.published import DecodedClips, Problems, by_group, find_list, part_by_hash, read_list, some
 from equipoise.data.splits import PARTS
 from equipoise.data.views import LogSTFT
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.data.sets.published import Problems, find_list, part_by_hash, read_list
+from equipoise.data.prepare.original import Problems, find_list, part_by_hash, read_list
 
 THREE = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
