@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from equipoise import MGDA, Balancer, MMPareto
 from equipoise.balance.attach import OutputHook
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
-from equipoise.testing.small import told_by
+from equipoise.testing.contract import told_by
 
 SAMPLES, WIDTH, SIZE = 8, 10, 4
 

@@ -60,7 +60,7 @@ def test_what_is_no_run_is_refused(equipoise: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_example_shows_a_hanging_sensor_named_and_its_flag_helping() -> None:
-    example = Path(__file__).parent.parent / "examples" / "shipped.py"
+    example = Path(__file__).parents[2] / "examples" / "shipped.py"
     done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert_in_the_gallery("shipped", done.stdout, within=5.0)

@@ -15,7 +15,7 @@ from torchjd.autojac import backward, jac_to_grad
 from equipoise import MGDA, MIMO, Balancer, MMPareto
 from equipoise.integrations.torchjd import FromTorchJD, ToTorchJD
 from equipoise.testing import BalancerContract, SmallModel, batch, losses_of, names
-from equipoise.testing.small import attached, gradients_of
+from equipoise.testing.contract import attached, gradients_of
 
 
 def exact_mgda() -> aggregation.MGDAWeighting:

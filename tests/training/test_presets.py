@@ -8,7 +8,7 @@ from equipoise.data.sets import PUBLISHED
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
 from equipoise.study.registry import entries
-from equipoise.training.presets import Preset, all_presets
+from equipoise.training.settings import Preset, all_presets
 
 PAPER = {  # λ and μ of the paper's appendix
     "cremad": (100, 0.01),

@@ -9,8 +9,7 @@ from equipoise.cli import options
 from equipoise.data.sets import PUBLISHED
 from equipoise.data.source import all_data
 from equipoise.study.registry import all_methods
-from equipoise.training.presets import all_presets
-from equipoise.training.settings import Settings
+from equipoise.training.settings import Settings, all_presets
 from equipoise.util.version import VERSION
 
 

@@ -17,7 +17,7 @@ from equipoise.cli.config import WORDS, after_config
 from equipoise.data.source import DataSet, data_set
 from equipoise.study.registry import all_methods
 from equipoise.training import settings
-from equipoise.training.presets import Preset, preset_for
+from equipoise.training.settings import Preset, preset_for
 from equipoise.training.trackers import NAMES, Trackers
 from equipoise.util.errors import BadInput, collect, look_up
 from equipoise.util.files import write_atomic

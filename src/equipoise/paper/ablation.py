@@ -19,7 +19,7 @@ from equipoise.study.registry import WITH_COMMAS, Entry, all_methods, entries, o
 from equipoise.study.store import Store
 from equipoise.study.study import plan
 from equipoise.study.tuning import headline
-from equipoise.training.presets import Preset
+from equipoise.training.settings import Preset
 from equipoise.util.errors import BadInput, FailedRuns, collect, look_up
 from equipoise.util.processes import threads
 

@@ -16,8 +16,7 @@ from equipoise.models import LateFusion
 from equipoise.models.committee import as_ensemble
 from equipoise.training import settings
 from equipoise.training.optimisers import check_step
-from equipoise.training.presets import Preset
-from equipoise.training.settings import Settings
+from equipoise.training.settings import Preset, Settings
 from equipoise.util.errors import BadInput, look_up, raise_all
 
 WITH_COMMAS = ("encoder",)

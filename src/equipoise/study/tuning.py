@@ -21,7 +21,7 @@ from equipoise.study.registry import WITH_COMMAS, Entry, own_name
 from equipoise.study.registry import entries as entries_of
 from equipoise.study.store import Store
 from equipoise.study.study import run_progress, run_study
-from equipoise.training.presets import Preset
+from equipoise.training.settings import Preset
 from equipoise.util.errors import BadInput, FailedRuns, collect
 
 RATES = (1.0, 0.3, 3.0)

@@ -10,9 +10,9 @@ Needs pytest.
 """
 
 from equipoise.testing.contract import BalancerContract as BalancerContract
-from equipoise.testing.small import SmallModel as SmallModel
-from equipoise.testing.small import attached as attached
-from equipoise.testing.small import batch as batch
-from equipoise.testing.small import gradients_of as gradients_of
-from equipoise.testing.small import losses_of as losses_of
-from equipoise.testing.small import names as names
+from equipoise.testing.contract import SmallModel as SmallModel
+from equipoise.testing.contract import attached as attached
+from equipoise.testing.contract import batch as batch
+from equipoise.testing.contract import gradients_of as gradients_of
+from equipoise.testing.contract import losses_of as losses_of
+from equipoise.testing.contract import names as names

@@ -7,11 +7,11 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal, TypeAlias, final, get_args, get_origin, get_type_hints
 
-from equipoise.util.errors import BadInput, demand
+from equipoise.util.errors import BadInput, demand, look_up
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Switch: TypeAlias = "bool | Literal['auto']"
@@ -153,3 +153,78 @@ def convert(name: str, text: str, kind: Any) -> Any:
 
 def _read_switch(text: str) -> bool:
     return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
+
+
+MethodParams = dict[str, dict[str, Any]]
+
+
+@final
+@dataclass(frozen=True)
+class Preset:
+    """The settings of a benchmark.
+
+    Args:
+        name: What users type.
+        data: The data set it is for.
+        settings: How models are built and trained.
+        params: Per method the parameters that differ from its defaults.
+        source: Where the numbers come from, and which of them nobody published.
+    """
+
+    name: str
+    data: str
+    settings: Settings
+    params: MethodParams = field(default_factory=dict)
+    source: str = ""
+
+
+_PAPER = Settings(epochs=100, batch=64, lr=1e-3, momentum=0.9, weight_decay=1e-4, schedule="step", fusion="sum")
+_COMMON = (
+    "Optimiser, learning rate, epochs, λ and μ: the MIMO paper. Momentum, weight decay, a tenth of the rate after 70 "
+    "of 100 epochs, and the sum of linear heads: the AGM code it builds on. Batch 64: the AGM and OGM-GE codes; the "
+    "paper does not say. "
+)
+_RESNETS = "ResNet-18 for both sensors, from scratch: OGM-GE and AGM."
+_LENETS = {"encoder": "lenet", "epochs": 30, "batch": 40, "lr": 0.1, "schedule": "constant", "fusion": "concat"}
+# Name, data set, λ, μ, settings that differ from those of the paper, and where they come from.
+_TABLE: tuple[tuple[str, str, float, float, dict[str, Any], str], ...] = (
+    ("cremad", "cremad", 100.0, 0.01, {}, _RESNETS + " OGM-GE's strength 0.8: its authors."),
+    ("urfunny", "urfunny", 10.0, 1.0, {"encoder": "first-step", "features": 768},
+     "Transformers of 8 layers and 4 heads, 768 wide, their first step read out: AGM."),
+    ("kinetics-sounds", "kinetics-sounds", 10.0, 0.01, {}, _RESNETS),
+    ("vggsound", "vggsound", 10.0, 0.01, {}, _RESNETS + " OGM-GE's strength 0.1: its authors."),
+    ("avmnist", "avmnist", 10.0, 0.1, {}, "ResNet-18 for both, also for 28×28 images: AGM."),
+    ("avmnist-lenet", "avmnist", 10.0, 0.1, _LENETS,
+     "LeNets of 6 base channels, batch 40, learning rate 0.1, 30 epochs, constant: MultiBench, for joint training; λ "
+     "and μ are those of the MIMO paper."),
+    ("mosei", "mosei", 100.0, 0.001, {"encoder": "text:words,audio:attention", "lr": 1e-4, "features": 1024},
+     "Learning rate 1e-4: the MIMO paper. Six layers of attention, 512 wide, pooled to 1024: AGM; but there sound "
+     "attends to text, and here nothing is shared before the fusion. Words are learnt from their numbers; with "
+     "vectors=… prepared, type encoder=text:lstm-attention,audio:attention."),
+    ("ave", "ave", 100.0, 0.01, {}, _RESNETS + " For clips."),
+    ("ave-segments", "ave", 100.0, 0.01, {"encoder": "video:pooled-map", "features": 128},
+     "Small networks on the published features of every second: the paper's network lets the two attend to each other, "
+     "and here nothing is shared before the fusion."),
+)  # fmt: skip
+
+
+def all_presets() -> dict[str, Preset]:
+    """Return every preset by name. The name of a data set is that of its first preset."""
+    presets = {}
+    for name, data, penalty, smoothing, changes, note in _TABLE:
+        settings = _PAPER.changed({"encoder": "resnet18", **changes})
+        params: MethodParams = {"mimo": {"penalty": penalty, "smoothing": smoothing}}
+        presets[name] = Preset(name, data, settings, params, _COMMON + note)
+    presets["cremad"].params["ogmge"] = {"strength": 0.8}
+    presets["vggsound"].params["ogmge"] = {"strength": 0.1}
+    return presets
+
+
+def preset_for(name: str, data: str) -> Preset | None:
+    """Return the preset a user means: by name, "none", or "auto" for the one of the data set, if it has one."""
+    known = all_presets()
+    if name == "auto":
+        return known.get(data)
+    if name == "none":
+        return None
+    return look_up("preset", name, {**dict.fromkeys(("auto", "none")), **known})
