@@ -44,7 +44,7 @@ def disagreements(root: Path, tag: str | None = None) -> list[str]:
     newest, date = next((each for each in headings if each[0] != "Unreleased"), ("none", ""))
     if newest != version:
         problems.append(
-            f"CHANGELOG.md: expected version {version} of src/equipoise/util/version.py, found {newest}; "
+            f"CHANGELOG.md: expected version {version} of src/equipoise/util/__init__.py, found {newest}; "
             f"type `## [{version}] - YYYY-MM-DD` under Unreleased"
         )
     elif not re.fullmatch(r"\d{4}-\d\d-\d\d", date):
@@ -56,7 +56,7 @@ def disagreements(root: Path, tag: str | None = None) -> list[str]:
 
 def version_of(root: Path) -> str:
     """The version, read off the text: nothing has to be installed for it."""
-    found = re.search(r'^VERSION = "([^"]+)"$', (root / "src/equipoise/util/version.py").read_text(), re.MULTILINE)
+    found = re.search(r'^VERSION = "([^"]+)"$', (root / "src/equipoise/util/__init__.py").read_text(), re.MULTILINE)
     return found[1] if found else "none"
 
 

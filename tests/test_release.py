@@ -50,7 +50,7 @@ def test_version_changelog_and_tag_agree() -> None:
         ("", "", equipoise.__version__, "expected the tag v0.1.0, found 0.1.0"),
         ("", "", "v0.2.0", "expected the tag v0.1.0, found v0.2.0"),
         ("## [Unreleased]\n", "", None, "expected `## [Unreleased]` as its first heading"),
-        ("[0.1.0] - 2026-11-15", "[0.0.9] - 2026-11-15", None, "expected version 0.1.0 of src/equipoise/util/v"),
+        ("[0.1.0] - 2026-11-15", "[0.0.9] - 2026-11-15", None, "expected version 0.1.0 of src/equipoise/util/_"),
         ("[0.1.0] - 2026-11-15", "[0.1.0] - unreleased", None, "expected the date of 0.1.0 as YYYY-MM-DD"),
         ("[0.1.0] - 2026-11-15", "[0.1.0]", None, "expected the date of 0.1.0 as YYYY-MM-DD, found none"),
     ],
@@ -58,7 +58,7 @@ def test_version_changelog_and_tag_agree() -> None:
 def test_what_disagrees_is_named(tmp_path: Path, old: str, new: str, tag: str | None, said: str) -> None:
     package = tmp_path / "src" / "equipoise" / "util"
     package.mkdir(parents=True)
-    (package / "version.py").write_text('VERSION = "0.1.0"\n')
+    (package / "__init__.py").write_text('VERSION = "0.1.0"\n')
     changelog = "# Changelog\n\n## [Unreleased]\n\n## [0.1.0] - 2026-11-15\n\n### Added\n\n## [0.0.1] - 2026-01-01\n"
     assert old in changelog
     (tmp_path / "CHANGELOG.md").write_text(changelog)

@@ -22,9 +22,9 @@ from equipoise.methods import (
 )
 from equipoise.models import LateFusion, encoder_for, fit_committee
 from equipoise.training.optimisers import layerwise
-from equipoise.util import version as _version
+from equipoise.util import VERSION as _VERSION
 
-__version__ = _version.VERSION
+__version__ = _VERSION
 
 __all__ = [
     "AGM",

@@ -24,9 +24,8 @@ from equipoise.deploy.card import write_card
 from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, build_encoders, makes_modules
 from equipoise.models.encoders import MLP
-from equipoise.study.job import Job, run_job
+from equipoise.study.job import Job, run_job, save_model
 from equipoise.study.registry import entries
-from equipoise.study.saved_model import save_model
 from equipoise.util.errors import BadInput
 
 VALUES = (

@@ -15,9 +15,9 @@ from equipoise.data.source import DataSet
 from equipoise.study.registry import Entry, entries
 from equipoise.training import settings
 from equipoise.training.settings import Preset
+from equipoise.util import VERSION
 from equipoise.util.errors import collect
 from equipoise.util.progress import status_line
-from equipoise.util.version import VERSION
 
 if TYPE_CHECKING:
     from equipoise.paper.landscape import LandscapeResults, LandscapeSettings, Tell

@@ -10,7 +10,7 @@ from equipoise.data.sets import PUBLISHED
 from equipoise.data.source import all_data
 from equipoise.study.registry import all_methods
 from equipoise.training.settings import Settings, all_presets
-from equipoise.util.version import VERSION
+from equipoise.util import VERSION
 
 
 def methods(as_json: options.Json = False) -> None:

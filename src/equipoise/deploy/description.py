@@ -15,8 +15,8 @@ import torch
 
 from equipoise.data.views import view_of
 from equipoise.models.late_fusion import Unimodal
+from equipoise.study.job import FORMAT
 from equipoise.study.registry import all_methods
-from equipoise.study.saved_model import FORMAT
 from equipoise.training.settings import Fusion
 from equipoise.util.errors import BadInput
 from equipoise.util.files import open_inside

@@ -22,8 +22,8 @@ from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, build_encoders, kinds_of
 from equipoise.models.encoders import known_features
 from equipoise.models.late_fusion import takes_lengths
+from equipoise.study.job import DESCRIPTION, WEIGHTS
 from equipoise.study.registry import Method, all_methods
-from equipoise.study.saved_model import DESCRIPTION, WEIGHTS
 from equipoise.util.errors import BadInput, raise_all
 from equipoise.util.files import inside
 

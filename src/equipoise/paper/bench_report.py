@@ -15,8 +15,8 @@ from equipoise.measure.timing import PIECES
 from equipoise.paper.bench import BARE, JOINT, RECORDED, TORCHJD, WRITTEN, BenchCase, BenchRow, growth
 from equipoise.report import drawing
 from equipoise.report.drawing import FAINT, INK, MODALITIES
+from equipoise.util import VERSION
 from equipoise.util.files import write_atomic
-from equipoise.util.version import VERSION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

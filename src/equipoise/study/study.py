@@ -13,8 +13,7 @@ from equipoise.data.source import DataSet, mark_tokens
 from equipoise.models.choose import kinds_of
 from equipoise.study.executors import Executor, RunFunction
 from equipoise.study.executors.cluster import Cluster
-from equipoise.study.executors.local import local_executor
-from equipoise.study.executors.ranks import RanksExecutor, pending_on_ranks
+from equipoise.study.executors.local import RanksExecutor, local_executor, pending_on_ranks
 from equipoise.study.job import FoldSplits, Job, Measure, pending, run_job
 from equipoise.study.registry import Entry
 from equipoise.study.store import Store

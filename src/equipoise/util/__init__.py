@@ -1,1 +1,3 @@
-"""Errors, names, files, processes: what every other package may use."""
+"""Errors, names, files, processes: modules that every other package may use."""
+
+VERSION = "0.1.0"

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -20,14 +20,16 @@ from typing import Any, final
 
 import torch
 
+from equipoise.balance import collectives
 from equipoise.data.splits import Splits
 from equipoise.models import LateFusion
 from equipoise.study.executors import Executor, RunEvent, RunFunction
-from equipoise.study.job import FoldSplits, Job, clear_up, failure_of
+from equipoise.study.job import ERROR, FoldSplits, Job, clear_up, failure_of, pending, save_traceback
 from equipoise.study.registry import Entry
-from equipoise.study.store import Store
-from equipoise.training.launch import gpus
+from equipoise.study.store import Store, cannot_write, is_disk_error
+from equipoise.training.launch import broadcast, gpus, is_main
 from equipoise.training.step import build_model
+from equipoise.util.errors import BadInput
 from equipoise.util.pool import Pool, Tell
 from equipoise.util.processes import cores
 
@@ -256,3 +258,53 @@ def environment_for(gpu: int | None) -> dict[str, str]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
     return environment
+
+
+@final
+class RanksExecutor(Executor):
+    """Runs a job on all ranks; every rank gets the row of rank 0.
+
+    Whatever goes wrong in one process ends it, and with it the launcher ends all: then they can start again together.
+
+    Args:
+        run: Does a job; the row is rank 0's.
+        splits: The data of each fold.
+        store: Knows the folder of each run.
+        on_event: Called after each epoch, while a run trains.
+    """
+
+    def __init__(
+        self, run: RunFunction, splits: FoldSplits, store: Store, on_event: Callable[[str, Job, dict[str, Any]], None]
+    ) -> None:
+        super().__init__(run, splits, store, limit=1)
+        self._on_event = on_event
+
+    def _start(self, job: Job) -> None: ...
+
+    def _stop(self, job: Job) -> None: ...
+
+    def _events(self) -> Iterator[RunEvent]:
+        (job,) = self.running.values()
+        folder = self.store.run_folder(job.config)
+        try:
+            row = self.run(job, self.splits[job.fold], folder, partial(self._on_event, "epoch", job))
+        except Exception as error:
+            if is_disk_error(error, folder):
+                raise BadInput(cannot_write(folder, error)) from error
+            save_traceback(error, folder, ERROR if is_main() else f"error-rank-{collectives.rank()}.txt")
+            raise
+        yield job, "done", broadcast(row)
+
+
+def pending_on_ranks(jobs: Sequence[Job], store: Store) -> tuple[dict[str, dict[str, Any]], list[Job]]:
+    """Return what `pending` returns on rank 0, or raise its problem, on every rank."""
+    done, problem = {}, ""
+    if is_main():
+        try:
+            done, _ = pending(jobs, store)
+        except BadInput as error:
+            problem = str(error)
+    done, problem = broadcast((done, problem))
+    if problem:
+        raise BadInput(problem)
+    return done, list({job.config: job for job in jobs if job.config not in done}.values())

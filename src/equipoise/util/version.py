@@ -1,3 +1,0 @@
-"""Version of the package."""
-
-VERSION = "0.1.0"
