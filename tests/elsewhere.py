@@ -6,7 +6,7 @@ import accelerate  # noqa: F401 (before the processes part: each would spend two
 import safetensors.torch  # noqa: F401
 import torch._dynamo  # noqa: F401
 
-from equipoise.study.executors.cluster import Cluster
+from equipoise.study.executors import Cluster
 from equipoise.study.executors.local import LocalExecutor
 from equipoise.study.store import Store
 

@@ -9,10 +9,10 @@ from typing import Any
 import psutil
 from ray.cluster_utils import Cluster
 
-from equipoise.data.sets.generated import two_sensors
+from equipoise.data.sets.bundled import two_sensors
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
-from equipoise.study.executors.cluster import RayCluster
+from equipoise.study.executors import RayCluster
 from equipoise.study.executors.ray import RayExecutor
 from equipoise.study.job import Job
 from equipoise.study.registry import entries

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from equipoise import EW, MGDA, MIMO, MSL, OGM
-from equipoise.balance.attach import Attachment, layers
-from equipoise.balance.update_scale import moves_with_the_gradient
+from equipoise.balance.attach import Attachment, layers, moves_with_the_gradient
 from equipoise.testing import SmallModel, batch, gradients_of, losses_of, names
 
 

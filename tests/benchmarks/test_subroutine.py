@@ -18,7 +18,7 @@ import equipoise
 from equipoise.data import Part
 from equipoise.measure.timing import Stopwatch, TimedStep, timed_step
 from equipoise.models import LateFusion
-from equipoise.models.shapley import ShapleyResponses
+from equipoise.models.evaluation import ShapleyResponses
 from measure.constructed import random_model, random_part
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from equipoise.data import Part
 from equipoise.measure import decisions, unimodal_accuracy
 from equipoise.measure.protocols import EXACT, PENALTY, Probe, fit_probe, sampled_shapley, subset_accuracy
 from equipoise.models import LateFusion
-from equipoise.models.shapley import shapley_values
+from equipoise.models.evaluation import shapley_values
 from measure.constructed import names, random_model, random_part, reader, told
 
 LABEL = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2])

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.media.image import read_image
 from equipoise.media.sound import read_sound
-from equipoise.media.video import read_frames
+from equipoise.media.video import read_frames, read_image
 from equipoise.util.errors import Unreadable
 from media.made import IMAGES, SOUNDS, VIDEOS, make_image, make_video, make_wav
 

@@ -16,7 +16,7 @@ import av
 import numpy as np
 import pytest
 
-from equipoise.media import container, image
+from equipoise.media import container, video
 from equipoise.media.container import check_header
 from equipoise.media.sound import read_sound
 from equipoise.media.video import read_frames
@@ -174,11 +174,11 @@ class TestHeadersThatClaimTooMuch:
 
     def test_an_image_just_too_large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = make_image(tmp_path / "clip.png", (7, 9))
-        monkeypatch.setattr(image, "LARGEST_PICTURE", 63)
-        assert image.read_image(path).shape == (3, 7, 9)
-        monkeypatch.setattr(image, "LARGEST_PICTURE", 62)
+        monkeypatch.setattr(video, "LARGEST_PICTURE", 63)
+        assert video.read_image(path).shape == (3, 7, 9)
+        monkeypatch.setattr(video, "LARGEST_PICTURE", 62)
         with pytest.raises(Unreadable, match=r"clip\.png: 9 × 7, larger than"):
-            image.read_image(path)
+            video.read_image(path)
 
     @pytest.mark.parametrize("kind", [b"stsz", b"stts"])
     def test_a_video_of_fifty_million_frames(self, tmp_path: Path, kind: bytes) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equipoise.media.image import read_image
+from equipoise.media.video import read_image
 from equipoise.util.errors import Unreadable
 from media.made import make_image
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchjd import aggregation
 
 from equipoise import MGDA, Balancer, MMPareto
-from equipoise.balance.linear_algebra import least_norm
+from equipoise.balance.theory import least_norm
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from equipoise import EW, MGDA, MIMO, MLB, MSES, MSL, MSLR, OGM, Balancer, LateFusion, Window, mimo_objective
 from equipoise.balance import collectives
-from equipoise.balance.linear_algebra import least_norm
+from equipoise.balance.theory import least_norm
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
 from everything import GRADIENT_PATH, METHODS, MODULATING, assert_same, taught
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise import AGM, DGL, MLB, MSES, MSL, MSLR, OGM, OGMGE, Balancer, LateFusion
-from equipoise.methods.scores import ratios
+from equipoise.balance.losses import ratios
 from equipoise.models import CNN1d, ShapleyResponses
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
 

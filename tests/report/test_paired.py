@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from equipoise.report import MeanStd, aggregate, paired_differences
+from equipoise.report.aggregate import compared_with
 from equipoise.report.notes import answer, caution
-from equipoise.report.paired import compared_with
 from equipoise.report.table import main_table
 
 

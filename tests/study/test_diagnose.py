@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from equipoise.study.diagnose import diagnose
+from equipoise.study.compare import diagnose
 from equipoise.study.job import Job
 
 

@@ -9,7 +9,7 @@ import torch
 
 from equipoise import MIMO
 from equipoise.data.feed import Feed
-from equipoise.data.sets.generated import two_sensors
+from equipoise.data.sets.bundled import two_sensors
 from equipoise.training import checkpoint
 from equipoise.training.checkpoint import Checkpoints
 from equipoise.training.settings import Settings

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.util.names import NamedModules, name_problems, unknown_name
+from equipoise.models.fusion import NamedModules
+from equipoise.util.errors import name_problems, unknown_name
 
 ODD = ["a%2Eb", "keys", "%6Beys", "training", "_modules", "_key_of", "forward", "", "%", "ü 1", "items", "T"]
 

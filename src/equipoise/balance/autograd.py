@@ -6,8 +6,6 @@ half precision), mixes them, and returns one gradient per parameter. `.grad` is 
 once, and whoever calls `backward` (a plain loop, Accelerate, Fabric, Lightning) needs to know nothing of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, final

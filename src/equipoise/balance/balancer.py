@@ -24,8 +24,7 @@ from equipoise.balance.graph import STATIC_GRAPH, Dependence, HiddenGraphError
 from equipoise.balance.losses import FUSED, FiniteCheck, LossValues, Step, Table, Tensors, scalar, sum_of_extra
 from equipoise.balance.method import ScheduledMethod
 from equipoise.balance.routes import route_of
-from equipoise.util.errors import raise_all
-from equipoise.util.names import name_problems
+from equipoise.util.errors import name_problems, raise_all
 
 _MEAN_LOSSES = (
     "{} compares modalities by the mean probability of the right class, which a mean loss does not tell: "

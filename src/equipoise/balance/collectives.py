@@ -1,7 +1,5 @@
 """Averages over the ranks of a distributed run. The only place of the core that speaks to torch.distributed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from equipoise.balance import collectives
 from equipoise.balance.autograd import hooks_disabled
-from equipoise.balance.linear_algebra import values_of
 from equipoise.balance.losses import Step
+from equipoise.balance.theory import values_of
 from equipoise.util.graph import DDP_SINK, Edge, edges_of, walk
 
 Leaves = dict[int, Tensor]  # tensors that a graph ends in, by identity

@@ -1,7 +1,5 @@
 """A method: the hooks that it overrides, its state with one row per modality, and the epochs in which it acts."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from abc import ABC

@@ -4,8 +4,6 @@ Encoders learn from the fused loss (`FusedRoute`), from a weighted sum (`Weighte
 gradients decide, taken at their parameters (`ParameterMixture`) or at their outputs (`FeatureMixture`).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeAlias, final
@@ -14,13 +12,12 @@ import torch
 from torch import Tensor
 
 from equipoise.balance import collectives
-from equipoise.balance.attach import Attachment
+from equipoise.balance.attach import Attachment, tensors_held
 from equipoise.balance.autograd import Gradients, Pass, add, deliver, hooks_disabled, run_passes
 from equipoise.balance.graph import Dependence, FeatureCut, Reach
-from equipoise.balance.linear_algebra import all_finite, combined, gram_matrix, scaled, wide
 from equipoise.balance.losses import Step, Weights
 from equipoise.balance.method import ScheduledMethod
-from equipoise.balance.update_scale import tensors_held
+from equipoise.balance.theory import all_finite, combined, gram_matrix, scaled, wide
 
 # Encoders that are decided on together, and where their gradients were taken.
 Group: TypeAlias = "tuple[list[int], list[Tensor]]"

@@ -1,7 +1,5 @@
 """One decision for all micro-batches of an accumulation window."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import final

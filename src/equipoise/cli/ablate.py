@@ -1,7 +1,5 @@
 """`equipoise ablate`: the paper's Figure 3, for the parameters of any method."""
 
-from __future__ import annotations
-
 import shlex
 from functools import partial
 from pathlib import Path
@@ -12,7 +10,7 @@ import typer
 from equipoise.cli import options
 from equipoise.cli.config import Config, after_config
 from equipoise.paper.ablation import sweep_of
-from equipoise.study.executors.cluster import cluster_of
+from equipoise.study.executors import cluster_of
 
 EXAMPLE = "Example: equipoise ablate --data watch --method mimo penalty=1,10,100 smoothing=0.01,0.1,1 epochs=20"
 

@@ -1,7 +1,5 @@
 """`equipoise compare`: every method on the same data."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,7 @@ from equipoise.cli import options
 from equipoise.cli.config import Config
 from equipoise.cli.report import print_tables
 from equipoise.study import compare as comparison
-from equipoise.study.executors.cluster import cluster_of
+from equipoise.study.executors import cluster_of
 from equipoise.study.registry import entries
 from equipoise.training import launch
 

@@ -1,7 +1,5 @@
 """`--config study.yaml`: options and words in a file; those that are typed win over it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`equipoise diagnose`: is there an imbalance worth treating?"""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -29,7 +27,7 @@ def diagnose(
     as_json: options.Json = False,
 ) -> None:
     """Is there an imbalance worth treating? Joint training against uni-modal training, measured alike."""
-    from equipoise.study.diagnose import diagnose as judge
+    from equipoise.study.compare import diagnose as judge
 
     both = ["msl", "unimodal"]
     source, chosen = options.data_and(data, split, preset, partial(entries, both, words or ()))

@@ -1,7 +1,5 @@
 """`equipoise export`: the model of a finished run as one file for another runtime, with its card."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +23,7 @@ def export(
     import torch
 
     torch.set_num_threads(1)
-    from equipoise.deploy.card import card, write_card
+    from equipoise.deploy.exporting import card, write_card
     from equipoise.deploy.exporting import export as write
     from equipoise.deploy.saved_model import load_saved_model
     from equipoise.util.files import inside

@@ -1,7 +1,5 @@
 """`equipoise methods`, `datasets`, `presets` and `version`: what there is, with one line each."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

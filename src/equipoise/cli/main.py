@@ -1,7 +1,5 @@
 """The command: every subcommand has a file here, `--help` with an example, and one message for bad input."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 

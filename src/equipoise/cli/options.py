@@ -1,7 +1,5 @@
 """Options and inputs that several commands share."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shlex

@@ -1,7 +1,5 @@
 """`equipoise prepare`: a publisher's files in, a prepared folder out."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """`equipoise reproduce`: a table of the paper, run again."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace
@@ -12,7 +10,7 @@ import typer
 
 from equipoise.cli import options
 from equipoise.paper.published import TABLES
-from equipoise.study.executors.cluster import cluster_of
+from equipoise.study.executors import cluster_of
 from equipoise.util.errors import BadInput, FailedRuns, collect, look_up
 
 EXAMPLE = "Example: equipoise reproduce avmnist --data data/avmnist --out runs/reproduce-avmnist"

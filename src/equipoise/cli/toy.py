@@ -1,7 +1,5 @@
 """`equipoise toy`: the paper's Figure 1, its gradients, and its theorems, each measured."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`equipoise tune`: look for a method's best parameters on validation data."""
 
-from __future__ import annotations
-
 import shlex
 from functools import partial
 from pathlib import Path
@@ -11,7 +9,7 @@ import typer
 
 from equipoise.cli import options
 from equipoise.cli.config import Config, after_config
-from equipoise.study.executors.cluster import cluster_of
+from equipoise.study.executors import cluster_of
 from equipoise.study.tuning import as_typed, search_of
 from equipoise.util.files import write_atomic
 

@@ -1,7 +1,5 @@
 """Checking a data set before anything is trained on it: all that is wrong, all that is odd, and what there is."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,8 +10,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from equipoise.data.own.columns import NAMED
-from equipoise.data.own.samples import UNGROUPED, Samples
+from equipoise.data.own.samples import NAMED, UNGROUPED, Samples
 from equipoise.data.source import data_set, is_file, samples_of
 from equipoise.data.splits import PARTS, Part, Splits, is_length, parts_of
 from equipoise.util.errors import BadInput

@@ -3,8 +3,6 @@
 Threads and not processes: gathering rows runs outside of Python's lock, and a batch need not pass through a pipe.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Data sets that ``--data`` names: one of the package, a prepared folder, an ``.npz``, or a manifest."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -17,8 +15,7 @@ from equipoise.data.own.npz import samples_of_npz
 from equipoise.data.own.samples import Samples
 from equipoise.data.prepare.prepared import FACTS, Prepared
 from equipoise.data.sets import PUBLISHED
-from equipoise.data.sets.generated import two_sensors
-from equipoise.data.sets.watch import watch
+from equipoise.data.sets.bundled import two_sensors, watch
 from equipoise.data.splits import Splits, is_length
 from equipoise.models.choose import kinds_of, reads_tokens
 from equipoise.util.errors import BadInput, raise_all

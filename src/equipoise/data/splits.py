@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise.data.own.arrays import read_samples
-from equipoise.data.own.columns import PARTS
-from equipoise.data.own.samples import Samples
+from equipoise.data.own.samples import PARTS, Samples
 from equipoise.data.views import View
 from equipoise.models.encoders import real_steps
 from equipoise.util.errors import raise_all

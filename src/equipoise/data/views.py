@@ -3,8 +3,6 @@
 A view has two modes: random, for training, and fixed, for everything else.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from abc import ABC, abstractmethod

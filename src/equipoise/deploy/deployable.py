@@ -3,8 +3,6 @@
 `LateFusion.predict` decides by the keys of a dictionary; the graph decides sample by sample, in tensors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,9 +14,9 @@ from torch import Tensor, nn
 from equipoise.data.views import Rescaled, TimeLast, View
 from equipoise.models.encoders import real_steps
 from equipoise.models.evaluation import LEAST_LOG, surviving_weights
+from equipoise.models.fusion import NamedModules
 from equipoise.models.late_fusion import LateFusion
 from equipoise.util.errors import raise_all
-from equipoise.util.names import NamedModules
 
 VALID, LENGTH, HEAD = "_valid", "_length", "_head"
 COMMITTEE, FUSED = "committee", "fused"

@@ -1,7 +1,5 @@
 """The description of a saved model, checked field by field before anything is built from it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -18,9 +16,8 @@ from equipoise.models.late_fusion import Unimodal
 from equipoise.study.job import FORMAT
 from equipoise.study.registry import all_methods
 from equipoise.training.settings import Fusion
-from equipoise.util.errors import BadInput
+from equipoise.util.errors import BadInput, name_problems, unknown_name
 from equipoise.util.files import open_inside
-from equipoise.util.names import name_problems, unknown_name
 
 LARGEST = 2**24  # bytes, beside one for each byte of the weights: inputs of many numbers have as many scales
 MOST = 2**31 - 1

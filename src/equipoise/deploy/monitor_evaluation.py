@@ -1,7 +1,5 @@
 """Evaluation of a monitor: on healthy streams of people it has not met, then on faults that it was not told of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple

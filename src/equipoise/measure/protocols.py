@@ -21,9 +21,8 @@ from torch.nn import functional as F
 
 from equipoise.data.splits import Part
 from equipoise.measure.outputs import Outputs, accuracy, decide, read_features, reading
-from equipoise.models.evaluation import cross_entropies, evaluating
+from equipoise.models.evaluation import cross_entropies, evaluating, shapley_values
 from equipoise.models.late_fusion import LateFusion, check_model
-from equipoise.models.shapley import shapley_values
 
 Accuracies = dict[str, float]
 """One accuracy per modality."""

@@ -1,7 +1,5 @@
 """Spectrograms with torch, on any device: the log-STFT of OGM-GE and AGM, and Kaldi's log mel filter bank."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

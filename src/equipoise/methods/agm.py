@@ -1,7 +1,5 @@
 """AGM: modulate each modality by how far ahead it is now, compared with how far it usually is."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights
-from equipoise.methods.scores import mean_of_others
+from equipoise.balance.losses import LossValues, Weights, mean_of_others
 from equipoise.util.errors import BadInput
 from equipoise.util.graph import scaled_responses
 

@@ -1,7 +1,5 @@
 """DGL: encoders learn from their own losses, the fused head from the fused one."""
 
-from __future__ import annotations
-
 from typing import ClassVar, final
 
 import torch

@@ -1,7 +1,5 @@
 """EW: equal weighting of the fused and the uni-modal losses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import ClassVar, final
 

@@ -1,13 +1,11 @@
 """MGDA: per encoder, the shortest mixture of the fused and the uni-modal gradient."""
 
-from __future__ import annotations
-
 from typing import Literal, final
 
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.linear_algebra import least_norm
+from equipoise.balance.theory import least_norm
 
 
 @final

@@ -1,7 +1,5 @@
 """MIMO: the fused loss plus a smooth maximum of how far each modality is from its own optimum."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal, final

@@ -1,14 +1,11 @@
 """MLB: speed up the modality that is behind, slow the one that is ahead, with uni-modal losses beside the fused one."""
 
-from __future__ import annotations
-
 from typing import ClassVar, final
 
 import torch
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights
-from equipoise.methods.scores import ratios
+from equipoise.balance.losses import LossValues, Weights, ratios
 
 
 @final

@@ -1,7 +1,5 @@
 """MMPareto: a Pareto direction where gradients conflict, a plain sum where they agree, and the magnitude kept."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar, Literal, final
 
@@ -9,7 +7,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.linear_algebra import least_norm
+from equipoise.balance.theory import least_norm
 
 
 @final

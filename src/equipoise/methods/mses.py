@@ -1,7 +1,5 @@
 """MSES: early stopping for each modality by itself."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal, final
 
 import torch

@@ -1,7 +1,5 @@
 """MSLR: a learning rate per modality, following how its validation accuracy moves."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal, final
 

@@ -9,6 +9,7 @@ from equipoise.models.encoders import CNN2d as CNN2d
 from equipoise.models.encoders import Frames as Frames
 from equipoise.models.encoders import ResNet18 as ResNet18
 from equipoise.models.encoders import encoder_for as encoder_for
+from equipoise.models.evaluation import ShapleyResponses as ShapleyResponses
 from equipoise.models.fusion import Concat as Concat
 from equipoise.models.fusion import FiLM as FiLM
 from equipoise.models.fusion import Fusion as Fusion
@@ -17,4 +18,3 @@ from equipoise.models.fusion import Sum as Sum
 from equipoise.models.fusion import build_fusion as build_fusion
 from equipoise.models.late_fusion import LateFusion as LateFusion
 from equipoise.models.sequence import SequenceTransformer as SequenceTransformer
-from equipoise.models.shapley import ShapleyResponses as ShapleyResponses

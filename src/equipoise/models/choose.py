@@ -10,8 +10,7 @@ from torch import nn
 
 from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, ResNet18, encoder_for
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
-from equipoise.util.errors import BadInput
-from equipoise.util.names import unknown_name
+from equipoise.util.errors import BadInput, unknown_name
 
 Shape = tuple[int, ...]
 

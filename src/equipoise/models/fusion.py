@@ -1,7 +1,7 @@
 """Fusions: how the feature vectors of all modalities become one output."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import final
 
@@ -10,12 +10,44 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.models.encoders import known_features
-from equipoise.util.names import NamedModules, unknown_name
+from equipoise.util.errors import unknown_name
 
 HeadPart = tuple[Tensor, slice | None]
 """A parameter of the fused head, and its columns that belong to one modality; None where all of it does."""
 HeadMaker = Callable[[int], nn.Module]
 """Makes a fresh head from the size of the feature vector it will read."""
+
+
+@final
+class NamedModules(nn.Module, Mapping[str, nn.Module]):
+    """Modules by name, in the order given, for any name that a modality may have.
+
+    `nn.ModuleDict` refuses names of its own attributes, such as "keys". Here those are stored with a "%" behind them,
+    so that only they look odd in a state dict, and "audio" stays "audio".
+
+    Args:
+        modules: The modules by name.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._named: dict[str, str] = {}  # the key of each name
+        for name, module in modules.items():
+            # A name that ends in "%" itself gets one more, so that no two names share a key.
+            self._named[name] = f"{name}%" if not name or name.endswith("%") or hasattr(self, name) else name
+            self.add_module(self._named[name], module)
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self._modules[self._named[name]]  # ty: ignore[invalid-return-type]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._named)
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    # A mapping compares by content and so has no hash; torch keeps modules in sets, by identity.
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
 
 class Fusion(nn.Module, ABC):

@@ -11,12 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.models.encoders import features_of
-from equipoise.models.evaluation import LEAST_LOG, class_log_probabilities, evaluating, surviving_weights
-from equipoise.models.fusion import HeadMaker, HeadPart, build_fusion
-from equipoise.models.shapley import varies_in_training
-from equipoise.util.errors import raise_all
+from equipoise.models.evaluation import (
+    LEAST_LOG,
+    class_log_probabilities,
+    evaluating,
+    surviving_weights,
+    varies_in_training,
+)
+from equipoise.models.fusion import HeadMaker, HeadPart, NamedModules, build_fusion
+from equipoise.util.errors import name_problems, raise_all, unknown_name
 from equipoise.util.graph import scale_gradient
-from equipoise.util.names import NamedModules, name_problems, unknown_name
 
 Unimodal = Literal["head", "detached", "split"]
 """The source of a modality's own output."""

@@ -1,7 +1,5 @@
 """Ablations: accuracy over a method's parameters, one at a time or as a grid; which runs, and their results."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from equipoise.data.source import DataSet
 from equipoise.paper.claims import in_words, run_jobs
 from equipoise.report.aggregate import MeanStd, Row, RunGroup, mean_std, modalities
 from equipoise.study.compare import record_command
-from equipoise.study.executors.cluster import Cluster
+from equipoise.study.executors import Cluster
 from equipoise.study.job import DIVERGED, Job, diverged
 from equipoise.study.registry import WITH_COMMAS, Entry, all_methods, entries, own_name
 from equipoise.study.store import Store

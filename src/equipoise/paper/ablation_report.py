@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from equipoise.paper.ablation import AblationResult, Curve, Point
 from equipoise.paper.claims import WIDTH, Change, Claim, Verdict, all_of, claim_lines, count, in_words, tally
 from equipoise.report import drawing
-from equipoise.report.aggregate import PROTOCOLS, MeanStd
+from equipoise.report.aggregate import PROTOCOLS, MeanStd, paired_differences
 from equipoise.report.drawing import FAINT, JOINT, MODALITIES
 from equipoise.report.formats import text_table
-from equipoise.report.paired import paired_differences
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,6 @@ touches all alike; ratios are taken within a round, and all results are medians 
 bare loop, and TorchJD's MGDA where it is installed.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import weakref

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from equipoise.data.splits import Splits
-from equipoise.report.paired import Difference
-from equipoise.study.executors.cluster import Cluster
+from equipoise.report.aggregate import Difference
+from equipoise.study.executors import Cluster
 from equipoise.study.job import Job
 from equipoise.study.store import Store
 from equipoise.study.study import run_progress, run_study

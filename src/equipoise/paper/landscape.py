@@ -4,8 +4,6 @@ The training steps are those of every run. `equipoise.training.train` counts epo
 figure of the test loss has to. Nothing is chosen by what is seen here.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import json
@@ -24,6 +22,7 @@ from torch import Tensor
 from equipoise.data.own.npz import read_arrays
 from equipoise.data.splits import Part, Splits
 from equipoise.models import LateFusion
+from equipoise.models.fusion import NamedModules
 from equipoise.paper.landscape_plane import Plane, values_at
 from equipoise.study.registry import Entry
 from equipoise.training.launch import device_of
@@ -31,7 +30,6 @@ from equipoise.training.step import evaluate
 from equipoise.training.train import Run
 from equipoise.util.errors import BadInput, raise_all
 from equipoise.util.files import write_atomic
-from equipoise.util.names import NamedModules
 from equipoise.util.pool import Tell, run_parallel
 
 PlaneKind = Literal["own", "both"]

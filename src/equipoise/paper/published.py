@@ -5,8 +5,6 @@ with. "AGM's code" is that of Li et al. (2023), which the paper says it uses for
 methods that modulate gradients; what is said of it was read in it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

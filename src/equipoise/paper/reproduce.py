@@ -19,7 +19,7 @@ from equipoise.paper.claims import in_words, run_jobs
 from equipoise.paper.published import GRID, SMALL_GRID, TABLES, PaperTable, small_preset, stand_in
 from equipoise.report.aggregate import Row, RunGroup, mean_std
 from equipoise.study.compare import record_command
-from equipoise.study.executors.cluster import cluster_of
+from equipoise.study.executors import cluster_of
 from equipoise.study.job import SEE, Job, diverged
 from equipoise.study.registry import Entry, all_methods, entries
 from equipoise.study.store import Store

@@ -1,14 +1,11 @@
 """The paper's claims on each table, beside its own numbers and beside the measurements."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 from equipoise.paper.claims import Change, Claim, Verdict, all_of, opposite, tally
 from equipoise.paper.reproduce import CONTROL, ReproducedTable
-from equipoise.report.aggregate import RunGroup, number
-from equipoise.report.paired import paired_differences
+from equipoise.report.aggregate import RunGroup, number, paired_differences
 
 Seeds = Mapping[int, float]
 """A number for each seed."""

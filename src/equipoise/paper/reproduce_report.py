@@ -13,10 +13,9 @@ from equipoise.paper.published import PaperRow
 from equipoise.paper.reproduce import CONTROL, ReproducedTable
 from equipoise.paper.reproduce_claims import claims, summary
 from equipoise.report import FORMATS, as_dict, drawing, print_table
-from equipoise.report.aggregate import PROTOCOLS, MeanStd, RunGroup
+from equipoise.report.aggregate import PROTOCOLS, Difference, MeanStd, RunGroup, paired_differences
 from equipoise.report.drawing import FAINT, JOINT, MODALITIES
 from equipoise.report.notes import notes_below
-from equipoise.report.paired import Difference, paired_differences
 from equipoise.report.table import ResultColumn, ResultTable, build_table, underline_fastest
 from equipoise.util.files import write_atomic
 

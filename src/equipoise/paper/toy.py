@@ -3,8 +3,6 @@
 The data and the condition on it, a two-layer linear model, and training runs: joint training, MIMO, and the controls.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ The lexicographic problem, its ε-relaxation and the penalty are solved directly
 minimised where the maximum has a kink at the solution.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

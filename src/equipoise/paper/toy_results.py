@@ -1,7 +1,5 @@
 """Everything that `equipoise toy` measures, and the paper's claims on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple

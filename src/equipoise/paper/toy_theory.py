@@ -1,14 +1,11 @@
 """Propositions 1 and 2 and Theorem 2 on the toy problem, with constants that hold at a point instead of everywhere."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from equipoise.balance.linear_algebra import least_norm
-from equipoise.balance.theory import kl_bound, pl_constant, safe_step, smoothness
+from equipoise.balance.theory import kl_bound, least_norm, pl_constant, safe_step, smoothness
 from equipoise.methods.mimo import mimo_objective
 from equipoise.paper.toy import ToyData, ToySettings, TwoLayer, losses
 

@@ -1,13 +1,11 @@
 """Pieces of the page: HTML tables and figures, SVG charts. Every text that comes from data passes ``escape`` here."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from equipoise.report.paired import Difference
+from equipoise.report.aggregate import Difference
 from equipoise.report.table import MISSING, Cell, ResultColumn, ResultTable
 
 FIGURE_SPACE = "\N{FIGURE SPACE}"

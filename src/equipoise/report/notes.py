@@ -1,12 +1,9 @@
 """Sentences about results: the notes below a table, and the answer to the question of a study."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 
-from equipoise.report.aggregate import PROTOCOLS, Row, RunGroup, dig, number, varying
-from equipoise.report.paired import Difference
+from equipoise.report.aggregate import PROTOCOLS, Difference, Row, RunGroup, dig, number, varying
 
 MOST_NAMES = 100  # in a note
 MOST_ANSWERED = 6  # names in a sentence of the answer

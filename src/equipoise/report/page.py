@@ -1,7 +1,5 @@
 """The page: one HTML file that needs nothing but itself."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import shlex
@@ -13,10 +11,18 @@ from string import Template
 from typing import Any
 
 from equipoise.report import figures, table
-from equipoise.report.aggregate import Row, RunGroup, as_text, dig, modalities
+from equipoise.report.aggregate import (
+    BASELINE,
+    Row,
+    RunGroup,
+    as_text,
+    compared_with,
+    differences_between,
+    dig,
+    modalities,
+)
 from equipoise.report.markup import data_table, folded, html_table, paragraph, section
 from equipoise.report.notes import answer, caution
-from equipoise.report.paired import BASELINE, compared_with, differences_between
 from equipoise.report.results import MOST_CURVES, Results, read
 from equipoise.util.files import write_atomic
 

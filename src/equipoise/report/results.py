@@ -1,7 +1,5 @@
 """Reading the results of a study: one row per finished run, one line of curves per epoch."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

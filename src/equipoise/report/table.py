@@ -7,9 +7,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, final
 
-from equipoise.report.aggregate import PROTOCOLS, MeanStd, Row, RunGroup, aggregate, dig, modalities, number
+from equipoise.report.aggregate import (
+    BASELINE,
+    PROTOCOLS,
+    Difference,
+    MeanStd,
+    Row,
+    RunGroup,
+    aggregate,
+    compared_with,
+    differences_between,
+    dig,
+    modalities,
+    number,
+)
 from equipoise.report.notes import notes_below
-from equipoise.report.paired import BASELINE, Difference, compared_with, differences_between
 from equipoise.report.results import Results
 
 MISSING = "–"

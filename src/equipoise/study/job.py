@@ -1,6 +1,4 @@
-"""One run of a study: all that decides its result, and its row."""
-
-from __future__ import annotations
+"""One run of a study: all that decides its result, its row, and the model it saves."""
 
 import gc
 import hashlib

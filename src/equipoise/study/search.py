@@ -1,7 +1,5 @@
 """A search by Optuna: it suggests values, the executor of a study runs them, trials that fall behind are pruned."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +7,7 @@ from typing import Any, final
 
 from equipoise.data.source import DataSet
 from equipoise.study.compare import record_command
-from equipoise.study.executors import Executor
-from equipoise.study.executors.cluster import Cluster
+from equipoise.study.executors import Cluster, Executor
 from equipoise.study.executors.remote import TRIES
 from equipoise.study.job import DIVERGED, Job, diverged, run_job
 from equipoise.study.store import Store

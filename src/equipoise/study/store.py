@@ -1,7 +1,5 @@
 """Results that are never lost, doubled or torn: one file, one line a finished run, only ever appended to."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A study: methods × data × seeds × folds, run at the same time, resumed after any interruption, collected by rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -11,8 +9,7 @@ import torch
 
 from equipoise.data.source import DataSet, mark_tokens
 from equipoise.models.choose import kinds_of
-from equipoise.study.executors import Executor, RunFunction
-from equipoise.study.executors.cluster import Cluster
+from equipoise.study.executors import Cluster, Executor, RunFunction
 from equipoise.study.executors.local import RanksExecutor, local_executor, pending_on_ranks
 from equipoise.study.job import FoldSplits, Job, Measure, pending, run_job
 from equipoise.study.registry import Entry
@@ -20,8 +17,7 @@ from equipoise.study.store import Store
 from equipoise.training import launch
 from equipoise.training.launch import device_of
 from equipoise.training.trackers import Trackers
-from equipoise.util.errors import BadInput, FailedRuns, collect, raise_all
-from equipoise.util.names import unknown_name
+from equipoise.util.errors import BadInput, FailedRuns, collect, raise_all, unknown_name
 from equipoise.util.processes import threads
 from equipoise.util.progress import Progress
 

@@ -3,8 +3,6 @@
 Trials are judged on validation data only.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -15,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from equipoise.study.executors.cluster import Cluster
+from equipoise.study.executors import Cluster
 from equipoise.study.job import FoldSplits, Job
 from equipoise.study.registry import WITH_COMMAS, Entry, own_name
 from equipoise.study.registry import entries as entries_of

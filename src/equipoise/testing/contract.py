@@ -1,7 +1,5 @@
 """The contract: tests that hold for every method."""
 
-from __future__ import annotations
-
 import copy
 import io
 import math

@@ -4,8 +4,6 @@ They are written so that a kill at any moment leaves them whole, seldom enough t
 all processes of a run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import itertools

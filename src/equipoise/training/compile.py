@@ -1,7 +1,5 @@
 """Compiling the encoders of a run, where it is long enough to earn the wait back and measures faster."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import final

@@ -5,8 +5,6 @@ in place (weights, a method's state, the learning rate, sums), or has the step c
 a generator that the graph knows of.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager

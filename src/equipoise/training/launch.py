@@ -4,8 +4,6 @@
 whole job on its share of each batch; rank 0 alone prints, and writes rows, checkpoints and logs.
 """
 
-from __future__ import annotations
-
 import atexit
 import io
 import os

@@ -1,8 +1,7 @@
 """A model over several processes: the whole model in one, a copy in each (DDP), or a shard in each (FSDP2)."""
 
-from __future__ import annotations
-
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
@@ -20,8 +19,8 @@ from equipoise.training.launch import parallel_kind
 from equipoise.training.settings import Settings
 
 
-class ParallelModel:
-    """A model as the ranks of a run hold it; this class serves one process, its subclasses several.
+class ParallelModel(ABC):
+    """A model as the ranks of a run hold it; what one process has to do is nothing.
 
     Args:
         model: The model whose parameters the optimiser moves.
@@ -39,10 +38,11 @@ class ParallelModel:
 
     def sync_buffers(self) -> None:
         """Take over the batch statistics of rank 0, where each rank has its own."""
+        return
 
-    def sync_gradients(self, *, last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
+    @abstractmethod
+    def sync_gradients(self, *, last: bool) -> AbstractContextManager[Any]:
         """Return the context of a micro-batch: ranks average gradients after the last one of a step only."""
-        return nullcontext()
 
     def full_model(self) -> LateFusion:
         """Return the whole model in every process. All ranks have to call it together."""
@@ -64,8 +64,16 @@ class ParallelModel:
 def parallel_model(model: LateFusion, settings: Settings, device: torch.device) -> ParallelModel:
     """Hold a model in all ranks there are, as the settings say."""
     if collectives.size() == 1:
-        return ParallelModel(model)
+        return _OneProcess(model)
     return (_Replicated if parallel_kind(settings) == "ddp" else _Sharded)(model, device)
+
+
+@final
+class _OneProcess(ParallelModel):
+    """A model that one process trains."""
+
+    def sync_gradients(self, *, last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
+        return nullcontext()
 
 
 class _SeveralRanks(ParallelModel):

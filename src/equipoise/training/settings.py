@@ -1,4 +1,4 @@
-"""Every setting of a run, by name, checked together."""
+"""Every setting of a run, by name, checked together; and published settings as presets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """One training step, from samples to moved weights, and the evaluation of a part."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

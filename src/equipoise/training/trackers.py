@@ -1,7 +1,5 @@
 """Experiment trackers that log a run while it trains: TensorBoard, Weights & Biases, MLflow."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -12,9 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
 
-from equipoise.util.errors import BadInput, raise_all
+from equipoise.util.errors import BadInput, raise_all, unknown_name
 from equipoise.util.files import inside
-from equipoise.util.names import unknown_name
 
 NAMES = ("tensorboard", "wandb", "mlflow")
 """Trackers by name, each the name of its package too."""

@@ -3,8 +3,6 @@
 `train` is the loop, `Run` its state, `equipoise.training.step.TrainingStep` the step. The test part is never used here.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -85,7 +83,7 @@ def train(
 
     Example:
         >>> from equipoise import MIMO
-        >>> from equipoise.data.sets.generated import two_sensors
+        >>> from equipoise.data.sets.bundled import two_sensors
         >>> result = train(two_sensors(samples=60), MIMO(), Settings(epochs=2, batch=20))
         >>> sorted(result.curves[-1]["validation"])
         ['easy', 'fused', 'hard']

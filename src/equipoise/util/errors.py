@@ -1,12 +1,11 @@
-"""Errors whose message alone is shown to users; any other error is a fault of the program and keeps its traceback."""
-
-from __future__ import annotations
+"""Errors whose message alone is shown to users, the rules for names, and one way to raise all problems together."""
 
 import difflib
 import io
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, final
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -112,3 +111,36 @@ def require_utf8(words: list[str]) -> None:
             stream.reconfigure(errors="backslashreplace")
     if odd := [word for word in words if word.encode("utf-8", "ignore").decode() != word]:
         raise BadInput(f"expected words in UTF-8, found {', '.join(map(ascii, odd))}; rename the file or folder")
+
+
+_TAKEN = {
+    "fused": "it is the key of the joint output",
+    "heads": "it is the name of the heads in a balancing table",
+    "mean": "it is a summary over sensor faults",
+    "worst": "it is a summary over sensor faults",
+    "label": "it is the column of the answers in a data file",
+    "split": "it is the column of the train, validation and test marks in a data file",
+    "group": "it is the column of the persons, speakers or videos in a data file",
+}
+
+
+def name_problems(names: Iterable[object]) -> list[str]:
+    """List what is wrong with each name that no modality may have; an empty list means that all are fine."""
+    problems = []
+    for name in names:
+        if not isinstance(name, str):
+            problems.append(f"A modality's name must be a string, found {name!r}: write {str(name)!r}.")
+        elif "." in name:
+            plain = name.replace(".", "_")
+            problems.append(f"No modality may be called {name!r}: dots separate modules in PyTorch; write {plain!r}.")
+        elif why := _TAKEN.get(name) or (name.endswith("_length") and "it holds the lengths of ragged time"):
+            problems.append(f"No modality may be called {name!r}: {why}. Choose another name.")
+    return problems
+
+
+def unknown_name(name: object, known: Iterable[str]) -> str:
+    """Say that a name is not known, which ones are, and which one was probably meant."""
+    known = list(known)
+    close = get_close_matches(str(name), known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{name!r} is none of {', '.join(map(repr, known))}.{hint}"

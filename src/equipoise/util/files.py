@@ -4,8 +4,6 @@ Links on the way to a file inside a folder are refused, never followed. The fold
 be a link; what lies in it may not.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

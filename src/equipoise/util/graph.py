@@ -1,7 +1,5 @@
 """Walks over autograd graphs, and gradients that are scaled on their way through one."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias, final
 

@@ -1,7 +1,5 @@
 """Cores and memory that this process may use, child processes that end with their parent, and locked folders."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import itertools

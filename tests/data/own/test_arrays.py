@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from equipoise.data.splits import Part, Splits
-from equipoise.util.names import name_problems
+from equipoise.util.errors import name_problems
 
 from_arrays = Splits.from_arrays
 TAKEN = ("fused", "heads", "mean", "worst", "label", "split", "group", "classes")

@@ -16,7 +16,7 @@ import torch
 import imitated_slurm
 import ray_program
 from equipoise.data.source import DataSet
-from equipoise.study.executors.cluster import RayCluster, SlurmCluster, cluster_of
+from equipoise.study.executors import RayCluster, SlurmCluster, cluster_of
 from equipoise.study.job import Job
 from equipoise.study.registry import entries
 from equipoise.study.store import Store

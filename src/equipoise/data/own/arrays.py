@@ -12,8 +12,6 @@ axes or more are pictures: they stay bytes until a batch is read, and then are d
 axis of 1, 3 or 4 colours that comes last, or after the frames, is moved to where the table has C.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,11 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.own.columns import as_numpy, first_few, read_groups, read_labels, read_marks
-from equipoise.data.own.samples import Samples
+from equipoise.data.own.samples import Samples, as_numpy, first_few, read_groups, read_labels, read_marks
 from equipoise.data.views import Rescaled
-from equipoise.util.errors import BadInput, printable
-from equipoise.util.names import name_problems
+from equipoise.util.errors import BadInput, name_problems, printable
 from equipoise.util.processes import memory_problem
 
 LABEL_NAMES = ("labels", "y", "target", "targets", "class")

@@ -8,8 +8,6 @@
   other column of numbers is a vector of one. In a .parquet a column of lists is a vector too, or a series.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import sys
@@ -26,9 +24,8 @@ import numpy as np
 import torch
 
 from equipoise.data.own.arrays import read_samples
-from equipoise.data.own.columns import MARKS, first_few
 from equipoise.data.own.npz import read_npy
-from equipoise.data.own.samples import TRAIN, Samples
+from equipoise.data.own.samples import MARKS, TRAIN, Samples, first_few
 from equipoise.util.errors import BadInput, Unreadable
 from equipoise.util.files import reading
 from equipoise.util.processes import free_memory, memory_problem
@@ -109,7 +106,7 @@ def _image_rule(facts: Sequence[tuple[int, int, bool]]) -> tuple[str, Callable[[
     grey = all(grey for _, _, grey in facts)
 
     def read(path: Path) -> np.ndarray:
-        from equipoise.media.image import read_image
+        from equipoise.media.video import read_image
 
         return read_image(path, size, 1 if grey else 3)
 
@@ -146,7 +143,7 @@ def _image_facts(path: Path) -> tuple[int, int, bool]:
     with reading(path):
         from PIL import Image
 
-        from equipoise.media.image import FORMATS
+        from equipoise.media.video import FORMATS
 
         with Image.open(path, formats=FORMATS) as image:
             return image.height, image.width, image.mode in GREY

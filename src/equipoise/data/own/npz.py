@@ -1,7 +1,5 @@
 """Reading numpy's files without trusting them: nothing runs from them, and no header is believed unseen."""
 
-from __future__ import annotations
-
 import io
 import math
 import zipfile

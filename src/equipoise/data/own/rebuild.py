@@ -3,8 +3,6 @@
 They replace functions of numpy that would believe whatever they are told: where memory lies, and what is in it.
 """
 
-from __future__ import annotations
-
 import math
 import pickle
 import re

@@ -4,8 +4,6 @@ A pickle is a program. It is carried out by a machine that knows only the instru
 functions that it may call are those of `rebuild`, never numpy's own.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import pickle

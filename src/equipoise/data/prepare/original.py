@@ -4,8 +4,6 @@ One abstract pair: an `Original` knows the publisher's layout, and opening a fol
 Preparing, splitting and training read nothing else.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

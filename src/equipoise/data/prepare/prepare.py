@@ -5,8 +5,6 @@ done when its line is in the journal; its row counts when its checksum is the jo
 that could not be read are closed up, and `prepared.json` is written.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import hashlib

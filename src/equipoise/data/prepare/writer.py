@@ -1,7 +1,5 @@
 """A data set while it is prepared: files of rows, a journal with one line per clip, and the writing of one clip."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ Most are one dictionary with `train`, `valid` and `test`; each has an array [N, 
 Samples are padded with zeros in front.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

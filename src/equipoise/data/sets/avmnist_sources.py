@@ -5,8 +5,6 @@ one second at 8 kHz. The transform is chosen so that it has 112 × 112 cells by 
 224 samples, one every 70, of which the 112 frequencies above zero are kept.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import math

@@ -4,8 +4,6 @@ Cao et al., "CREMA-D: Crowd-sourced Emotional Multimodal Actors Dataset" (2014).
 AGM make them, or, with `audio="fbank"`, the sound as MMPareto does.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -17,10 +17,9 @@ import torch
 
 from equipoise.data.prepare.original import Field, Published, some
 from equipoise.data.views import VideoFrames
-from equipoise.media.image import read_image
 from equipoise.media.sound import read_sound, tile
 from equipoise.media.spectrogram import kinetics_fbank
-from equipoise.media.video import evenly_spaced, read_frames
+from equipoise.media.video import evenly_spaced, read_frames, read_image
 from equipoise.util.errors import Unreadable, demand
 
 SUFFIXES = {"sounds": "wav flac ogg mp3 m4a", "videos": "flv mp4 webm mkv avi mov", "pictures": "jpg jpeg png"}

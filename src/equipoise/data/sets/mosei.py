@@ -4,8 +4,6 @@ Zadeh et al., "Multimodal Language Analysis in the Wild: CMU-MOSEI Dataset and I
 2018). It is passed around in several versions that differ in features, in samples and in what counts as positive.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Hasan et al., "UR-FUNNY: A Multimodal Language Dataset for Understanding Humor" 
 one pickle that MultiBench made of it and AGM trains on, and the publisher's own six.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Both are lists of videos and starts, with files named after them. What differs i
 the parts.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from abc import abstractmethod

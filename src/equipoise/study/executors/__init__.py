@@ -1,15 +1,18 @@
 """Executors of the runs of a study: processes of this machine, ranks of a launcher, a Ray cluster, or Slurm."""
 
-from __future__ import annotations
-
+import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
 
 from typing_extensions import Self
 
 from equipoise.study.job import FoldSplits, Job
 from equipoise.study.store import Store
+from equipoise.training.launch import device_of
+from equipoise.training.settings import Settings
+from equipoise.util.errors import BadInput
 
 RunFunction = Callable[..., dict[str, Any]]
 """Does a job: (job, splits, folder, on_epoch) → row."""
@@ -69,3 +72,82 @@ class Executor(ABC):
 
     @abstractmethod
     def _events(self) -> Iterator[RunEvent]: ...
+
+
+EXPECTED = "expected ray, ray://HOST:10001, slurm, or slurm:partition=NAME,time=MINUTES"
+
+
+class Cluster(ABC):
+    """Machines that do runs."""
+
+    @abstractmethod
+    def executor(self, run: RunFunction, splits: FoldSplits, store: Store, limit: int | None) -> Executor:
+        """Make the executor of its runs, with the arguments of `Executor`."""
+
+    @final
+    def device_of(self, settings: Settings) -> str:
+        """Return the device of a run with these settings. A GPU that was asked for need not be in this machine."""
+        if ":" in settings.device:
+            raise BadInput(f"device={settings.device}: a cluster gives a run whichever GPU is free; type device=cuda")
+        return settings.device if settings.device == "cuda" else device_of(settings)
+
+
+@final
+@dataclass(frozen=True)
+class RayCluster(Cluster):
+    """The workers of a Ray cluster.
+
+    Args:
+        address: As Ray's client reads it, ``ray://HOST:10001``; None for the cluster that this machine belongs to, or
+            that RAY_ADDRESS names, or a new one with this machine alone.
+    """
+
+    address: str | None = None
+
+    def executor(self, run: RunFunction, splits: FoldSplits, store: Store, limit: int | None) -> Executor:
+        """Make runs tasks of Ray."""
+        from equipoise.study.executors.ray import RayExecutor
+
+        return RayExecutor(run, splits, store, limit, self.address)
+
+
+@final
+@dataclass(frozen=True)
+class SlurmCluster(Cluster):
+    """A cluster that Slurm schedules.
+
+    Args:
+        options: Of sbatch, by the names submitit has for them.
+    """
+
+    options: Mapping[str, int | str] = field(default_factory=dict)
+
+    def executor(self, run: RunFunction, splits: FoldSplits, store: Store, limit: int | None) -> Executor:
+        """Make runs tasks of an array job; each loads the data itself."""
+        from equipoise.study.executors.slurm import SlurmExecutor
+
+        return SlurmExecutor(run, splits, store, limit, self.options)
+
+
+def cluster_of(text: str | None) -> Cluster | None:
+    """Return the cluster that the text after ``--on`` names; None where there is none.
+
+    Raises:
+        BadInput: If it names no cluster.
+        ModuleNotFoundError: If the package for it is missing.
+    """
+    if text is None:
+        return None
+    kind, _, rest = text.partition(":")
+    package = {"ray": "ray", "slurm": "submitit"}.get(kind)
+    if package is None or (kind == "ray" and rest == "//"):
+        raise BadInput(f"--on {text}: {EXPECTED}")
+    if importlib.util.find_spec(package) is None:
+        msg = f"--on {kind} needs {package}, which is not installed; type: pip install 'equipoise[{kind}]'"
+        raise ModuleNotFoundError(msg)
+    if kind == "ray":
+        return RayCluster(text if rest else None)
+    pairs = [word.partition("=") for word in rest.split(",") if word]
+    if wrong := [key for key, sign, value in pairs if not (key and sign and value)]:
+        raise BadInput(f"--on {text}: {EXPECTED}; {', '.join(wrong)} has no value")
+    return SlurmCluster({key: int(value) if value.isdecimal() else value for key, _, value in pairs})

@@ -4,8 +4,6 @@ Processes that use a GPU take turns, however little each of them asks for. NVIDI
 comes with the driver and which anybody may start, makes one client of them, so that small models fill the card.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

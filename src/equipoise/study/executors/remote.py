@@ -4,8 +4,6 @@ A task of an array job leaves its result in the folder of the run as a JSON file
 the folder may have been filled by somebody else, so nothing that lies in it is unpickled.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

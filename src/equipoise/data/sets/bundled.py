@@ -1,11 +1,4 @@
-"""Shoulder exercises seen by a smartwatch: the accelerometer and the gyroscope of ten people doing seven exercises.
-
-The recordings (140 series at 50 Hz) come with the package `seglearn` (BSD licence): Burns et al., "Shoulder
-Physiotherapy Exercise Recognition: Machine Learning the Inertial Signals from a Smartwatch" (2018). Its file is read
-without importing the package, by an unpickler that knows numpy arrays only, after its checksum has been compared.
-"""
-
-from __future__ import annotations
+"""Data sets that need no preparation: generated sensors, and the recordings of a smartwatch."""
 
 import hashlib
 import importlib.util
@@ -18,6 +11,33 @@ from torch import Tensor
 
 from equipoise.data.own.npz import load_object_array
 from equipoise.data.splits import Splits, split_by_group
+
+
+def two_sensors(samples: int = 600, classes: int = 3, hard: float = 0.5, seed: int = 0) -> Splits:
+    """Generate two sensors that see the same classes, one clearly and one faintly, from ten generated people.
+
+    Args:
+        samples: Over all three parts.
+        classes: How many.
+        hard: How clearly the hard sensor sees them; the easy one sees them at 2.
+        seed: Of everything.
+    """
+    random = torch.Generator().manual_seed(seed)
+    label = torch.arange(samples) % classes
+    group = torch.arange(samples) // classes % 10
+
+    def sensor(size: int, strength: float) -> Tensor:
+        centres = strength * torch.randn(classes, size, generator=random)
+        person = 0.3 * torch.randn(10, size, generator=random)
+        return centres[label] + person[group] + torch.randn(samples, size, generator=random)
+
+    inputs = {"easy": sensor(8, 2.0), "hard": sensor(12, hard)}
+    people = {"train": range(6), "validation": range(6, 9), "test": range(9, 10)}
+    names = tuple(f"class {number}" for number in range(classes))
+    about = "people 0–5 train, 6–8 validate, 9 tests (all generated)"
+    train, validation, test = split_by_group(inputs, label, group, people).values()
+    return Splits("generated", train, validation, test, names, about)
+
 
 SHA256 = "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537"
 PEOPLE = tuple(range(1, 11))
