@@ -392,7 +392,7 @@ def test_failed_runs_end_with_another_code(equipoise: Any, tmp_path: Path, monke
     def unlucky(*_: object) -> NoReturn:
         raise ValueError("no luck")
 
-    monkeypatch.setattr("equipoise.methods.baselines.Unimodal.weigh", unlucky)
+    monkeypatch.setattr("equipoise.methods.unimodal.Unimodal.weigh", unlucky)
     ended = equipoise("compare", *QUICK, "--methods", "msl,unimodal", "--seeds", "1", "--out", tmp_path)
     assert ended.code == 1
     assert "some runs failed; the others are kept" in ended.err

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise.balance import theory
-from equipoise.methods import ogm
-from equipoise.methods.ogm import BLOCK, Noise
+from equipoise.methods import ogmge
+from equipoise.methods.ogmge import BLOCK, Noise
 
 SHAPES = [(1,), (7,), (BLOCK,), (BLOCK + 1,), (40, 30), (8, 3, 5, 5), (2, 3, 4, 5, 6), (0, 4)]
 
@@ -78,7 +78,7 @@ def test_a_device_without_float64_is_asked_for_none(monkeypatch: pytest.MonkeyPa
                 assert not isinstance(one, Tensor) or one.dtype != torch.float64, func
             return made
 
-    for module in (theory, ogm):
+    for module in (theory, ogmge):
         monkeypatch.setattr(module, "wide", lambda _: torch.float32)
     sized = [torch.randn(50, 40), torch.randn(9)]
     with Narrow():

@@ -11,7 +11,6 @@ import typer
 
 from elsewhere import Elsewhere
 from equipoise.cli import ablate as command
-from equipoise.paper import ablation
 from equipoise.paper.ablation import PAPER, sweep_of
 from equipoise.study.registry import Entry, all_methods
 from equipoise.study.store import Store
@@ -186,7 +185,7 @@ def test_divergence_is_an_answer_and_other_failures_are_not(
         on_event("failed", jobs[1], {"reason": "the process of the run ended without a word"})
         raise FailedRuns("lost")
 
-    monkeypatch.setattr(ablation, "run_study", broken)
+    monkeypatch.setattr("equipoise.paper.claims.run_study", broken)
     with pytest.raises(FailedRuns, match="lost"):
         equipoise_ablate(*SHORT, "lr=0.01,0.1", "--method", "ew", "--seeds", "1", "--out", tmp_path)
 

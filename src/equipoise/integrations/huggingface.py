@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise.balance.attach import Encoder
 from equipoise.balance.balancer import Balancer
-from equipoise.integrations.common import epoch_metrics, not_installed, table_entries
+from equipoise.integrations import epoch_metrics, not_installed, table_entries
 from equipoise.models.evaluation import cross_entropies
 
 try:

@@ -3,7 +3,7 @@
 from typing import Any, final
 
 from equipoise.balance.balancer import Balancer
-from equipoise.integrations.common import epoch_metrics, not_installed, table_entries
+from equipoise.integrations import epoch_metrics, not_installed, table_entries
 
 try:
     import lightning

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from equipoise.integrations.common import ImageEncoder, channels_of, not_installed
+from equipoise.integrations import ImageEncoder, channels_of, not_installed
 
 try:
     import timm  # ty: ignore[import-not-found]

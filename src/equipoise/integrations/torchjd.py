@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
-from equipoise.integrations.common import not_installed
+from equipoise.integrations import not_installed
 
 try:
     from torchjd.aggregation import GramianWeightedAggregator, Weighting

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from equipoise.integrations.common import ImageEncoder, channels_of, not_installed
+from equipoise.integrations import ImageEncoder, channels_of, not_installed
 
 try:
     from torchvision import models  # ty: ignore[import-not-found]

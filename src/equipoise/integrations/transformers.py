@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from equipoise.integrations.common import ImageEncoder, channels_of, not_installed
+from equipoise.integrations import ImageEncoder, channels_of, not_installed
 from equipoise.models.encoders import mean_over_time, real_steps
 
 try:

@@ -1,8 +1,6 @@
 """The methods, one file and one paper each."""
 
 from equipoise.methods.agm import AGM as AGM
-from equipoise.methods.baselines import MSL as MSL
-from equipoise.methods.baselines import Unimodal as Unimodal
 from equipoise.methods.dgl import DGL as DGL
 from equipoise.methods.ew import EW as EW
 from equipoise.methods.mgda import MGDA as MGDA
@@ -11,6 +9,8 @@ from equipoise.methods.mimo import mimo_objective as mimo_objective
 from equipoise.methods.mlb import MLB as MLB
 from equipoise.methods.mmpareto import MMPareto as MMPareto
 from equipoise.methods.mses import MSES as MSES
+from equipoise.methods.msl import MSL as MSL
 from equipoise.methods.mslr import MSLR as MSLR
 from equipoise.methods.ogm import OGM as OGM
-from equipoise.methods.ogm import OGMGE as OGMGE
+from equipoise.methods.ogmge import OGMGE as OGMGE
+from equipoise.methods.unimodal import Unimodal as Unimodal
