@@ -1,13 +1,17 @@
 """The package as a whole: what importing it costs and brings along, which names it offers, how its classes are made."""
 
+import ast
 import contextlib
 import importlib
 import importlib.resources
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from abc import ABCMeta
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -172,5 +176,32 @@ def test_a_class_is_abstract_or_final(each: type) -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_file_is_one_room(name: str) -> None:
+def test_a_file_is_one_idea(name: str) -> None:
     assert len(inspect.getsource(importlib.import_module(name)).splitlines()) <= 450
+
+
+# -- the tree --
+
+SOURCES = {path: ast.parse(path.read_text("utf-8")) for path in sorted(Path(equipoise.__path__[0]).rglob("*.py"))}
+QUESTION = re.compile(r"(What|Whether|Who|How|Where|When|Which|It|So|That|This)\b")
+
+
+def test_the_root_holds_packages_and_nothing_else() -> None:
+    root = Path(equipoise.__path__[0])
+    assert {path.name for path in root.glob("*.py")} == {"__init__.py"}
+    packages = {path.name for path in root.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    tested = {path.name for path in Path(__file__).parent.iterdir() if path.is_dir()}
+    assert packages - {"testing"} <= tested  # every test of a method runs that package
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    nodes = [node for tree in SOURCES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    counts = Counter(node.name for node in nodes if not node.name.startswith("_"))
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+def test_a_docstring_starts_with_a_verb_or_a_noun() -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [(path, node) for path, tree in SOURCES.items() for node in ast.walk(tree) if isinstance(node, documented)]
+    assert len(nodes) > 1000
+    assert [(path.name, text) for path, node in nodes if QUESTION.match(text := ast.get_docstring(node) or "")] == []

@@ -1,4 +1,4 @@
-"""`equipoise bench`: what a training step costs on this machine."""
+"""`equipoise bench`: the cost of a training step on this machine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def bench(
 
 
 def cases_of(encoder: str | None, modalities: str, batch: str, *, quick: bool = False) -> list[BenchCase]:
-    """What to measure, or one message with everything that is wrong with it.
+    """Return the cases to measure, or raise one error with every problem.
 
     Args:
         encoder: As typed; None for small ones, and a pair of transformers besides.
@@ -91,7 +91,7 @@ def cases_of(encoder: str | None, modalities: str, batch: str, *, quick: bool = 
 
 
 def numbers_of(option: str, text: str) -> list[int]:
-    """Whole numbers above one, from "2..8" or "2,4,8"."""
+    """Parse whole numbers above one, from "2..8" or "2,4,8"."""
     try:
         low, dots, high = text.partition("..")
         numbers = list(range(int(low), int(high) + 1)) if dots else [int(word) for word in text.split(",")]

@@ -70,7 +70,7 @@ def _tokens(data: str, encoder: str, features: int) -> tuple[str, ...]:
 
 
 def encoder_name(shape: tuple[int, ...]) -> str:
-    """Which encoder inputs of a shape get where none is named."""
+    """Return the name of the encoder that inputs of a shape get where none is named."""
     import torch
 
     from equipoise.models.encoders import Frames, encoder_for

@@ -30,7 +30,7 @@ def row_of(digit: int) -> int:
 
 
 def make_images(folder: Path, *, zipped: bool = True) -> Path:
-    """Noise, darker for larger digits, in the four files of MNIST."""
+    """NoiseRecording, darker for larger digits, in the four files of MNIST."""
     random = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     for stem, count in (("train", TRAIN + VALIDATION), ("t10k", TEST)):

@@ -20,7 +20,7 @@ from media.made import tone
 
 
 def random_noise(seed: int, samples: int = SAMPLES) -> np.ndarray:
-    """Noise whose power rises and falls."""
+    """NoiseRecording whose power rises and falls."""
     random = np.random.default_rng(seed)
     return random.standard_normal(samples) * np.exp(np.cumsum(random.standard_normal(samples)) / 50)
 

@@ -139,7 +139,7 @@ class Pairs(Clips):
     classes = CLASSES
 
     def __init__(
-        self, options: AVMNIST, images: sources.DigitImages, takes: Takes, noises: list[sources.Noise]
+        self, options: AVMNIST, images: sources.DigitImages, takes: Takes, noises: list[sources.NoiseRecording]
     ) -> None:
         self.options, self.images, self.takes = options, images, takes
         self._takes = {(part, digit): [] for part in PARTS for digit in sources.DIGITS}
@@ -160,7 +160,7 @@ class Pairs(Clips):
         image = self.components.project(self.images.pixels[number]) / 255
         return {"image": image.astype(np.float16)[None], "sound": sources.spectrogram(wave)[None]}
 
-    def drawn(self, number: int) -> tuple[sources.SpokenDigit, sources.Noise, int]:
+    def drawn(self, number: int) -> tuple[sources.SpokenDigit, sources.NoiseRecording, int]:
         """Draw what is heard with an image: a take of its digit, a noise, and where in the noise the second starts."""
         digest = hashlib.sha256(f"{self.options.seed}/{number}".encode()).digest()
         first, second, third = (int.from_bytes(digest[start : start + 8], "big") for start in (0, 8, 16))

@@ -71,7 +71,7 @@ class SpokenDigit(NamedTuple):
 
 
 @final
-class Noise(NamedTuple):
+class NoiseRecording(NamedTuple):
     """A noise without end, and the part in which it may be heard."""
 
     name: str
@@ -230,7 +230,7 @@ def part_of_speakers(
     return part_of, problems
 
 
-def read_noises(source: Path, folder: str) -> list[Noise]:
+def read_noises(source: Path, folder: str) -> list[NoiseRecording]:
     """Read the noises of ESC-50 that its `meta/esc50.csv` lists, in that order.
 
     Folds 1 to 3 are heard in training, fold 4 in validation, fold 5 in the test. Its publisher keeps clips that were
@@ -260,7 +260,10 @@ def read_noises(source: Path, folder: str) -> list[Noise]:
     raise_all(problems)
     waves, broken = _read_sounds([place / "audio" / name for name, _ in rows], endless_noise)
     raise_all(broken)
-    return [Noise(Path(name).stem, PART_OF_FOLD[fold], wave) for (name, fold), wave in zip(rows, waves, strict=True)]
+    return [
+        NoiseRecording(Path(name).stem, PART_OF_FOLD[fold], wave)
+        for (name, fold), wave in zip(rows, waves, strict=True)
+    ]
 
 
 def _read_sounds(files: Sequence[Path], process: Process) -> tuple[list[np.ndarray], list[str]]:
