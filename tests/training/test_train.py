@@ -330,3 +330,13 @@ def test_a_record_shows_losses_accuracies_and_the_table() -> None:
 def test_a_method_that_was_not_made_is_refused(given: Any, told: str) -> None:
     with pytest.raises(TypeError, match=told):
         train(two_sensors(samples=30), given)
+
+
+def test_a_rank_in_the_environment_alone_makes_no_second_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")  # as a scheduler may leave it, without the other processes
+    records: list[Record] = []
+    train(DATA, MSL(), PLAIN, folder=tmp_path, on_epoch=records.append)
+    assert [record["epoch"] for record in records] == [1, 2, 3, 4]
+    assert train(DATA, MSL(), PLAIN, folder=tmp_path).curves == records

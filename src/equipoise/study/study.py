@@ -96,7 +96,10 @@ def run_study(
     main = not together or launch.is_main()
     tell = on_event if on_event is not None and main else lambda *_: None
     run = partial(run_job, checkpoint_seconds=checkpoint_seconds, trackers=trackers)
-    with store.locked() if main else nullcontext(), threads(torch.get_num_threads()):
+    # Each run sets its threads: here where ranks run it, elsewhere in a process of its own. Setting them starts some,
+    # which a fork does not copy.
+    own_threads = threads(torch.get_num_threads()) if together else nullcontext()
+    with store.locked() if main else nullcontext(), own_threads:
         done, waiting = (pending_on_ranks if together else pending)(jobs, store)
         failures: list[str] = []
         with (

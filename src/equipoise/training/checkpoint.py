@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.balance import collectives
-from equipoise.training.launch import broadcast, gather, is_main
+from equipoise.training.launch import broadcast, gather
 from equipoise.training.parallel import ParallelModel
 from equipoise.util.errors import BadInput
 from equipoise.util.files import inside, link_problems
@@ -202,7 +202,7 @@ class Checkpoints:
         started = time.perf_counter()
         if self._folder is not None:
             content, model = self._content(), self._model.full_model()
-            if is_main():
+            if collectives.rank() == 0:
                 _write(self._folder, self._state.epoch, model, content, batch=self._state.batch)
         self._written = time.perf_counter()
         self._cost = self._written - started
@@ -233,7 +233,7 @@ class Checkpoints:
         from safetensors.torch import load_model
 
         state, whole, content = self._state, self._model.full_model(), None
-        if is_main() and (newest := _newest(self._folder)) is not None:
+        if collectives.rank() == 0 and (newest := _newest(self._folder)) is not None:
             content = torch.load(newest / STATE, weights_only=True)
             load_model(whole, str(newest / MODEL))
         content = broadcast(content)

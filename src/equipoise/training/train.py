@@ -98,7 +98,7 @@ def train(
         run.resume()
         while run.state.epoch < settings.epochs and not run.out_of_patience():
             record = run.validate(run.train_epoch())
-            if on_epoch is not None and launch.is_main():
+            if on_epoch is not None and collectives.rank() == 0:
                 with launch.accelerate_state(state):  # of the caller, whose function this is
                     on_epoch(record)
             if run.checkpoints.due() or run.state.epoch == settings.epochs:
