@@ -127,12 +127,12 @@ FLOORS = (  # from the top: each package may import those on the floors below it
     {"cli": "one file a command", "integrations": "Lightning, Hugging Face, TorchJD, timm"},
     {"paper": "toy, landscape, ablation, reproduce, bench"},
     {"report": "tables, figures, the page", "deploy": "saved models, export, card, monitor"},
-    {"study": "compare, job, store, registry, tuning, diagnose; executors/ local, ray, slurm"},
-    {"measure": "accuracy, protocols, probe, faults, timing"},
-    {"training": "train, step, settings, presets, optimisers, checkpoint, parallel"},
+    {"study": "compare, job, store, registry, tuning, search; executors/ local, ray, slurm"},
+    {"measure": "outputs, protocols, faults, timing"},
+    {"training": "train, step, settings, optimisers, checkpoint, cuda_graph, parallel"},
     {"methods": "one file, one paper", "data": "splits, feed; own/ prepare/ sets/"},
     {"balance": "balancer, losses, routes, autograd", "models": "late fusion, encoders", "media": "sound, video"},
-    {"util": "errors, names, files, processes, pool, progress"},
+    {"util": "errors, files, processes, pool, progress"},
 )
 ROOM_COLOURS = {"balance": "audio", "methods": "audio", "models": "third", "media": "third", "data": "third",
                 "training": "video", "measure": "video", "study": "video"}  # fmt: skip

@@ -17,6 +17,10 @@ class Elsewhere(Cluster):
     def __init__(self) -> None:
         self.asked: list[tuple[str, int | None]] = []
 
+    @classmethod
+    def parse(cls, rest: str) -> None:
+        """No text names it."""
+
     def executor(self, run: Any, splits: Any, store: Store, limit: int | None) -> LocalExecutor:
         """Two at once, whatever was said."""
         self.asked.append((store.folder.name, limit))

@@ -106,7 +106,7 @@ def make_faults(test: dict[str, Any], fragility: float) -> dict[str, Any]:
     for name, shift in zip(SENSORS, (1.0, 0.5), strict=True):
         faults[name] = {
             "missing": {
-                "zeros": struck(1, shift), "mean": struck(0.9, shift), "committee": struck(0.7, shift)["committee"],
+                "zeros": struck(1, shift), "mean": struck(0.9, shift), "absent": struck(0.7, shift),
             },
             "noisy": {f"{level:g}": struck(level**0.7 / 2.2, shift) for level in (0.25, 0.5, 1, 2, 4)},
             "frozen": struck(0.8, shift),

@@ -25,9 +25,9 @@ from equipoise.report import (
     render,
     tables,
 )
-from equipoise.report.aggregate import modalities
+from equipoise.report.aggregate import MeanStd, modalities
 from equipoise.report.markup import html_table
-from equipoise.report.table import protocol_table
+from equipoise.report.table import missing_table, protocol_table
 from report.example import make_row, write_study
 
 
@@ -64,6 +64,20 @@ def test_estimated_shapley_values_are_shown_with_their_standard_error() -> None:
 
 
 # -- the same numbers --
+
+
+def test_without_a_sensor_filled_inputs_are_judged_by_the_fused_answer_and_absence_by_the_committee() -> None:
+    row = make_row("mimo", 0)
+    ways = {"zeros": (0.1, 0.2), "mean": (0.3, 0.4), "absent": (0.5, 0.6)}
+    missing = {way: {"fused": fused, "committee": committee} for way, (fused, committee) in ways.items()}
+    row["test"]["faults"]["accelerometer"] = {"missing": missing}
+    columns = {column.key: column for column in missing_table(aggregate([row]), ["accelerometer"]).columns}
+    means = {way: columns[f"accelerometer.{way}"].of(aggregate([row])[0]) for way in ways}
+    assert {way: mean.mean for way, mean in means.items() if isinstance(mean, MeanStd)} == {
+        "zeros": 0.1,
+        "mean": 0.3,
+        "absent": 0.6,
+    }
 
 
 def test_the_terminal_shows_the_table(table: ResultTable) -> None:

@@ -40,7 +40,7 @@ def test_short_runs_pay_for_nothing() -> None:
     for epoch in range(1, 21):
         assert not compiler.update(10.0, epoch, whole=True)  # 200 s in all
     assert done == []
-    assert compiler.outcome == "no: 180 s were left, too few to earn it back"  # when it was first measured
+    assert compiler.outcome == "no: 180 s were left, too few to be worth it"  # when it was first measured
 
 
 def test_a_long_run_compiles_once_and_keeps_what_is_faster() -> None:

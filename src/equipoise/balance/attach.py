@@ -38,7 +38,7 @@ class ParameterPart(NamedTuple):
 
 
 def moves_with_the_gradient(optimizer: Optimizer) -> bool:
-    """Return True if a factor on the gradient is a factor on the step. Adam and its kin divide it out again."""
+    """Return True if a factor on the gradient is a factor on the step. Adam and its variants divide it out again."""
     return isinstance(optimizer, (SGD, ASGD))
 
 
@@ -71,7 +71,7 @@ class _Note(NamedTuple):
 class UpdateScale:
     """Scales what an optimiser does to encoders: p ← p_before + factor · (p_after − p_before).
 
-    Under Adam and its kin this is what a factor on the gradient means elsewhere.
+    Under Adam and its variants this is what a factor on the gradient means elsewhere.
 
     Args:
         optimizer: The optimiser.

@@ -158,7 +158,7 @@ class MethodHooks(ModalityState):
     # True if the method puts encoders back itself after a step of the optimiser.
     restores: ClassVar[bool] = False
     without_optimizer: ClassVar[str] = (
-        "this method multiplies gradients, which Adam and its kin divide out again; with such an optimiser, type "
+        "this method multiplies gradients, which Adam and its variants divide out again; with such an optimiser, type "
         "balancer.attach(…, optimizer=optimizer), and it will scale the updates instead"
     )
     # True if the method keeps state that moves with every step that was not skipped.

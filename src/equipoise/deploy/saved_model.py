@@ -89,7 +89,7 @@ def load_saved_model(path: Path | str, *, encoder: str | None = None, trust: boo
     method = all_methods()[row["method"]]
     if not method.fused:
         raise BadInput(
-            f"{folder}: {row['method']} trains every sensor alone and leaves the fused head as it was drawn, so that "
+            f"{folder}: {row['method']} trains every sensor alone and leaves the fused head untrained, so that "
             "there is no one model to ship; train with --method ensemble, whose sensors vote, or with another method"
         )
     specs = {name: _input_spec(plain) for name, plain in content["inputs"].items()}

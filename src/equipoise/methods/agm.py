@@ -51,7 +51,7 @@ class AGM(Balancer):
         responses: The model wrapped in `ShapleyResponses`, for models that are no such `LateFusion`.
         form: "published", "fast", or None for the published form where the attached model and the losses allow it and
             the fast one, with a warning, where they do not. The published form acts on gradients under every
-            optimiser, as the authors' code does; the fast one scales the updates of Adam and its kin.
+            optimiser, as the authors' code does; the fast one scales the updates of Adam and its variants.
 
     Example:
         >>> from equipoise import LateFusion

@@ -40,7 +40,7 @@ class EW(Balancer):
         return Weights(torch.cat([torch.ones_like(values.fused)[None], torch.full_like(values.unimodal, self.weight)]))
 
     def smoothness_problem(self) -> str:
-        """There is none."""
+        """Name no problem: the smoothness is known."""
         return ""
 
     def smoothness(self, of_loss: Callable[..., tuple[float, float]], modalities: Sequence[str]) -> float:

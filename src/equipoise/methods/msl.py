@@ -37,7 +37,7 @@ class MSL(Balancer):
         return Weights.joint(values)
 
     def smoothness_problem(self) -> str:
-        """There is none."""
+        """Name no problem: the smoothness is known."""
         return ""
 
     def smoothness(self, of_loss: Callable[..., tuple[float, float]], modalities: Sequence[str]) -> float:

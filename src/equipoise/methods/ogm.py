@@ -45,7 +45,7 @@ class OGM(OnTheFly):
 
     Encoder m moves along c_m · ∇f_mm with c_m = 1 − tanh(α · ρ_m) if ρ_m > 1, else 1. ρ_m is the mean over the other
     modalities j of s_m / s_j, s_m the mean probability of the right class as modality m sees it, exp(−f_m) sample by
-    sample. For two modalities this is the published rule, except that a tie slows nobody.
+    sample. For two modalities this is the published rule, except that a tie slows neither.
 
     Paper: Peng et al., "Balanced Multimodal Learning via On-the-fly Gradient Modulation" (CVPR 2022).
     Cost: one backward pass.

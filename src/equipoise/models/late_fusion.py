@@ -299,7 +299,7 @@ class LateFusion(nn.Module):
 
 
 def drop_modalities(features: Mapping[str, Tensor], probability: float) -> dict[str, Tensor]:
-    """Zero each modality of each sample with the given probability, but never all of a sample: the luckiest is kept."""
+    """Zero each modality of each sample with the given probability, but never all modalities of a sample."""
     first = next(iter(features.values()))
     luck = torch.rand(first.shape[0], len(features), device=first.device)
     dropped = (luck < probability) & (luck < luck.amax(dim=1, keepdim=True))

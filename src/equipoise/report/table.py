@@ -321,7 +321,7 @@ def _alone(name: str) -> Callable[[RunGroup], MeanStd | None]:
 def _without(name: str, answer: str) -> Callable[[RunGroup], MeanStd | None]:
     """Filled inputs are judged by the fused prediction; the committee drops a member and needs no filling."""
     path = ("test", "faults", name, "missing", answer)
-    decision = "committee" if answer == "committee" else "fused"
+    decision = "fused" if answer in ("zeros", "mean") else "committee"
     return lambda group: group.of(*path) or group.of(*path, decision)
 
 

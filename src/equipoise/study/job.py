@@ -282,7 +282,7 @@ def _measured(job: Job, model: LateFusion, splits: Splits) -> dict[str, Any]:
         del measured["test"]
     if job.entry.method.fused:
         return measured
-    # Uni-modal training leaves the fused head as it was drawn: its output is no result.
+    # Uni-modal training leaves the fused head untrained: its output is no result.
     mute = ("fused", "committee", "beats", "faults", "zeroed", "shapley", "split")
     return {
         part: {name: None if name.startswith(mute) else value for name, value in numbers.items()}

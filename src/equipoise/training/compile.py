@@ -80,7 +80,7 @@ class Compiler:
         """Decide after an epoch whether to compile, or to undo it; return whether the step has changed.
 
         Args:
-            seconds: It took.
+            seconds: Duration of the epoch.
             epoch: Its number, from one.
             whole: Whether they are those of a whole epoch.
         """
@@ -90,7 +90,7 @@ class Compiler:
             first, self._plain_seconds = not self._plain_seconds, seconds
             left = (self._epochs - epoch) * seconds
             if not pays(left):
-                self.outcome = f"no: {left:.0f} s were left, too few to earn it back" if first else self.outcome
+                self.outcome = f"no: {left:.0f} s were left, too few to be worth it" if first else self.outcome
                 return False
             self._model.compile_encoders(steady=True)
             self.outcome, self._tried_at = "on trial", epoch

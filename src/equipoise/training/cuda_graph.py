@@ -36,12 +36,12 @@ def why_not_captured(settings: Settings, device: torch.device, ranks: int, steps
     auto = settings.capture == "auto"
     reasons = {
         "capture=false": settings.capture is False,
-        "only a GPU plays steps back": device.type != "cuda",
+        "steps are captured on a GPU only": device.type != "cuda",
         "with fp16 every step asks the gradients whether it may be taken; type precision=bf16": settings.precision
         == "fp16",
         f"{ranks} processes train together": ranks > 1,
         "deterministic=true": auto and settings.deterministic,
-        f"{steps} steps are too few to earn it back": auto and steps < LEAST_STEPS,
+        f"{steps} steps are too few to be worth it": auto and steps < LEAST_STEPS,
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
 

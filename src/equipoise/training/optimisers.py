@@ -27,6 +27,7 @@ from equipoise.util.errors import BadInput, demand
 if TYPE_CHECKING:  # the root package imports `layerwise`, and should not load the data sets
     from equipoise.data.splits import Part
 
+OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 ROUNDS = 20  # of power iteration
 HALVINGS = 20
 MARGIN = 1.05  # power iteration comes from below
@@ -47,10 +48,9 @@ def make_optimizer(model: nn.Module, settings: Settings, *, captured: bool = Fal
     moved = model.parameters() if settings.layer_decay == 1 else layerwise(model, rate, settings.layer_decay)
     whole = settings.parallel == "ddp"  # the fused ones do not know shards
     fused = True if captured or (whole and first.device.type == "cpu") else None
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(moved, rate, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=fused)
-    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(moved, rate, weight_decay=settings.weight_decay, fused=fused, capturable=captured)
+    kind = OPTIMIZERS[settings.optimizer]
+    own = {"momentum": settings.momentum} if kind is torch.optim.SGD else {"capturable": captured}
+    return kind(moved, rate, weight_decay=settings.weight_decay, fused=fused, **own)
 
 
 def make_schedule(optimizer: Optimizer, settings: Settings) -> Any:

@@ -32,26 +32,26 @@ class Settings:
             before training. For plain SGD under joint training, EW and MIMO.
         momentum: Of SGD.
         weight_decay: Of every optimiser.
-        layer_decay: How fast a layer of an encoder learns by the one above it, the last by the heads; 1: all the same.
-            For encoders that were trained before. Below 1, biases and norms are not subject to weight decay.
+        layer_decay: Learning rate of a layer of an encoder, divided by that of the next layer towards the heads; 1: all
+            equal. For encoders that were trained before. Below 1, biases and norms are not subject to weight decay.
         schedule: "constant", "cosine" (to zero), or "step" (a tenth after 70 % of the epochs).
         precision: "fp32", "bf16", "fp16", or "auto": bf16 on a GPU that has it, fp32 elsewhere.
         accumulate: Micro-batches that a batch is cut into. Each is balanced by its own losses; in a loop of your own,
             `Window` balances whole batches.
-        compile: Compile the encoders; "auto" where a GPU runs long enough to earn it back, and measures faster.
-        capture: Record a step once and play it back from a CUDA graph; "auto" on a GPU, where the model allows it.
+        compile: Compile the encoders; "auto" where a GPU runs long enough to make up for it, and measures faster.
+        capture: Capture a step once in a CUDA graph and replay it; "auto" on a GPU, where the model allows it.
         clip: Largest norm of the whole gradient; None for none.
         select: Keep the "last" epoch, or the "best" one by validation accuracy.
         patience: Stop after this many epochs without a better validation accuracy; None for never.
         encoder: "auto" chooses by the shape of each modality; a name ("resnet18") or a dotted path
             ("my.module.Encoder") serves all; "audio:lenet,image:cnn2d" names some of them.
-        features: Size of each encoder's output, where the encoder has not one of its own.
+        features: Size of each encoder's output, where the encoder does not fix it.
         fusion: "concat", "sum", "gated" or "film".
         dropout: Modality dropout, the probability with which a sample's modality is zeroed in the fused path.
         device: "auto", "cpu", "cuda" or "cuda:1".
         feed: Keep the data on the device ("resident"), read batches ahead from where it lies ("streamed"), or whichever
             fits ("auto").
-        parallel: How several processes share a model: "ddp", a copy in each; or "fsdp", a piece in each.
+        parallel: How several processes share a model: "ddp", a copy in each; or "fsdp", a shard in each.
         deterministic: Ask for the same bits again on a GPU too, at some cost: fp32, and neither captured nor compiled
             unless asked for.
     """

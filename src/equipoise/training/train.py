@@ -223,7 +223,7 @@ class Run:
         validation = {name: values["accuracy"] for name, values in results.items()}
         alone = [accuracy for name, accuracy in validation.items() if name != "fused"]
         score = validation["fused"] if balancer.needs_fused else sum(alone) / len(alone)
-        if not balancer.needs_fused:  # the fused head is as it was drawn: what it says is no result
+        if not balancer.needs_fused:  # the fused head is untrained: its accuracy is no result
             validation.pop("fused")
             record["train"].pop("fused", None)
         record |= {"validation": validation, "table": table}

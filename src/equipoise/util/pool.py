@@ -272,7 +272,7 @@ def run_parallel(works: Sequence[Callable[[Tell], Result]], tell: Tell = lambda 
                 elif kind == "failed":
                     raise content
                 elif kind == "died":
-                    raise RuntimeError(f"a process of the experiment ended without a word ({content})")
+                    raise RuntimeError(f"a process of the experiment ended without a message ({content})")
                 else:
                     results[number] = content
     return [results[number] for number in range(len(works))]

@@ -4,7 +4,7 @@ import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from typing_extensions import Self
 
@@ -19,7 +19,7 @@ RunFunction = Callable[..., dict[str, Any]]
 RunEvent = tuple[Job, str, dict[str, Any]]
 """A job, what happened to it ("epoch", "done", "failed" or "unwritable"), and the record, the row or the reason.
 
-A run that "failed" because its process was killed is not to blame: it has "killed" set."""
+A run that "failed" because its process was killed has "killed" set, and may be tried again."""
 
 
 class Executor(ABC):
@@ -80,6 +80,14 @@ EXPECTED = "expected ray, ray://HOST:10001, slurm, or slurm:partition=NAME,time=
 class Cluster(ABC):
     """Machines that do runs."""
 
+    package: ClassVar[str]
+    """The package that it needs, an extra of the same name as the cluster."""
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, rest: str) -> Self | None:
+        """Make it from the text after its name and a colon; None where that text cannot be read."""
+
     @abstractmethod
     def executor(self, run: RunFunction, splits: FoldSplits, store: Store, limit: int | None) -> Executor:
         """Make the executor of its runs, with the arguments of `Executor`."""
@@ -102,7 +110,13 @@ class RayCluster(Cluster):
             that RAY_ADDRESS names, or a new one with this machine alone.
     """
 
+    package = "ray"
     address: str | None = None
+
+    @classmethod
+    def parse(cls, rest: str) -> Self | None:
+        """Read ``//HOST:10001``, or nothing."""
+        return None if rest == "//" else cls(f"ray:{rest}" if rest else None)
 
     def executor(self, run: RunFunction, splits: FoldSplits, store: Store, limit: int | None) -> Executor:
         """Make runs tasks of Ray."""
@@ -120,13 +134,25 @@ class SlurmCluster(Cluster):
         options: Of sbatch, by the names submitit has for them.
     """
 
+    package = "submitit"
     options: Mapping[str, int | str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, rest: str) -> Self | None:
+        """Read ``partition=NAME,time=MINUTES``, or nothing."""
+        pairs = [word.partition("=") for word in rest.split(",") if word]
+        if any(not (key and sign and value) for key, sign, value in pairs):
+            return None
+        return cls({key: int(value) if value.isdecimal() else value for key, _, value in pairs})
 
     def executor(self, run: RunFunction, splits: FoldSplits, store: Store, limit: int | None) -> Executor:
         """Make runs tasks of an array job; each loads the data itself."""
         from equipoise.study.executors.slurm import SlurmExecutor
 
         return SlurmExecutor(run, splits, store, limit, self.options)
+
+
+CLUSTERS: dict[str, type[Cluster]] = {"ray": RayCluster, "slurm": SlurmCluster}
 
 
 def cluster_of(text: str | None) -> Cluster | None:
@@ -139,15 +165,10 @@ def cluster_of(text: str | None) -> Cluster | None:
     if text is None:
         return None
     kind, _, rest = text.partition(":")
-    package = {"ray": "ray", "slurm": "submitit"}.get(kind)
-    if package is None or (kind == "ray" and rest == "//"):
+    cluster = CLUSTERS[kind].parse(rest) if kind in CLUSTERS else None
+    if cluster is None:
         raise BadInput(f"--on {text}: {EXPECTED}")
-    if importlib.util.find_spec(package) is None:
-        msg = f"--on {kind} needs {package}, which is not installed; type: pip install 'equipoise[{kind}]'"
+    if importlib.util.find_spec(cluster.package) is None:
+        msg = f"--on {kind} needs {cluster.package}, which is not installed; type: pip install 'equipoise[{kind}]'"
         raise ModuleNotFoundError(msg)
-    if kind == "ray":
-        return RayCluster(text if rest else None)
-    pairs = [word.partition("=") for word in rest.split(",") if word]
-    if wrong := [key for key, sign, value in pairs if not (key and sign and value)]:
-        raise BadInput(f"--on {text}: {EXPECTED}; {', '.join(wrong)} has no value")
-    return SlurmCluster({key: int(value) if value.isdecimal() else value for key, _, value in pairs})
+    return cluster

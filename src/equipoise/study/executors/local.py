@@ -33,7 +33,7 @@ from equipoise.util.processes import cores
 
 LIBRARIES = ["accelerate", "safetensors.torch", "torch._dynamo"]
 """Modules that every run would spend two seconds on; the optimisers load the last one."""
-KILLED = {"reason": "the process of the run ended without a word (out of memory, or killed)", "killed": True}
+KILLED = {"reason": "the process of the run ended without a message (out of memory, or killed)", "killed": True}
 CONTEXT = 700 * 2**20  # bytes that a process takes before it has done anything: kernels, and space for libraries
 SHARE = 0.9  # of the free memory that runs may take
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"

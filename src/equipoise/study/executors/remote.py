@@ -25,7 +25,7 @@ from equipoise.util.files import inside, open_inside, write_atomic
 from equipoise.util.processes import lock_folder
 
 PATIENCE = 60.0  # seconds: a task that was given up on may write a checkpoint before it notices that it is to end
-TRIES = 4  # times that a run is begun: machines die, and memory that others fill kills the innocent
+TRIES = 4  # times that a run is begun: machines fail, and a process may be killed for the memory of another
 RESULT = "answer.json"
 KINDS = ("done", "failed", "unwritable")
 LARGEST = 2**26  # bytes of a result, or of the epochs read at once: a row has some ten thousand
@@ -191,7 +191,7 @@ def _parsed(file: Path, content: bytes, **how: Any) -> dict[str, Any]:
     try:
         value = json.loads(content, **how)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{file}: expected JSON, found damage: {error}") from None
+        raise BadInput(f"{file}: expected JSON, found a damaged file: {error}") from None
     if not isinstance(value, dict):
         raise BadInput(f"{file}: expected a JSON object, found {type(value).__name__}")
     return value
