@@ -65,6 +65,11 @@ def test_import_brings_nothing_but_torch_and_numpy() -> None:
 
 
 @pytest.mark.slow
+def test_the_command_starts_without_what_few_commands_need() -> None:
+    assert not foreign_packages("import equipoise.cli.main") & {"scipy", "sklearn", "matplotlib", "optuna", "pandas"}
+
+
+@pytest.mark.slow
 def test_the_check_above_can_fail() -> None:
     assert "pluggy" in foreign_packages("import equipoise, pytest")
 

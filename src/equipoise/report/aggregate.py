@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
-from scipy.special import stdtrit
 
 Row = dict[str, Any]
 """The results of one run, as in ``results.jsonl``."""
@@ -309,6 +308,8 @@ def _difference(group: RunGroup, ours: Runs, base: RunGroup, theirs: Runs) -> Di
     mean, deviation, pairs = middle
     low = high = None
     if deviation is not None:
+        from scipy.special import stdtrit  # a quarter of a second that other commands need not wait
+
         half = float(stdtrit(pairs - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(pairs)
         low, high = mean - half, mean + half
     return Difference(group.label, base.label, mean, low, high, pairs, over)

@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal, NamedTuple
 
-from scipy.special import stdtrit
-
 from equipoise.data.source import DataSet
 from equipoise.study import tuning
 from equipoise.study.executors import Cluster
@@ -174,5 +172,7 @@ def diagnose(joint: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -
 def _interval(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return -math.inf, math.inf
+    from scipy.special import stdtrit  # a quarter of a second that other commands need not wait
+
     half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
     return mean(values) - half, mean(values) + half
