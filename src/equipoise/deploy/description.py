@@ -50,7 +50,7 @@ def read_description(folder: Path, name: str, weights: int = 0) -> dict[str, Any
         content = json.loads(text, parse_constant=_refuse)
         version = content["format"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadInput(f"{file}: expected the description of a model, found a damaged file: {_short(error)}") from None
+        raise BadInput(f"{file}: expected the description of a model, found damage: {_short(error)}") from None
     if version != FORMAT or isinstance(version, bool):
         raise BadInput(f"{file}: expected format {FORMAT}, found {_short(version)}; open it with the version it is of")
     return content

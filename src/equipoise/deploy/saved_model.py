@@ -24,7 +24,7 @@ from equipoise.models.encoders import known_features
 from equipoise.models.late_fusion import takes_lengths
 from equipoise.study.job import DESCRIPTION, WEIGHTS
 from equipoise.study.registry import Method, all_methods
-from equipoise.util.errors import BadInput, raise_all
+from equipoise.util.errors import BadInput, first_line, raise_all
 from equipoise.util.files import inside
 
 TRAIN = "equipoise train --data watch --method mimo --out runs/one"
@@ -133,7 +133,7 @@ def _listed(folders: list[Path]) -> list[str]:
             raise_all(row_problems(content))
             rows[folder] = content["row"]
         except ValueError as error:
-            damaged.append(f"  {folder}  cannot be read: {_first_line(error)}")
+            damaged.append(f"  {folder}  cannot be read: {first_line(error)}")
     settings = {folder: _settings(row) for folder, row in rows.items()}
     values: defaultdict[str, set[str]] = defaultdict(set)
     for key, value in chain.from_iterable(own.items() for own in settings.values()):
@@ -295,7 +295,7 @@ def _weights_file(folder: Path) -> Generator[str]:
         yield str(inside(folder, WEIGHTS))
     except (OSError, SafetensorError, RuntimeError) as error:
         expected = f"{folder / WEIGHTS}: expected the weights of this run's model"
-        raise BadInput(f"{expected}, found: {_first_line(error)}") from None
+        raise BadInput(f"{expected}, found: {first_line(error)}") from None
 
 
 def _stored_tensors(folder: Path) -> dict[str, TensorSpec]:
@@ -305,7 +305,3 @@ def _stored_tensors(folder: Path) -> dict[str, TensorSpec]:
     with _weights_file(folder) as file, safe_open(file, framework="pt") as opened:
         slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 (it is no mapping)
         return {key: TensorSpec(tuple(part.get_shape()), part.get_dtype()) for key, part in slices.items()}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

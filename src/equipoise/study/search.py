@@ -14,6 +14,7 @@ from equipoise.study.store import Store
 from equipoise.study.study import OnEvent, executor_for, plan, run_progress
 from equipoise.study.tuning import Search, SearchResult, SearchTrial, headline
 from equipoise.training import checkpoint
+from equipoise.training.train import score_of
 from equipoise.util.errors import BadInput, FailedRuns
 from equipoise.util.files import inside
 from equipoise.util.processes import threads
@@ -230,7 +231,7 @@ class _Scheduler:
         curves = (self.store.run_folder(job.config) / "curves.jsonl").read_text(encoding="utf-8").splitlines()
         for trial in self.running.pop(job.config):
             for record in map(json.loads, curves):  # a resumed run does not repeat what was reported before it ended
-                _report(trial, _score(job, record), record["epoch"])
+                _report(trial, score_of(record["validation"]), record["epoch"])
             self.study.tell(trial, headline(row["validation"]))
         self.tell("done", job, row)
 
@@ -238,7 +239,7 @@ class _Scheduler:
         """Report an epoch, prune the trial where it falls behind, and tell whether it does."""
         trials = self.running[job.config]
         for trial in trials:
-            _report(trial, _score(job, record), record["epoch"])
+            _report(trial, score_of(record["validation"]), record["epoch"])
         # A resumed run repeats epochs: those before the last one have been decided on.
         epoch, last = record["epoch"], job.entry.settings.epochs
         behind = epoch == max(_known_epochs(trials[0])) and epoch < last and trials[0].should_prune()
@@ -271,15 +272,6 @@ def _report(trial: Trial, value: float, epoch: int) -> None:
 
 def _known_epochs(trial: Trial) -> dict[int, float]:
     return trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-
-
-def _score(job: Job, record: dict[str, Any]) -> float:
-    """Return the score of an epoch: the fused accuracy, or the mean of the modalities where none is trained."""
-    validation = record["validation"]
-    if job.entry.balancer().needs_fused:
-        return validation["fused"]
-    alone = [value for name, value in validation.items() if name != "fused"]
-    return sum(alone) / len(alone)
 
 
 def _search_trial(trial: FrozenTrial, search: Search) -> SearchTrial:

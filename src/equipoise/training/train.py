@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -104,6 +104,11 @@ def train(
             if run.checkpoints.due() or run.state.epoch == settings.epochs:
                 run.checkpoints.save()
         return run.result()
+
+
+def score_of(validation: Mapping[str, float]) -> float:
+    """Return the score of an epoch: the fused accuracy, or the mean of the modalities where none is trained."""
+    return validation["fused"] if "fused" in validation else sum(validation.values()) / len(validation)
 
 
 @final
@@ -221,13 +226,12 @@ class Run:
         table = balancer.table.numbers()
         balancer.end_epoch({name: results[name] for name in balancer.modalities if name in results})
         validation = {name: values["accuracy"] for name, values in results.items()}
-        alone = [accuracy for name, accuracy in validation.items() if name != "fused"]
-        score = validation["fused"] if balancer.needs_fused else sum(alone) / len(alone)
         if not balancer.needs_fused:  # the fused head is untrained: its accuracy is no result
             validation.pop("fused")
             record["train"].pop("fused", None)
         record |= {"validation": validation, "table": table}
         state.curves.append(record)
+        score = score_of(validation)
         if score > state.best[0]:
             keep = self.settings.select == "best"
             weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()} if keep else {}

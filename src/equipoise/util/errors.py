@@ -26,6 +26,11 @@ class FailedRuns(RuntimeError):  # noqa: N818 (it says what there is)
     """Some runs of a study failed; the message says which and why. The results of the others are stored."""
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, without a full stop; its class where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 def raise_all(problems: Iterable[str], heading: str = "", closing: str = "") -> None:
     """Raise one `BadInput` that lists every problem; do nothing where there is none.
 

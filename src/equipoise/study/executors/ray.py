@@ -20,7 +20,7 @@ from equipoise.study.executors import Executor, RunEvent, RunFunction
 from equipoise.study.executors.remote import TRIES, RemoteResult, RemoteTask, unpack
 from equipoise.study.job import FoldSplits, Job
 from equipoise.study.store import Store
-from equipoise.util.errors import BadInput
+from equipoise.util.errors import BadInput, first_line
 
 
 @final
@@ -95,7 +95,7 @@ class RayExecutor(Executor):
                 if tries < TRIES:
                     self._begin(job, tries + 1)
                     continue
-                reason = f"its worker died {tries} times, the last time of: {_first_line(error)}"
+                reason = f"its worker died {tries} times, the last time of: {first_line(error)}"
                 kind, content, files = "failed", {"reason": reason, "killed": True}, {}
             unpack(files, self.store.run_folder(job.config))
             yield job, kind, content
@@ -159,11 +159,7 @@ def _connect(address: str | None) -> None:
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise BadInput(
             f"no Ray cluster answers at {address or os.environ.get('RAY_ADDRESS', 'this machine')}: "
-            f"{_first_line(error)}. Start one with `ray start --head`, and type --on ray on that machine, or "
+            f"{first_line(error)}. Start one with `ray start --head`, and type --on ray on that machine, or "
             "--on ray://HOST:10001 on another; where the cluster asks for a token, set RAY_AUTH_MODE=token and "
             "RAY_AUTH_TOKEN"
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

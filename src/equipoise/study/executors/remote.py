@@ -191,7 +191,7 @@ def _parsed(file: Path, content: bytes, **how: Any) -> dict[str, Any]:
     try:
         value = json.loads(content, **how)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{file}: expected JSON, found a damaged file: {error}") from None
+        raise BadInput(f"{file}: expected JSON, found damage: {error}") from None
     if not isinstance(value, dict):
         raise BadInput(f"{file}: expected a JSON object, found {type(value).__name__}")
     return value
