@@ -182,7 +182,7 @@ def test_divergence_is_an_answer_and_other_failures_are_not(
         equipoise_ablate(*SHORT, "lr=1e29,1e30", "--method", "ew", "--seeds", "1", "--out", tmp_path)
 
     def broken(jobs: Any, *_: Any, on_event: Any, **__: Any) -> None:
-        on_event("failed", jobs[1], {"reason": "the process of the run ended without a word"})
+        on_event("failed", jobs[1], {"reason": "the process of the run ended without a message"})
         raise FailedRuns("lost")
 
     monkeypatch.setattr("equipoise.paper.claims.run_study", broken)

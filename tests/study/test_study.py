@@ -180,7 +180,7 @@ class Broken(torch.nn.Module):
 def test_a_run_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, splits = jobs_of("msl")
     monkeypatch.setattr("equipoise.study.study.run_job", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(FailedRuns, match=r"ended without a word \(out of memory, or killed\)"):
+    with pytest.raises(FailedRuns, match=r"ended without a message \(out of memory, or killed\)"):
         run_study(jobs, splits, Store(tmp_path))
 
 
@@ -191,7 +191,7 @@ def test_half_a_message_is_a_death_too(tmp_path: Path, monkeypatch: pytest.Monke
 
     jobs, splits = jobs_of("msl")
     monkeypatch.setattr("equipoise.util.pool._serve", die)
-    with pytest.raises(FailedRuns, match="ended without a word"):
+    with pytest.raises(FailedRuns, match="ended without a message"):
         run_study(jobs, splits, Store(tmp_path))
 
 

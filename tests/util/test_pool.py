@@ -67,7 +67,7 @@ def test_a_process_that_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     def dying(_: Tell) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(RuntimeError, match=r"ended without a word \(SIGKILL\)"):
+    with pytest.raises(RuntimeError, match=r"ended without a message \(SIGKILL\)"):
         run_parallel([dying, working(1, 0.0)])
 
 

@@ -10,6 +10,9 @@ from equipoise.study.registry import all_methods
 from equipoise.training.settings import Settings, all_presets
 from equipoise.util import VERSION
 
+EXAMPLES = {name: f"Example: equipoise {name}" for name in ("datasets", "presets", "version")}
+EXAMPLES["methods"] = "Example: equipoise methods --json"
+
 
 def methods(as_json: options.Json = False) -> None:
     """Every method, with one line and its parameters."""

@@ -20,7 +20,7 @@ COMMANDS = ("compare", "train", "report", "diagnose", "methods", "datasets", "pr
 COMMANDS += ("landscape", "ablate", "reproduce", "tune", "export", "monitor", "bench", "version")
 for _name in COMMANDS:  # one file a command, but for those that only list what there is
     _module = lists if hasattr(lists, _name) else import_module(f"equipoise.cli.{_name}")
-    app.command(_name, epilog=getattr(_module, "EXAMPLE", f"Example: equipoise {_name}"))(getattr(_module, _name))
+    app.command(_name, epilog=getattr(_module, "EXAMPLE", lists.EXAMPLES.get(_name)))(getattr(_module, _name))
 
 
 def main() -> None:
