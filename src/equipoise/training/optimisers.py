@@ -21,11 +21,11 @@ from equipoise.balance.attach import Attachment, Encoder
 from equipoise.balance.balancer import Balancer
 from equipoise.models.evaluation import cross_entropies
 from equipoise.models.late_fusion import LateFusion
-from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput, demand
 
-if TYPE_CHECKING:  # the root package imports `layerwise`, and should not load the data sets
+if TYPE_CHECKING:  # the root package imports `layerwise`, and should load neither data sets nor settings
     from equipoise.data.splits import Part
+    from equipoise.training.settings import Settings
 
 OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 ROUNDS = 20  # of power iteration
