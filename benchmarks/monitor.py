@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import torch
 
-from equipoise.data.sets.bundled import watch
+from equipoise.data.bundled import watch
 from equipoise.deploy import evaluate_monitor, fit_monitor
 from equipoise.measure import training_statistics
 from equipoise.study.registry import entries

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from equipoise import MIMO
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.deploy import Deployable, export, fit_monitor
 from equipoise.models import fit_committee
 from equipoise.training.settings import Settings

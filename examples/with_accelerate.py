@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, StackDataset
 
 from equipoise import LateFusion, MMPareto, encoder_for
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 
 torch.manual_seed(0)
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from equipoise import MSLR, LateFusion, encoder_for
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.data.splits import Part
 from equipoise.integrations.lightning import BalanceCallback
 

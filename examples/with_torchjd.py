@@ -6,7 +6,7 @@ from torchjd.aggregation import GramianWeightedAggregator, PCGrad
 from torchjd.autojac import backward, jac_to_grad
 
 from equipoise import MGDA, LateFusion, encoder_for
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.integrations.torchjd import FromTorchJD, ToTorchJD
 
 torch.manual_seed(0)

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 from ray.cluster_utils import Cluster
 
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.study.executors import RayCluster

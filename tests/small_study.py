@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.data.source import DataSet
 from equipoise.study.job import Measure
 from equipoise.study.registry import entries

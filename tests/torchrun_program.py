@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from equipoise import AGM, DGL, MGDA, MLB, MSES, MSLR, OGM, OGMGE, MMPareto
-from equipoise.data.sets.bundled import watch
+from equipoise.data.bundled import watch
 from equipoise.data.splits import Part, Splits
 from equipoise.study.registry import all_methods
 from equipoise.training.checkpoint import Checkpoints

@@ -20,7 +20,7 @@ import torch
 import equipoise_command
 from ended import Ended
 from equipoise.data import Splits
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.data.source import DataSet, all_data
 from equipoise.study import compare as comparison
 from equipoise.study.registry import entries

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise.data import Part, Splits
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.data.splits import split_by_group
 
 

@@ -12,7 +12,7 @@ import torch
 import typer
 
 from equipoise.cli import landscape as command
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.data.splits import Splits, split_by_group
 from equipoise.paper.landscape import (
     LandscapeResults,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.data.source import DataSet
 from equipoise.measure.timing import PROTOCOL
 from equipoise.study.job import Job, finite, run_job, save_traceback

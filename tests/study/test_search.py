@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from equipoise.cli import main as cli
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.report import search as search_report

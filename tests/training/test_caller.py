@@ -15,7 +15,7 @@ import torch
 from ended import Ended
 from equipoise import MIMO
 from equipoise.data import Splits
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.data.source import DataSet
 from equipoise.paper.ablation import run as ablate
 from equipoise.paper.ablation import sweep_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from equipoise import MIMO, MSL
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.training import checkpoint
 from equipoise.training.settings import Settings
 from equipoise.training.train import Record, Trained, train

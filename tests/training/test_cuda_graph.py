@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from equipoise import AGM, MSES, MSLR, OGM, Balancer
 from equipoise.balance.balancer import Balancer as Base
 from equipoise.data import Part, Splits
+from equipoise.data.bundled import two_sensors
 from equipoise.data.feed import Feed
-from equipoise.data.sets.bundled import two_sensors
 from equipoise.data.views import VideoFrames
 from equipoise.training.cuda_graph import WARM_UP, CapturedStep
 from equipoise.training.settings import Settings

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from equipoise import MIMO, MSL, OGMGE, Balancer, LateFusion, MMPareto
 from equipoise.data import Part, Splits
+from equipoise.data.bundled import two_sensors
 from equipoise.data.feed import Feed, epoch_rows
-from equipoise.data.sets.bundled import two_sensors
 from equipoise.data.source import DataSet
 from equipoise.data.views import VideoFrames
 from equipoise.models import CNN1d

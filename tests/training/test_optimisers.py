@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from equipoise import MSL, OGM, LateFusion, encoder_for, layerwise
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.models import ResNet18
 from equipoise.testing import SmallModel, batch, losses_of, names
 from equipoise.training.optimisers import check_step, make_optimizer, make_schedule

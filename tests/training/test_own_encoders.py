@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ended import Ended
 from equipoise import AGM, MIMO, Balancer
 from equipoise.data import Splits
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.study.executors.local import CONTEXT, bytes_needed
 from equipoise.study.registry import entries
 from equipoise.training.settings import Settings

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from equipoise import MIMO
+from equipoise.data.bundled import two_sensors
 from equipoise.data.feed import Feed
-from equipoise.data.sets.bundled import two_sensors
 from equipoise.training import checkpoint
 from equipoise.training.checkpoint import Checkpoints
 from equipoise.training.settings import Settings

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 import equipoise
 from equipoise import EW, MIMO, MSL
 from equipoise.data import Part
+from equipoise.data.bundled import two_sensors
 from equipoise.data.feed import Feed
-from equipoise.data.sets.bundled import two_sensors
 from equipoise.models import MLP, CNN1d, LateFusion
 from equipoise.models.late_fusion import Unimodal
 from equipoise.study.registry import entries

@@ -10,7 +10,7 @@ from accelerate.tracking import GeneralTracker
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from equipoise import MIMO
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.data.source import all_data
 from equipoise.study.job import run_job
 from equipoise.study.registry import entries

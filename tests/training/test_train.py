@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from equipoise import AGM, MIMO, MSES, MSL, OGM, OGMGE, Balancer, MMPareto, Unimodal
 from equipoise.data import Part, Splits
+from equipoise.data.bundled import two_sensors
 from equipoise.data.feed import Feed, epoch_rows, micro_batches
-from equipoise.data.sets.bundled import two_sensors
 from equipoise.training.optimisers import make_optimizer, make_schedule
 from equipoise.training.settings import Settings
 from equipoise.training.step import build_model, evaluate, losses_of, split

@@ -1,6 +1,6 @@
 """Data sets, cut into parts that share no group."""
 
+from equipoise.data.bundled import watch as watch
 from equipoise.data.own.unpickle import load_pickle as load_pickle
-from equipoise.data.sets.bundled import watch as watch
 from equipoise.data.splits import Part as Part
 from equipoise.data.splits import Splits as Splits

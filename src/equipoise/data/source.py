@@ -10,12 +10,12 @@ from typing import final
 
 from torch import nn
 
+from equipoise.data.bundled import two_sensors, watch
 from equipoise.data.own.manifest import read_manifest, samples_of_manifest
 from equipoise.data.own.npz import samples_of_npz
 from equipoise.data.own.samples import Samples
 from equipoise.data.prepare.prepared import FACTS, Prepared
 from equipoise.data.sets import PUBLISHED
-from equipoise.data.sets.bundled import two_sensors, watch
 from equipoise.data.splits import Splits, is_length
 from equipoise.models.choose import kinds_of, reads_tokens
 from equipoise.util.errors import BadInput, raise_all

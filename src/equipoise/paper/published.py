@@ -23,7 +23,7 @@ Printed = tuple[float, float]
 """A number and its standard deviation, accuracies in percent and times in seconds."""
 
 GRID = {"penalty": (1.0, 10.0, 100.0), "smoothing": (0.001, 0.01, 0.1, 1.0)}
-"""Where the paper looks for λ and μ of each data set, one of 3 × 4 points."""
+"""The grid in which the paper looks for λ and μ of each data set, one of 3 × 4 points."""
 
 SEEDS = 3
 SINGLE = {"a": "Audio", "v": "Visual", "t": "Text"}

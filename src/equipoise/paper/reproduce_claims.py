@@ -27,7 +27,7 @@ CLOSE = 1.25
 OURS, JOINT = "MIMO", "MSL"
 
 READINGS = ("subroutine", "with backward")
-"""What t may mean: balancing and update, or these and the backward pass."""
+"""Two readings of t: balancing and update, or these and the backward pass."""
 
 
 def claims(outcome: ReproducedTable) -> list[Claim]:

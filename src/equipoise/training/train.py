@@ -83,7 +83,7 @@ def train(
 
     Example:
         >>> from equipoise import MIMO
-        >>> from equipoise.data.sets.bundled import two_sensors
+        >>> from equipoise.data.bundled import two_sensors
         >>> result = train(two_sensors(samples=60), MIMO(), Settings(epochs=2, batch=20))
         >>> sorted(result.curves[-1]["validation"])
         ['easy', 'fused', 'hard']

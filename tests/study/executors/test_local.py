@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from equipoise.data import Splits
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.data.source import DataSet
 from equipoise.study.executors.local import (
     CONTEXT,

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.study.executors import remote
 from equipoise.study.executors.remote import RemoteTask, unpack
 from equipoise.study.job import Job, run_job

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("submitit")
 
-from equipoise.data.sets.bundled import two_sensors
+from equipoise.data.bundled import two_sensors
 from equipoise.data.source import DataSet
 from equipoise.study.executors import remote
 from equipoise.study.executors.remote import RemoteResult, RemoteTask

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from equipoise.data import Splits, watch
-from equipoise.data.sets.bundled import EXERCISES, _verified_file, _windows, people_of
+from equipoise.data.bundled import EXERCISES, _verified_file, _windows, people_of
 from equipoise.data.source import all_data
 
 FOLDS = [None, *range(10)]
