@@ -26,6 +26,11 @@ from equipoise.training.settings import Settings, convert
         ("optimizer", "adamw", "adamw"),
         ("fusion", "film", "film"),
         ("device", "cuda:1", "cuda:1"),
+        ("metric", "auroc", "auroc"),
+        ("task", "labels", "labels"),
+        ("loss", "mse", "mse"),
+        ("class_weight", "1,2,5", "1,2,5"),
+        ("class_weight", "none", "none"),
     ],
 )
 def test_a_word_becomes_a_value_of_its_type(name: str, text: str, value: object) -> None:
@@ -45,6 +50,8 @@ def test_a_word_becomes_a_value_of_its_type(name: str, text: str, value: object)
         ("optimizer", "adamm", r"optimizer should be one of sgd, adam, adamw \(did you mean adam\?\), found 'adamm'"),
         ("schedule", "xyz", "schedule should be one of constant, cosine, step, found 'xyz'"),
         ("fusion", "concatt", r"did you mean concat\?"),
+        ("metric", "balanced", r"metric should be one of .*did you mean balanced_accuracy\?"),
+        ("task", "classification", "task should be one of auto, classes, regression, labels"),
     ],
 )
 def test_a_word_of_the_wrong_type_is_refused(name: str, text: str, message: str) -> None:
@@ -87,6 +94,14 @@ def test_numbers_that_are_none_are_refused(name: str) -> None:
 def test_limits(words: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(words))} should be"):
         Settings().changed(words)
+
+
+@pytest.mark.parametrize("text", ["even", "1,two", "0,1", "1,-2", "1,nan", "1,inf", "1,,2", ""])
+def test_class_weights_are_numbers_above_zero(text: str) -> None:
+    with pytest.raises(ValueError, match=r"class_weight should be none, balanced, or a number .* such as 1,2,5, found"):
+        Settings(class_weight=text)
+    assert Settings(class_weight="1, 2.5").class_weights() == (1.0, 2.5)
+    assert Settings(class_weight="balanced").class_weights() == ()
 
 
 def test_the_rest_stays() -> None:

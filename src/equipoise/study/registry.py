@@ -19,7 +19,7 @@ from equipoise.training.optimisers import check_step
 from equipoise.training.settings import Preset, Settings
 from equipoise.util.errors import BadInput, look_up, raise_all
 
-WITH_COMMAS = ("encoder",)
+WITH_COMMAS = ("encoder", "class_weight")
 """Settings whose one value may hold commas."""
 
 

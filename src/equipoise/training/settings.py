@@ -16,6 +16,8 @@ from equipoise.util.errors import BadInput, demand, look_up
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Switch: TypeAlias = "bool | Literal['auto']"
 Fusion = Literal["concat", "sum", "gated", "film"]
+MetricName = Literal["auto", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "auprc", "mae", "rmse", "r2"]
+_WEIGHTS = "none, balanced, or a number above zero for each class, such as 1,2,5"
 
 
 @final
@@ -41,8 +43,16 @@ class Settings:
         compile: Compile the encoders; "auto" where a GPU runs long enough to make up for it, and measures faster.
         capture: Capture a step once in a CUDA graph and replay it; "auto" on a GPU, where the model allows it.
         clip: Largest norm of the whole gradient; None for none.
-        select: Keep the "last" epoch, or the "best" one by validation accuracy.
-        patience: Stop after this many epochs without a better validation accuracy; None for never.
+        task: "classes", "regression", "labels" (any number of them for each sample), or "auto": by the label.
+        loss: Of a regression: "huber", "mse" or "mae", between standardised numbers; "auto": huber. Classes and labels
+            have cross-entropy, and "auto" only.
+        metric: The number by which models are judged: in tables, in `select`, `patience` and tuning. "accuracy",
+            "balanced_accuracy", "macro_f1", "auroc" or "auprc" of classes and labels; "mae", "rmse" or "r2" of a
+            regression; "auto": accuracy of classes, mae of a regression, macro_f1 of labels.
+        class_weight: Weights of the classes in the training loss: "none"; "balanced", so that every class weighs alike;
+            or a number for each in their order, "1,2,5". Of labels, weights of their positives.
+        select: Keep the "last" epoch, or the "best" one by the metric on the validation part.
+        patience: Stop after this many epochs without a better metric on the validation part; None for never.
         encoder: "auto" chooses by the shape of each modality; a name ("resnet18") or a dotted path
             ("my.module.Encoder") serves all; "audio:lenet,image:cnn2d" names some of them.
         features: Size of each encoder's output, where the encoder does not fix it.
@@ -70,6 +80,10 @@ class Settings:
     compile: Switch = "auto"
     capture: Switch = "auto"
     clip: float | None = None
+    task: Literal["auto", "classes", "regression", "labels"] = "auto"
+    loss: Literal["auto", "huber", "mse", "mae"] = "auto"
+    metric: MetricName = "auto"
+    class_weight: str = "none"
     select: Literal["last", "best"] = "last"
     patience: int | None = None
     encoder: str = "auto"
@@ -98,11 +112,21 @@ class Settings:
         yield "clip", "above zero, or none", self.clip is None or self.clip > 0
         yield "patience", "at least one epoch, or none", self.patience is None or self.patience >= 1
         yield "device", "auto, cpu, cuda or cuda:1", re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None
+        yield "class_weight", _WEIGHTS, self.class_weight in ("none", "balanced") or bool(self.class_weights())
         kinds = get_type_hints(type(self))
         switches = dict.fromkeys(("compile", "capture"), Literal[True, False, "auto"])
-        for name in ("optimizer", "schedule", "step", "precision", "select", "fusion", "feed", "parallel", *switches):
+        named = ("optimizer", "schedule", "step", "precision", "select", "fusion", "feed", "parallel", *switches)
+        for name in (*named, "task", "loss", "metric"):
             choices = get_args(switches.get(name, kinds[name]))
             yield name, f"one of {', '.join(map(str, choices))}", getattr(self, name) in choices
+
+    def class_weights(self) -> tuple[float, ...]:
+        """Return the numbers of class_weight; none where it is a word, or anything else."""
+        try:
+            numbers = tuple(float(one) for one in self.class_weight.split(","))
+        except ValueError:
+            return ()
+        return numbers if all(0 < one < math.inf for one in numbers) else ()
 
     def changed(self, words: Mapping[str, Any]) -> Settings:
         """Return the same settings with some replaced."""

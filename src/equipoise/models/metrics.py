@@ -1,0 +1,207 @@
+"""Metrics by name: one number that says how good the answers of a model are, for headline, selection and tuning.
+
+Scikit-learn computes all but the accuracy. A part that cannot tell makes no error: classes and labels that do not occur
+there are left out of a mean, and a metric with nothing left is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.util.errors import BadInput, unknown_name
+
+if TYPE_CHECKING:
+    from equipoise.models.task import Task
+
+Compute = Callable[[np.ndarray, np.ndarray, bool], float]
+"""Of answers [N, size], labels as a part holds them, and whether these are classes, the metric."""
+
+
+@final
+@dataclass(frozen=True)
+class Metric:
+    """A metric of answers, probabilities or numbers [N, size], against labels.
+
+    Args:
+        name: As one types it.
+        label: In tables.
+        higher: Whether larger is better.
+        percent: Whether tables show it as a percentage.
+        kinds: The kinds of task that it fits.
+        compute: How scikit-learn computes it.
+    """
+
+    name: str
+    label: str
+    higher: bool
+    percent: bool
+    kinds: tuple[str, ...]
+    compute: Compute
+
+    def __call__(self, answer: Tensor, label: Tensor, task: Task) -> float:
+        """Compute the metric; NaN where the part cannot tell, or an answer is no number.
+
+        Args:
+            answer: Probabilities or numbers, [N, size], as `task.answer` gives them. Log-probabilities of classes do as
+                well; those of labels do not, since a label is said where it is likelier than not.
+            label: As a part holds it.
+            task: The task.
+        """
+        if self.name == "accuracy" and task.kind == "classes":
+            return (answer.argmax(dim=1) == label).double().mean().item()
+        answers = answer.detach().double().cpu().numpy()
+        if len(answers) == 0 or not np.isfinite(answers).all():
+            return math.nan
+        return float(self.compute(answers, label.detach().cpu().numpy(), task.kind == "classes"))
+
+    def merit(self, value: float | None) -> float:
+        """Return a value of the metric as a number of which larger is better; −∞ for None and NaN."""
+        if value is None or math.isnan(value):
+            return -math.inf
+        return value if self.higher else -value
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return float(np.mean(values)) if values else math.nan
+
+
+def _columns(answer: np.ndarray, label: np.ndarray, classes: bool) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return (truth, answer) of each class against the rest, or of each label, where both values of the truth occur."""
+    pairs = [
+        (label == at if classes else label[:, at] > 0.5, answer[:, at])  # a label of one column per class
+        for at in range(answer.shape[1])
+    ]
+    return [(truth, column) for truth, column in pairs if 0 < truth.sum() < len(truth)]
+
+
+def _accuracy(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
+    """Compute the share of right decisions over samples and labels."""
+    return float(np.mean(answer.argmax(axis=1) == label if classes else (answer > 0.5) == (label > 0.5)))
+
+
+def _balanced_accuracy(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
+    """Compute the mean recall of the classes; of labels the mean of each label's own balanced accuracy."""
+    from sklearn.metrics import balanced_accuracy_score, recall_score
+
+    if classes:
+        known = {"labels": np.unique(label), "average": "macro", "zero_division": 0.0}
+        return recall_score(label, answer.argmax(axis=1), **known)
+    return _mean(balanced_accuracy_score(truth, some > 0.5) for truth, some in _columns(answer, label, classes))
+
+
+def _macro_f1(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
+    """Compute the mean F1 of the classes, or of the labels, of which the part has a sample."""
+    from sklearn.metrics import f1_score
+
+    if classes:
+        known = {"labels": np.unique(label), "average": "macro", "zero_division": 0.0}
+        return f1_score(label, answer.argmax(axis=1), **known)
+    truth = label > 0.5
+    occurring = np.flatnonzero(truth.any(axis=0))
+    return _mean(f1_score(truth[:, at], answer[:, at] > 0.5, zero_division=0.0) for at in occurring)
+
+
+def _auroc(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    return _mean(roc_auc_score(truth, some) for truth, some in _columns(answer, label, classes))
+
+
+def _auprc(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
+    from sklearn.metrics import average_precision_score
+
+    return _mean(average_precision_score(truth, some) for truth, some in _columns(answer, label, classes))
+
+
+def _mae(answer: np.ndarray, label: np.ndarray, _: bool) -> float:
+    from sklearn.metrics import mean_absolute_error
+
+    return mean_absolute_error(label, answer)
+
+
+def _rmse(answer: np.ndarray, label: np.ndarray, _: bool) -> float:
+    from sklearn.metrics import mean_squared_error
+
+    return float(np.sqrt(mean_squared_error(label, answer, multioutput="raw_values")).mean())
+
+
+def _r2(answer: np.ndarray, label: np.ndarray, _: bool) -> float:
+    """Compute the mean R² of the columns; a column that has one value only is left out."""
+    from sklearn.metrics import r2_score
+
+    varying = np.flatnonzero((label != label[:1]).any(axis=0))
+    return _mean(r2_score(label[:, at], answer[:, at]) for at in varying)
+
+
+_DECISIONS, _NUMBERS = ("classes", "labels"), ("regression",)
+METRICS = {
+    name: Metric(name, label, higher, percent, kinds, compute)
+    for name, label, higher, percent, kinds, compute in (
+        ("accuracy", "accuracy", True, True, _DECISIONS, _accuracy),
+        ("balanced_accuracy", "balanced accuracy", True, True, _DECISIONS, _balanced_accuracy),
+        ("macro_f1", "macro-F1", True, True, _DECISIONS, _macro_f1),
+        ("auroc", "AUROC", True, True, _DECISIONS, _auroc),
+        ("auprc", "AUPRC", True, True, _DECISIONS, _auprc),
+        ("mae", "mean absolute error", False, False, _NUMBERS, _mae),
+        ("rmse", "root mean squared error", False, False, _NUMBERS, _rmse),
+        ("r2", "R²", True, False, _NUMBERS, _r2),
+    )
+}
+"""Every metric by name.
+
+accuracy: of classes the share of samples whose likeliest class is the right one; of labels the share of right decisions
+over all samples and labels, where a label is said if it is likelier than not.
+balanced_accuracy: the mean recall of the classes; of labels the mean of (recall + specificity) / 2.
+macro_f1: the mean F1 of the classes or labels.
+auroc, auprc: the area under the receiver operating curve, and under the precision-recall curve as average precision: of
+each class against the rest, also where there are two classes, or of each label; then the mean.
+mae, rmse, r2: of each column, then the mean over columns, also where these have different units.
+"""
+AUTO = {"classes": "accuracy", "regression": "mae", "labels": "macro_f1"}
+"""The metric of each kind of task where none is asked for."""
+
+
+def metric_of(name: str, task: Task) -> Metric:
+    """Return the metric that a name means for a task; "auto" is accuracy, mae or macro_f1.
+
+    Raises:
+        BadInput: If there is no such metric, or it does not fit the task; the message names those that do.
+    """
+    if name == "auto":
+        return METRICS[AUTO[task.kind]]
+    fitting = [metric.name for metric in METRICS.values() if task.kind in metric.kinds]
+    if name not in METRICS:
+        raise BadInput(f"metric={name}: {unknown_name(name, ['auto', *fitting])}")
+    if name not in fitting:
+        raise BadInput(f"metric={name}: expected one that fits a task of {task.kind}: {', '.join(fitting)}")
+    return METRICS[name]
+
+
+def baseline(train_label: Tensor, label: Tensor, metric: Metric, task: Task) -> float:
+    """Compute the metric of an answer that reads no sensor, taken from the training part alone.
+
+    Classes and labels: how often each occurs there, so that the majority is said every time. Numbers: the median for
+    mae, and the mean for rmse and r2, which are the best constants for each.
+
+    Args:
+        train_label: Labels of the training part.
+        label: Labels of the part that is measured.
+        metric: The metric.
+        task: The task.
+    """
+    known = train_label.detach().cpu().double()
+    if task.kind == "classes":
+        constant = torch.bincount(train_label.detach().cpu(), minlength=task.size).double() / max(len(known), 1)
+    elif metric.name == "mae":
+        constant = torch.from_numpy(np.median(known.numpy(), axis=0))
+    else:
+        constant = known.mean(dim=0)
+    return metric(constant.expand(len(label), -1), label.detach().cpu(), task)
