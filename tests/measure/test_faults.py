@@ -299,3 +299,27 @@ def test_without_time_samples_are_the_time_line(array: Tensor) -> None:
     changed = (bursts(array, 0.25, mean, deviation, draws()) != array).flatten(1)
     assert torch.equal(changed.any(dim=1), changed.all(dim=1))
     assert changed.any(dim=1).float().mean() == pytest.approx(0.25)
+
+
+def test_beams_are_not_delayed_and_stand_still_from_scan_to_scan() -> None:
+    series = series_part()
+    scans = replace(series, spatial=frozenset({"imu"}))
+    training = training_statistics(series)
+    timed = {(fault, level): faulty for fault, level, faulty in faulty_parts(series, "imu", training)}
+    found = {(fault, level): faulty for fault, level, faulty in faulty_parts(scans, "imu", training)}
+    assert {key for key in timed if key[0] != "delayed"} == found.keys() < timed.keys()
+    array = series.inputs["imu"]
+    before = earlier_rows(len(array), series.group, lag=1)
+    assert torch.equal(found["frozen", "random"].inputs["imu"], array[before])
+    hit = (found["bursts", "25%"].inputs["imu"] != array).flatten(1)
+    assert (hit.all(dim=1) == hit.any(dim=1)).all(), "a burst takes whole scans"
+    assert int(hit.any(dim=1).sum()) == round(0.25 * len(array))
+    for key in found.keys() - {("frozen", "random"), ("bursts", "25%"), ("bursts", "50%")}:
+        same = found[key].inputs
+        assert all(torch.equal(values, timed[key].inputs[name]) for name, values in same.items()), key
+
+
+def test_a_part_keeps_which_axes_are_not_time() -> None:
+    scans = replace(series_part(), spatial=frozenset({"imu"}))
+    for part in (scans.take(torch.arange(3)), scans.to("cpu"), scans.ready(), scans.in_memory()):
+        assert part.spatial == {"imu"}

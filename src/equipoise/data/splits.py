@@ -33,6 +33,7 @@ class Part:
         rows: Which rows of the inputs are the samples of this part, [N]; None where all are. So parts of one prepared
             file share its memory map, and only what is taken is read.
         views: Make the input of an encoder out of a modality as it is stored; none where that is the input.
+        spatial: Modalities whose last axis is not time: beams of a scanner, bins of a spectrum.
     """
 
     inputs: dict[str, Tensor]
@@ -40,6 +41,7 @@ class Part:
     group: Tensor | None = None
     rows: Tensor | None = None
     views: Mapping[str, View] = field(default_factory=dict)
+    spatial: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.label)
@@ -49,13 +51,13 @@ class Part:
         group = None if self.group is None else self.group[rows]
         stored = rows if self.rows is None else self.rows[rows]
         inputs = {name: array[stored] for name, array in self.inputs.items()}
-        return Part(inputs, self.label[rows], group, views=self.views)
+        return Part(inputs, self.label[rows], group, views=self.views, spatial=self.spatial)
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Part:
         """Return a part with a function applied to every tensor of this one, whose inputs are its own."""
         inputs = {name: function(array) for name, array in self.inputs.items()}
         group = None if self.group is None else function(self.group)
-        return Part(inputs, function(self.label), group, views=self.views)
+        return Part(inputs, function(self.label), group, views=self.views, spatial=self.spatial)
 
     def to(self, device: torch.device | str) -> Part:
         """Return the same samples on another device."""
@@ -84,7 +86,7 @@ class Part:
                 inputs[name] = view(inputs[name], inputs.get(f"{name}_length"), random)
                 if view.takes_lengths:
                     inputs.pop(f"{name}_length", None)
-        return Part(inputs, self.label, self.group)
+        return Part(inputs, self.label, self.group, spatial=self.spatial)
 
 
 @final
@@ -132,6 +134,7 @@ class Splits:
         fold: int | None = None,
         standardise: bool = True,
         tokens: Collection[str] = (),
+        space: Collection[str] = (),
     ) -> Splits:
         """Cut arrays of your own into training, validation and test parts.
 
@@ -152,6 +155,8 @@ class Splits:
             fold: Test on this fold of five (as many as there are groups, if fewer), validate on the next one.
             standardise: Shift and scale every channel by the statistics of the training part.
             tokens: Modalities that hold token numbers, [N, T]: they stay the whole numbers they are.
+            space: Modalities whose last axis is not time, such as the beams of a lidar or the bins of a spectrum,
+                [N, C, bins]: "delayed" is not among the faults that are tried on them.
 
         Raises:
             BadInput: With everything that is wrong.
@@ -163,7 +168,7 @@ class Splits:
             {'imu': (3, 50), 'sound': (8,)}
         """
         samples = read_samples(
-            arrays, label, split=split, group=group, classes=classes, name=name, lengths=lengths or {}
+            arrays, label, split=split, group=group, classes=classes, name=name, lengths=lengths or {}, space=space
         )
         return cls.from_samples(samples, fold, seed, standardise=standardise, tokens=tokens)
 
@@ -296,7 +301,7 @@ def parts_of(samples: Samples, marks: np.ndarray | None, tokens: Collection[str]
         if len(array) == len(label)
     }
     views = {name: view for name, view in samples.views.items() if name in inputs}
-    whole = Part(inputs, label, group, views=views)
+    whole = Part(inputs, label, group, views=views, spatial=samples.spatial)
     return {part: whole.take(torch.from_numpy(marks == number)) for number, part in enumerate(PARTS)}
 
 

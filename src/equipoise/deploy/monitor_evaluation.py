@@ -209,7 +209,8 @@ def _broken(
     array = whole[rows]
     mean, deviation = training.mean[sensor].to(array), training.deviation[sensor].to(array)
     last = whole[onsets - 1].repeat_interleave(stretch, dim=0)
-    yield "stuck", broken(last[:, :, -1:].expand_as(array) if array.dim() == 3 else last)
+    series = array.dim() == 3 and sensor not in stream.spatial
+    yield "stuck", broken(last[:, :, -1:].expand_as(array) if series else last)
     random = torch.Generator().manual_seed(seed)
     floor = FLOOR * deviation * torch.randn(array.shape, generator=random).to(array)
     yield f"silent, {FLOOR:.0%} noise", broken(mean + floor)

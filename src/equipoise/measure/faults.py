@@ -2,7 +2,8 @@
 
 A fault acts on an array [N, …], which is never changed itself. Time is axis 2 of [N, C, T] and [N, C, T, H, W]; [N, D]
 and [N, C, H, W] have none, and there the samples of a group, in their order, are the time line. Where time is ragged,
-padding counts as signal: encoders that know lengths ignore it.
+padding counts as signal: encoders that know lengths ignore it. An axis that is said not to be time (`Part.spatial`) is
+none either: there "delayed" is left out.
 """
 
 import hashlib
@@ -62,7 +63,7 @@ def accuracy_under_faults(
       zero features for the fused head, the other heads for the committee; left out where it is the only sensor).
     - ``noisy``: Gaussian noise of "0.5", "1", "2" and "4" training deviations of each channel.
     - ``frozen``: the signal stands still from a "random" time on.
-    - ``delayed``: the signal is late by "10%", "25%" and "50%" of its window.
+    - ``delayed``: the signal is late by "10%", "25%" and "50%" of its window; left out where its axis is not time.
     - ``bursts``: random stretches, "25%" and "50%" of the time, are replaced by noise of five deviations.
 
     The draws depend on the seed and the part, not on the model, so models can be compared in pairs; and all levels of a
@@ -139,11 +140,14 @@ def faulty_parts(
     yield "missing", "absent", replace(part, inputs=_chosen(part, modality, own=False))
     for level in NOISE_LEVELS:
         yield "noisy", f"{level:g}", broken(noisy(array, level, deviation, draws("noisy")))
-    yield "frozen", "random", broken(frozen(array, group, draws("frozen")))
-    for share in DELAYS:
+    spatial, shape = modality in part.spatial, array.shape
+    if spatial:  # without a time axis, as a vector
+        array, mean, deviation = array.flatten(1), mean.flatten(), deviation.expand_as(mean).flatten()
+    yield "frozen", "random", broken(frozen(array, group, draws("frozen")).reshape(shape))
+    for share in () if spatial else DELAYS:
         yield "delayed", f"{share:.0%}", broken(delayed(array, share, group))
     for share in BURST_SHARES:
-        yield "bursts", f"{share:.0%}", broken(bursts(array, share, mean, deviation, draws("bursts")))
+        yield "bursts", f"{share:.0%}", broken(bursts(array, share, mean, deviation, draws("bursts")).reshape(shape))
 
 
 def _chosen(part: Part, modality: str, *, own: bool) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ axis of 1, 3 or 4 colours that comes last, or after the frames, is moved to wher
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +47,7 @@ def read_samples(
     problems: Iterable[str] = (),
     notes: Iterable[str] = (),
     samples: Sequence[str] | None = None,
+    space: Iterable[str] = (),
 ) -> Samples:
     """Read everything that can be read, and collect all that is wrong.
 
@@ -61,8 +62,10 @@ def read_samples(
         problems: What was wrong before.
         notes: What was done before.
         samples: Names of the samples in messages; their numbers, from 0, where this is None.
+        space: Modalities whose last axis is not time, beside those of which an array "NAME_axis" says so.
     """
     problems, notes = list(problems), list(notes)
+    spatial, arrays = _spatial(arrays, space, problems)
 
     def attempt(read: Callable[..., Any], *given: Any) -> Any:
         try:
@@ -97,7 +100,29 @@ def read_samples(
     notes += [modality.note for modality in read.values() if modality.note]
     views = {key: Rescaled(1 / 255) for key, modality in read.items() if modality.values.dtype == torch.uint8}
     whole = frozenset(key for key, modality in read.items() if modality.whole)
-    return Samples(name, inputs, views, labels, marks, groups, tuple(notes), tuple(problems), samples, whole)
+    return Samples(name, inputs, views, labels, marks, groups, tuple(notes), tuple(problems), samples, whole, spatial)
+
+
+def _spatial(
+    arrays: Mapping[str, Any], space: Iterable[str], problems: list[str]
+) -> tuple[frozenset[str], dict[str, Any]]:
+    """Return the modalities whose last axis is not time, and the arrays without those that say so."""
+    said = {name: given for name, given in arrays.items() if is_axis(name, arrays)}
+    spatial = {space} if isinstance(space, str) else {*space}
+    problems += [f"space: expected some of {list(arrays)}, found {name!r}" for name in sorted(spatial - {*arrays})]
+    for name, given in said.items():
+        words = sorted({*map(str, as_numpy(given).reshape(-1).tolist())})
+        if words == ["space"]:
+            spatial.add(name.removesuffix("_axis"))
+        elif words != ["time"]:
+            found = ", ".join(map(repr, words[:5]))
+            problems.append(f"{name}: expected the word time or the word space, found {found or 'nothing'}")
+    return frozenset(spatial), {name: given for name, given in arrays.items() if name not in said}
+
+
+def is_axis(name: object, arrays: Container[str]) -> bool:
+    """Return whether a name stands for the kind of another modality's last axis."""
+    return isinstance(name, str) and name.endswith("_axis") and name.removesuffix("_axis") in arrays
 
 
 def _modalities(

@@ -313,7 +313,8 @@ def _column(header: str, values: Any, names: list[str]) -> ManifestColumn:
         return ManifestColumn(name, "numbers", numbers)
     if blank := [row for row, value in enumerate(values) if value is None or (isinstance(value, str) and not value)]:
         raise BadInput(f"expected a value in every row, found none in {len(blank)} ({first_few(blank, names)})")
-    if not colon and all(isinstance(value, list) for value in values):
+    words = header.endswith("_axis") and all(value in ("space", "time") for value in values)
+    if words or (not colon and all(isinstance(value, list) for value in values)):
         return ManifestColumn(name, "lists", values)
     if colon and all(isinstance(value, str) for value in values):
         return ManifestColumn(name, kind, values)

@@ -241,6 +241,7 @@ class Samples:
         problems: What is wrong with them.
         names: Names of the samples in messages; their numbers, from 0, where this is None.
         whole: The modalities whose numbers are whole ones.
+        spatial: The modalities whose last axis is not time.
     """
 
     name: str
@@ -253,6 +254,7 @@ class Samples:
     problems: tuple[str, ...] = ()
     names: Sequence[str] | None = None
     whole: frozenset[str] = frozenset()
+    spatial: frozenset[str] = frozenset()
 
     @property
     def folds(self) -> int:
