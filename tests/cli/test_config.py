@@ -22,13 +22,14 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Captur
         Path("study.yaml").write_text(text, encoding="utf-8")
         caught: list[Any] = []
 
-        def catch(chosen: Any, source: Any, seeds: Any, out: Path, **options: Any) -> list[Any]:
+        def catch(studies: Any, seeds: Any, out: Path, **options: Any) -> list[Any]:
+            ((source, chosen),) = studies
             lines = [(entry.label, entry.params, entry.settings) for entry in chosen]
             assert options.pop("command").startswith(f"equipoise {command}")  # what was typed, and no setting
             caught.append((lines, source.name, list(seeds), out, options))
             return [{}]
 
-        monkeypatch.setattr(comparison, "compare", catch)
+        monkeypatch.setattr(comparison, "compare_each", catch)
         config = ["--config", "study.yaml"] if text else []
         monkeypatch.setattr(sys, "argv", ["equipoise", command, *config, *words, "--json"])
         with pytest.raises(SystemExit) as ended:
@@ -43,6 +44,7 @@ PAIRS = {
     "nothing": ("seeds: 3", ""),
     "options": ("seeds: 2\nout: there\nworkers: 1", "--seeds 2 --out there --workers 1"),
     "flags": ("folds: true\nquick: false", "--folds"),
+    "folds": ("folds: 5", "--folds 5"),
     "lists": ("methods: [msl, ew]", "--methods msl,ew"),
     "settings": ("epochs: 3\nlr: 1e-3\nweight_decay: 0\nclip: none", "epochs=3 lr=1e-3 weight_decay=0 clip=none"),
     "truths": ("compile: false\ndeterministic: yes", "compile=false deterministic=yes"),

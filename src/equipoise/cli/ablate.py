@@ -52,7 +52,7 @@ def ablate(
     drawing.check_ready()
     how = {"folds": folds, "workers": workers, "on": place, "quiet": as_json, "command": options.typed_command()}
     outcome = run(sweep, source, seeds, out, **how)
-    flags = {"--grid": grid, "--scaled-rate": scaled_rate, "--folds": folds}
+    flags = {"--grid": grid, "--scaled-rate": scaled_rate, "--folds" if folds is True else f"--folds={folds}": folds}
     cut = [] if split is None else ["--split", split]
     given = ["--data", data, *cut, "--method", method, *(flag for flag in flags if flags[flag]), "--seeds", str(seeds)]
     made_by = shlex.join(["equipoise", "ablate", *given, *(words or ())])

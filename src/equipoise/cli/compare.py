@@ -22,7 +22,7 @@ def compare(
     words: options.Words = None,
     *,
     _config: Config = None,
-    data: options.Data = "watch",
+    data: options.SeveralData = "watch",
     split: options.Split = None,
     preset: options.PresetName = "auto",
     methods: Annotated[str, typer.Option(help="Names with commas between, or all.")] = "all",
@@ -40,12 +40,12 @@ def compare(
     """Train every method on the same data and print the table; the page is written beside it."""
     lines = partial(entries, methods.split(","), words or ())
     trackers_and_place = (lambda: options.trackers_of(track), lambda: cluster_of(on))
-    source, chosen, trackers, place = options.data_and(data, split, preset, lines, *trackers_and_place)
+    studies, trackers, place = options.every_data_and(data, split, preset, lines, *trackers_and_place)
     if controls:
-        chosen += comparison.controls(chosen, source)
+        studies = [(source, [*chosen, *comparison.controls(chosen, source)]) for source, chosen in studies]
     how: dict[str, Any] = {"folds": folds, "tune": tune, "quick": quick, "workers": workers, "on": place}
     how |= {"trackers": trackers, "quiet": as_json, "command": options.typed_command()}
-    show_rows(out, comparison.compare(chosen, source, range(seeds), out, **how), as_json=as_json)
+    show_rows(out, comparison.compare_each(studies, range(seeds), out, **how), as_json=as_json)
 
 
 def show_rows(out: Path, rows: list[dict[str, Any]], *, as_json: bool) -> None:

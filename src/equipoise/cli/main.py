@@ -2,15 +2,16 @@
 
 import sys
 from importlib import import_module
+from typing import Any, final
 
 try:
     import typer
+    from typer.core import TyperCommand
 except ModuleNotFoundError:
     msg = "the command needs packages that are not installed; type: pip install 'equipoise[train]'"
     raise ModuleNotFoundError(msg) from None
 
-from equipoise.cli import lists
-from equipoise.cli.options import parser_message
+from equipoise.cli import lists, options
 from equipoise.training import launch
 from equipoise.util.errors import BadInput, FailedRuns, printable, require_utf8
 from equipoise_command import INTERRUPTED, say_stopped
@@ -18,9 +19,22 @@ from equipoise_command import INTERRUPTED, say_stopped
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 COMMANDS = ("compare", "train", "report", "diagnose", "methods", "datasets", "presets", "check", "prepare", "toy")
 COMMANDS += ("landscape", "ablate", "reproduce", "tune", "export", "monitor", "bench", "version")
+
+
+@final
+class Command(TyperCommand):
+    """A subcommand, some of whose options may stand without their value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words of a command line."""
+        return super().parse_args(ctx, options.with_values(args))
+
+
 for _name in COMMANDS:  # one file a command, but for those that only list what there is
     _module = lists if hasattr(lists, _name) else import_module(f"equipoise.cli.{_name}")
-    app.command(_name, epilog=getattr(_module, "EXAMPLE", lists.EXAMPLES.get(_name)))(getattr(_module, _name))
+    app.command(_name, cls=Command, epilog=getattr(_module, "EXAMPLE", lists.EXAMPLES.get(_name)))(
+        getattr(_module, _name)
+    )
 
 
 def main() -> None:
@@ -44,7 +58,7 @@ def main() -> None:
         sys.exit(1)
     except Exception as error:
         if hasattr(error, "format_message"):  # how the parser of the command line says what is wrong with it
-            launch.print_error(parser_message(error))
+            launch.print_error(options.parser_message(error))
             sys.exit(2)
         raise
 

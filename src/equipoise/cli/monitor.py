@@ -50,6 +50,7 @@ def monitor(
         raise BadInput(f"the run names its data {data!r}, which is no data set of the package; type --data PATH")
     read = Settings().changed({"encoder": kept.encoder, "features": kept.row["run"]["features"]})
     source, fold = data_set(data, split), kept.row["fold"]
+    source = source.cut_into(kept.row.get("folds") or source.folds)
     if fold is not None and fold >= source.folds:
         raise BadInput(f"{kept.folder}: expected one of the {source.folds} folds of {source.name}, found fold {fold}")
     (splits,) = collect(lambda: mark_tokens(source, [(read.encoder, read.features)]).load(fold))

@@ -29,7 +29,28 @@ PresetName = Annotated[
 ]
 OneMethod = Annotated[str, typer.Option(help="One method; see `equipoise methods`.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs per method, with seeds 0, 1, …")]
-Folds = Annotated[bool, typer.Option("--folds", help="Every group-wise fold instead of the one fixed cut.")]
+SeveralData = Annotated[
+    str, typer.Option("--data", help="A name (`equipoise datasets`), a prepared folder, or a file; several by commas.")
+]
+
+
+def folds_of(value: object) -> int:
+    """Read the value of ``--folds``: how many, True for all there are, or False for the one fixed cut."""
+    text, words = str(value).lower(), {"all": True, "true": True, "yes": True, "false": False, "no": False, "0": False}
+    if text not in words and (not text.isdecimal() or int(text) < 3):
+        raise typer.BadParameter("expected all, or how many folds, 3 or more")
+    return words[text] if text in words else int(text)
+
+
+Folds = Annotated[
+    int,
+    typer.Option(
+        "--folds",
+        parser=folds_of,
+        metavar="[N]",
+        help="Every group-wise fold instead of the one fixed cut; --folds 5 cuts the groups into five.",
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option("--workers", min=1, help="Runs side by side; by default one per core, or as many as the GPUs carry."),
@@ -82,6 +103,38 @@ def data_and(
         return chosen
 
     return collect(source, lambda: lines(preset_for(preset, names[0] if names else "")), *others)
+
+
+def every_data_and(
+    data: str, split: str | None, preset: str, lines: Callable[[Preset | None], Any], *others: Callable[[], Any]
+) -> list[Any]:
+    """Return a list of data sets, each with what is made of its preset, and the rest; see `data_and`."""
+    texts = data.split(",") if "," in data and not Path(data).exists() else [data]
+
+    def studies() -> list[tuple[DataSet, Any]]:
+        if len(texts) > 1 and split is not None:
+            again = "run the command once for each, with the same --out: one report shows them all"
+            raise BadInput(f"--split {split}: expected one data set, found {len(texts)}; {again}")
+        found = [
+            tuple(each) for each in collect(*(partial(data_and, text.strip(), split, preset, lines) for text in texts))
+        ]
+        names = [source.name for source, _ in found]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise BadInput(
+                f"--data: expected each name once, found {', '.join(twice)} twice; rename a file or a folder"
+            )
+        return found
+
+    return collect(studies, *others)
+
+
+def with_values(words: Sequence[str]) -> list[str]:
+    """Give an option whose value may be left out the value it then has: ``--folds`` alone is ``--folds=all``."""
+    following = [*words[1:], ""]
+    return [
+        "--folds=all" if word == "--folds" and not after.isdecimal() and after != "all" else word
+        for word, after in zip(words, following, strict=True)
+    ]
 
 
 def from_words(owner: str, kind: Callable[..., T], words: Sequence[str], example: str = "") -> T:

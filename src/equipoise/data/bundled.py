@@ -46,28 +46,31 @@ _NAMES = "pendulum|abduction|forward elevation|internal rotation|external rotati
 EXERCISES = tuple(_NAMES.split("|"))
 
 
-def watch(fold: int | None = None) -> Splits:
+def watch(fold: int | None = None, folds: int = len(PEOPLE)) -> Splits:
     """Return windows of two seconds of `accelerometer` and `gyroscope`, each 3 × 100, half overlapping, standardised.
 
     Args:
         fold: One of ten: person `fold + 1` is the test set, the next three validate, the other six train. None is the
             one fixed split of short comparisons: five people train, three validate, two test.
+        folds: How many there are, 3 to 10. Of fewer than ten each tests on several people.
     """
     inputs, label, person = _windows()
-    where = people_of(fold)
+    where = people_of(fold, folds)
     train, validation, test = split_by_group(inputs, label, person, where).values()
     described = ", ".join(f"{part}: people {', '.join(map(str, numbers))}" for part, numbers in where.items())
     return Splits("watch", train, validation, test, EXERCISES, described).standardised()
 
 
-def people_of(fold: int | None) -> dict[str, tuple[int, ...]]:
+def people_of(fold: int | None, folds: int = len(PEOPLE)) -> dict[str, tuple[int, ...]]:
     """Return the people of each part."""
     if fold is None:
         return {"train": PEOPLE[:5], "validation": PEOPLE[5:8], "test": PEOPLE[8:]}
-    if not 0 <= fold < len(PEOPLE):
-        raise ValueError(f"watch: fold should be one of 0 to {len(PEOPLE) - 1}, found {fold}")
-    turned = PEOPLE[fold:] + PEOPLE[:fold]
-    return {"train": turned[4:], "validation": turned[1:4], "test": turned[:1]}
+    if not 0 <= fold < folds:
+        raise ValueError(f"watch: fold should be one of 0 to {folds - 1}, found {fold}")
+    first, end = (len(PEOPLE) * edge // folds for edge in (fold, fold + 1))
+    turned, tested = PEOPLE[first:] + PEOPLE[:first], end - first
+    learnt = max(4, tested + 2)  # from here on people train
+    return {"train": turned[learnt:], "validation": turned[tested:learnt], "test": turned[:tested]}
 
 
 @cache

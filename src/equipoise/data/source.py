@@ -1,5 +1,7 @@
 """Data sets that ``--data`` names: one of the package, a prepared folder, an ``.npz``, or a manifest."""
 
+from __future__ import annotations
+
 import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +12,7 @@ from typing import final
 
 from torch import nn
 
-from equipoise.data.bundled import two_sensors, watch
+from equipoise.data.bundled import PEOPLE, two_sensors, watch
 from equipoise.data.own.manifest import read_manifest, samples_of_manifest
 from equipoise.data.own.npz import samples_of_npz
 from equipoise.data.own.samples import Samples
@@ -43,12 +45,26 @@ class DataSet:
     folds: int
     summary: str
 
+    def cut_into(self, folds: int) -> DataSet:
+        """Return the same data cut into another number of folds.
+
+        Raises:
+            BadInput: If its folds are fixed, or so many cannot be made.
+        """
+        if folds == self.folds:
+            return self
+        load = getattr(self.load, "cut_into", None)
+        if load is None or self.folds == 0:
+            there = f"its {self.folds} folds are fixed: type --folds" if self.folds else "it has no groups to cut by"
+            raise BadInput(f"{self.name} cannot be cut into {folds} folds; {there}")
+        return replace(self, load=load(folds), folds=folds)
+
 
 def all_data() -> dict[str, DataSet]:
     """Return every data set that comes with the package, by name."""
     return {
-        "watch": DataSet("watch", watch, 10, "Seven shoulder exercises of ten people, accelerometer and gyroscope."),
-        "generated": DataSet("generated", _generated, 10, "An easy and a hard sensor, made up."),
+        "watch": DataSet("watch", Watch(), 10, "Seven shoulder exercises of ten people, accelerometer and gyroscope."),
+        "generated": DataSet("generated", Generated(), 10, "An easy and a hard sensor, made up."),
     }
 
 
@@ -102,14 +118,56 @@ class OwnFile:
     Args:
         path: Of the ``.npz``, ``.csv`` or ``.parquet``.
         tokens: The modalities that are read as token numbers.
+        folds: How many folds its groups are cut into; None for the usual number.
     """
 
     path: str
     tokens: tuple[str, ...] = ()
+    folds: int | None = None
 
     def __call__(self, fold: int | None) -> Splits:
         """Divide its samples into parts."""
-        return _splits_of(samples_of(self.path), fold, self.tokens)
+        return _splits_of(samples_of(self.path), fold, self.tokens, self.folds)
+
+    def cut_into(self, folds: int) -> OwnFile:
+        """Return the same with another number of folds; reading tells whether there are as many groups."""
+        return replace(self, folds=folds)
+
+
+@final
+@dataclass(frozen=True)
+class Watch:
+    """Loads `watch`.
+
+    Args:
+        folds: How many folds its people are cut into.
+    """
+
+    folds: int = len(PEOPLE)
+
+    def __call__(self, fold: int | None) -> Splits:
+        """Divide its people into parts."""
+        return watch(fold, self.folds)
+
+    def cut_into(self, folds: int) -> Watch:
+        """Return the same with another number of folds."""
+        if not 3 <= folds <= len(PEOPLE):
+            raise BadInput(f"watch: expected 3 to {len(PEOPLE)} folds, found {folds}")
+        return Watch(folds)
+
+
+@final
+@dataclass(frozen=True)
+class Generated:
+    """Loads `generated`, whose folds are draws of its own."""
+
+    def __call__(self, fold: int | None) -> Splits:
+        """Make the draw of a fold."""
+        return two_sensors(seed=fold or 0)
+
+    def cut_into(self, _folds: int) -> Generated:
+        """Return the same: as many draws as are asked for can be made."""
+        return self
 
 
 @final
@@ -195,18 +253,14 @@ def check_vocabulary(encoders: Mapping[str, nn.Module], splits: Splits) -> None:
     raise_all(problems)
 
 
-def _generated(fold: int | None) -> Splits:
-    return two_sensors(seed=fold or 0)
-
-
 @lru_cache(maxsize=2)
 def _samples_of(path: str, _version: tuple[int, int] | None) -> Samples:
     return samples_of_npz(path) if Path(path).suffix.lower() == ".npz" else samples_of_manifest(path)
 
 
 @lru_cache(maxsize=8)
-def _splits_of(samples: Samples, fold: int | None, tokens: tuple[str, ...]) -> Splits:
-    return Splits.from_samples(samples, fold, tokens=tokens)
+def _splits_of(samples: Samples, fold: int | None, tokens: tuple[str, ...], folds: int | None) -> Splits:
+    return Splits.from_samples(samples, fold, tokens=tokens, folds=folds)
 
 
 def _prepared_folder(text: str) -> Path:

@@ -135,6 +135,7 @@ class Splits:
         standardise: bool = True,
         tokens: Collection[str] = (),
         space: Collection[str] = (),
+        folds: int | None = None,
     ) -> Splits:
         """Cut arrays of your own into training, validation and test parts.
 
@@ -152,11 +153,12 @@ class Splits:
             name: The name of the data in tables.
             lengths: How many steps of each sample are real, per modality.
             seed: Of the drawing.
-            fold: Test on this fold of five (as many as there are groups, if fewer), validate on the next one.
+            fold: Test on this one of the `folds`, validate on the next one.
             standardise: Shift and scale every channel by the statistics of the training part.
             tokens: Modalities that hold token numbers, [N, T]: they stay the whole numbers they are.
             space: Modalities whose last axis is not time, such as the beams of a lidar or the bins of a spectrum,
                 [N, C, bins]: "delayed" is not among the faults that are tried on them.
+            folds: How many folds there are, three or more; None for five, or as many as there are groups, if fewer.
 
         Raises:
             BadInput: With everything that is wrong.
@@ -170,7 +172,7 @@ class Splits:
         samples = read_samples(
             arrays, label, split=split, group=group, classes=classes, name=name, lengths=lengths or {}, space=space
         )
-        return cls.from_samples(samples, fold, seed, standardise=standardise, tokens=tokens)
+        return cls.from_samples(samples, fold, seed, standardise=standardise, tokens=tokens, folds=folds)
 
     @classmethod
     def from_samples(
@@ -181,9 +183,10 @@ class Splits:
         *,
         standardise: bool = True,
         tokens: Collection[str] = (),
+        folds: int | None = None,
     ) -> Splits:
         """Divide samples into parts, or raise one message with everything that is wrong; see `from_arrays`."""
-        assignment = samples.assign(fold, seed)
+        assignment = samples.assign(fold, seed, folds)
         problems = [*samples.problems, *assignment.problems, *samples.token_problems(tokens)]
         left = len(problems) - MOST_SHOWN
         more = [f"… and {left} more; all of them: equipoise check --data …"] if left > 1 else problems[MOST_SHOWN:]

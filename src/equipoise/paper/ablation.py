@@ -15,7 +15,7 @@ from equipoise.study.executors import Cluster
 from equipoise.study.job import DIVERGED, Job, diverged
 from equipoise.study.registry import WITH_COMMAS, Entry, all_methods, entries, own_name
 from equipoise.study.store import Store
-from equipoise.study.study import plan
+from equipoise.study.study import folds_of, plan
 from equipoise.study.tuning import headline
 from equipoise.training.settings import Preset
 from equipoise.util.errors import BadInput, FailedRuns, collect, look_up
@@ -261,7 +261,7 @@ def run(
     seeds: int,
     out: Path,
     *,
-    folds: bool = False,
+    folds: bool | int = False,
     workers: int | None = None,
     on: Cluster | None = None,
     quiet: bool = False,
@@ -274,7 +274,7 @@ def run(
         source: The data.
         seeds: One run each, for every point and fold.
         out: Folder for everything that is written.
-        folds: Every fold instead of the one fixed cut.
+        folds: Every fold instead of the one fixed cut; a number cuts the data into as many.
         workers: Runs side by side; None for one per core, or as many as the GPUs carry.
         on: Where they take place, if not on this machine.
         quiet: Show no progress.
@@ -284,10 +284,8 @@ def run(
         FailedRuns: If not a single run was finished, or one failed for another reason than a loss that is no number.
             That some settings diverge is part of the answer.
     """
-    if folds and not source.folds:
-        raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
+    source, cuts = folds_of(source, folds)
     store = Store(out)
-    cuts = list(range(source.folds)) if folds else [None]
     jobs, splits = plan(sweep.points, source, range(seeds), cuts, measure="quick", on=on)
     record_command(out, command)
     reasons = run_jobs(jobs, splits, store, workers=workers, on=on, quiet=quiet)

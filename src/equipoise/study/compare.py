@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal, NamedTuple
@@ -11,14 +12,14 @@ from typing import Any, Literal, NamedTuple
 from equipoise.data.source import DataSet
 from equipoise.study import tuning
 from equipoise.study.executors import Cluster
-from equipoise.study.job import finite
+from equipoise.study.job import Measure, finite
 from equipoise.study.registry import Entry, all_methods
 from equipoise.study.store import Store, cannot_write
-from equipoise.study.study import plan, run_progress, run_study
+from equipoise.study.study import folds_of, plan, run_progress, run_study
 from equipoise.training import launch
 from equipoise.training.launch import device_of
 from equipoise.training.trackers import Trackers
-from equipoise.util.errors import BadInput, collect
+from equipoise.util.errors import BadInput, FailedRuns, collect
 from equipoise.util.files import inside, open_inside
 from equipoise.util.processes import threads
 
@@ -26,21 +27,8 @@ COMMAND = "command.txt"
 """The file with the commands that made the results of a folder, and their dates."""
 
 
-@threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
 def compare(
-    chosen: Sequence[Entry],
-    source: DataSet,
-    seeds: Sequence[int],
-    out: Path,
-    *,
-    folds: bool = False,
-    tune: int = 0,
-    quick: bool = False,
-    workers: int | None = None,
-    on: Cluster | None = None,
-    trackers: Trackers | None = None,
-    quiet: bool = False,
-    command: str | None = None,
+    chosen: Sequence[Entry], source: DataSet, seeds: Sequence[int], out: Path, *, folds: bool | int = False, **how: Any
 ) -> list[dict[str, Any]]:
     """Run every method with every seed, and return the rows.
 
@@ -49,7 +37,36 @@ def compare(
         source: The data.
         seeds: One run for each, per line and fold.
         out: Folder for everything that is written.
-        folds: Every fold instead of the one fixed cut.
+        folds: Every fold instead of the one fixed cut; a number cuts the data into as many.
+        how: As for `compare_each`.
+    """
+    return compare_each([(source, chosen)], seeds, out, folds=folds, **how)
+
+
+@threads(1)  # before data is loaded: processes that share memory must not inherit a pool of threads
+def compare_each(
+    studies: Sequence[tuple[DataSet, Sequence[Entry]]],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    folds: bool | int = False,
+    tune: int = 0,
+    quick: bool = False,
+    workers: int | None = None,
+    on: Cluster | None = None,
+    trackers: Trackers | None = None,
+    quiet: bool = False,
+    command: str | None = None,
+) -> list[dict[str, Any]]:
+    """Run every method on each of several data sets with every seed, and return the rows.
+
+    All data is read and checked before the first run begins.
+
+    Args:
+        studies: Each data set with the lines of its comparison.
+        seeds: One run for each, per line and fold.
+        out: Folder for everything that is written.
+        folds: Every fold instead of the one fixed cut; a number cuts the data into as many.
         tune: Trials per method and fold.
         quick: Leave out sensor faults and the costlier protocols.
         workers: Runs at the same time; None for one per core, or as many as the GPUs carry.
@@ -57,26 +74,43 @@ def compare(
         trackers: Where runs are logged while they train. Trials are not: they are many, and no result.
         quiet: Show no progress.
         command: As it was typed, to be recorded beside the results; None where there is none.
+
+    Raises:
+        FailedRuns: After all others are done, if some runs failed.
     """
-    if folds and not source.folds:
-        raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
+    cut = collect(*(partial(folds_of, source, folds) for source, _ in studies))
     if on is None and launch.launched():  # elsewhere, every run is a process of its own
-        launch.init(*collect(lambda: device_of(chosen[0].settings)))
+        launch.init(*collect(lambda: device_of(studies[0][1][0].settings)))
     with launch.one_rank_at_a_time():
         store = Store(out)
     quiet = quiet or not launch.is_main()
-    cuts = list(range(source.folds)) if folds else [None]
-    jobs, splits = plan(chosen, source, seeds, cuts, measure="quick" if quick else "all", on=on)
+    scope: Measure = "quick" if quick else "all"
+    plans = collect(
+        *(
+            partial(plan, chosen, source, seeds, cuts, measure=scope, on=on)
+            for (_, chosen), (source, cuts) in zip(studies, cut, strict=True)
+        )
+    )
     if launch.is_main():
         if trackers is not None:
             trackers.try_out()
         record_command(out, command)
-    if tune:
-        with launch.one_rank_at_a_time():
-            trials = Store(inside(out, "tuning"))
-        jobs = tuning.tune(chosen, jobs, splits, trials, tune, workers=workers, on=on, quiet=quiet)
-    with run_progress(store.missing(job.config for job in jobs), "runs", quiet=quiet) as tell:
-        return run_study(jobs, splits, store, workers=workers, on=on, on_event=tell, trackers=trackers)
+    rows: list[dict[str, Any]] = []
+    failures: list[str] = []
+    for (source, chosen), (jobs, splits) in zip(studies, plans, strict=True):
+        where = f" on {source.name}" if len(studies) > 1 else ""
+        try:
+            if tune:
+                with launch.one_rank_at_a_time():
+                    trials = Store(inside(out, "tuning"))
+                jobs = tuning.tune(chosen, jobs, splits, trials, tune, workers=workers, on=on, quiet=quiet)
+            with run_progress(store.missing(job.config for job in jobs), f"runs{where}", quiet=quiet) as tell:
+                rows += run_study(jobs, splits, store, workers=workers, on=on, on_event=tell, trackers=trackers)
+        except FailedRuns as error:
+            failures.append(str(error))
+    if failures:
+        raise FailedRuns("\n".join(failures))
+    return rows
 
 
 def record_command(out: Path, command: str | None) -> None:

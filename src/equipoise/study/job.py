@@ -256,6 +256,7 @@ def _row(
         **job.facts(),
         "config": job.config,
         "status": "done",
+        **({} if job.fold is None else {"folds": job.data.folds}),
         "protocol": splits.protocol,
         "about": splits.about,
         "selected": {"epoch": trained.epoch, "by": settings.select + published},

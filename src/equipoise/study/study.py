@@ -25,6 +25,17 @@ OnEvent = Callable[[str, Job, dict[str, Any]], None]
 """Called with "start", "epoch", "done" or "failed", the job, and the record, the row or the reason."""
 
 
+def folds_of(source: DataSet, folds: bool | int) -> tuple[DataSet, list[int | None]]:
+    """Return the data with the folds that are asked for, and their numbers."""
+    if not folds:
+        return source, [None]
+    if not source.folds:
+        raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
+    if not isinstance(folds, bool):
+        source = source.cut_into(folds)
+    return source, list(range(source.folds))
+
+
 def plan(
     entries: Sequence[Entry],
     data: DataSet,

@@ -272,12 +272,13 @@ class Samples:
             if (self.inputs[name] < 0).any():
                 yield f"{name}: expected token numbers from 0 on, found {int(self.inputs[name].min())}; pad with 0"
 
-    def assign(self, fold: int | None = None, seed: int = 0) -> Assignment:
+    def assign(self, fold: int | None = None, seed: int = 0, folds: int | None = None) -> Assignment:
         """Assign each sample to a part.
 
         Args:
             fold: Which fold is tested on; None for the parts that were given, or drawn once.
             seed: Of the drawing.
+            folds: How many there are; None for `self.folds`.
         """
         columns = (self.label and self.label.numbers, self.marks, self.group and self.group.numbers)
         if len({len(column) for column in columns if column is not None}) > 1:
@@ -291,12 +292,17 @@ class Samples:
                 why = "parts were given without groups" if self.group is None else "there are fewer than three groups"
                 problem = f"fold: expected data that can be cut into folds, but {why}; give group"
                 return Assignment(problems=(problem,))
-            if not 0 <= fold < self.folds:
-                return Assignment(problems=(f"fold: expected 0 to {self.folds - 1}, found {fold}",))
-            marks = draw_fold(label, group, fold, self.folds, seed)
+            folds = folds or self.folds
+            most, each = (len(label), "sample") if self.group is None else (len(self.group.names), "group")
+            if not FEWEST_FOLDS <= folds <= most:
+                expected = f"expected {FEWEST_FOLDS} to {most}, at most one per {each}"
+                return Assignment(problems=(f"folds: {expected}, found {folds}",))
+            if not 0 <= fold < folds:
+                return Assignment(problems=(f"fold: expected 0 to {folds - 1}, found {fold}",))
+            marks = draw_fold(label, group, fold, folds, seed)
             how = f"within each class; {UNGROUPED}" if group is None else f"by group: {self._groups_per_part(marks)}"
             unused = "" if self.marks is None else "; the parts that were given are not used"
-            about = f"fold {fold} of {self.folds} (seed {seed}), drawn {how}{unused}"
+            about = f"fold {fold} of {folds} (seed {seed}), drawn {how}{unused}"
         elif self.marks is not None:
             marks, about, problems = self.marks, "parts as given", list(self._torn())
             train = marks == TRAIN
