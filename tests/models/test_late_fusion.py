@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.models import MLP, CNN1d, Concat, LateFusion, SequenceTransformer
 from equipoise.models.late_fusion import drop_modalities
+from equipoise.models.task import MultiLabel
 
 MANY = [1, 2, 3, 5]
 
@@ -261,7 +262,7 @@ def test_all_problems_of_the_arguments_are_told_at_once() -> None:
         "encoder of 'video', ReLU, could not be told. Write features={'video': …}",
         "Did you mean 'video'?",
         "features['b'] must be a whole number of at least 1, found 0",
-        "either classes or head; found neither",
+        "either classes or a task; found neither",
         "Unknown unimodal: 'heads'",
         "dropout must be at least 0 and less than 1, found 1.0",
     ):
@@ -271,7 +272,7 @@ def test_all_problems_of_the_arguments_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"classes": 3, "head": nn.Linear}, "either classes or head; found both"),
+        ({"classes": 3, "task": MultiLabel(["a"])}, "either classes or a task; found both"),
         ({"classes": 1}, r"at least 2, found 1.*nn\.Linear\(size, 1\)"),
         ({"classes": 3, "dropout": -0.1}, "found -0.1"),
         ({"classes": 3, "fusion": "flim"}, "Did you mean 'film'"),
@@ -327,7 +328,7 @@ def test_bad_decisions() -> None:
     with pytest.raises(ValueError, match=r"Unknown decision: 'comittee'.*Did you mean 'committee'"):
         model.predict(inputs, misspelt)
     regression = LateFusion({"a": MLP(2)}, head=lambda size: nn.Linear(size, 1))
-    with pytest.raises(ValueError, match=r"at least two classes; 'fused' has \[3, 1\].*model\(inputs\)"):
+    with pytest.raises(ValueError, match=r"knows its task; this one was built with head.*model\(inputs\)"):
         regression.predict({"a": torch.zeros(3, 2)})
 
 

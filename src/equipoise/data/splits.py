@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from equipoise.data.own.arrays import read_samples
 from equipoise.data.own.samples import PARTS, Samples
 from equipoise.data.views import View
 from equipoise.models.encoders import real_steps
+from equipoise.models.task import Classification, Task
 from equipoise.util.errors import raise_all
 
 MOST_SHOWN = 20  # problems in one message
@@ -99,13 +100,15 @@ class Splits:
         train: The samples that models learn from.
         validation: The samples that everything is chosen on.
         test: The samples that are read once, at the end.
-        classes: Names of the classes, in the order of the labels.
+        classes: Names of the classes in the order of the labels; of the labels of a multi-label task; or of the
+            columns of a regression's target.
         about: One line on how the parts were drawn.
         source: Fingerprint of the prepared data the parts were cut from, whose numbers were checked then; "" where the
             parts hold all there is.
         protocol: Name of the way the parts were drawn; "" where there is one only.
         selects_on_test: Whether that is a published way which chooses on the samples it reports.
         scales: Mean and deviation of each modality's channels by which `standardised` scaled them, for deployment.
+        task: The task; None for classification.
     """
 
     name: str
@@ -118,6 +121,11 @@ class Splits:
     protocol: str = ""
     selects_on_test: bool = False
     scales: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict, kw_only=True)
+    task: Task = field(default=cast("Task", None), kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.task is None:
+            object.__setattr__(self, "task", Classification(self.classes))
 
     @classmethod
     def from_arrays(

@@ -1,11 +1,13 @@
 """Fit the committee of a model: the weights with which the fused head and the heads of the modalities vote.
 
 The weights are fitted on data that the model was not trained on, and shrunk towards equal ones as far as that data
-cannot tell them apart. Beside it stands the ensemble, the equal vote of separately trained models, which a committee
-has to beat.
+cannot tell them apart. Classes and labels are pooled by log-probabilities, numbers by a convex combination, whose
+intervals are calibrated on the same data. Beside it stands the ensemble, the equal vote of separately trained models,
+which a committee has to beat.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
@@ -13,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise.models.evaluation import LEAST_LOG, class_log_probabilities, evaluating
+from equipoise.models.evaluation import LEAST_LOG, evaluating, surviving_weights
 from equipoise.models.fusion import Fusion
+from equipoise.models.intervals import conformal_radius, subset_masks, widened_by_missing
 from equipoise.models.late_fusion import LateFusion, check_model
+from equipoise.models.task import Classification, Regression, Task
 from equipoise.util.errors import raise_all
 
 Batch = Sequence[Any]
@@ -45,6 +49,8 @@ class CommitteeFit(NamedTuple):
 def fit_committee(model: LateFusion, batches: Iterable[Batch] | Batch, groups: Groups | None = None) -> CommitteeFit:
     """Fit the weights with which a model's heads vote, and store them in `model.committee`.
 
+    Samples that lack a sensor have no say in it. Of a regression, the intervals are calibrated too: `model.radii`.
+
     Args:
         model: A model with uni-modal outputs.
         batches: Validation data: any number of batches (inputs, labels) or (inputs, labels, groups), or a single one.
@@ -62,25 +68,83 @@ def fit_committee(model: LateFusion, batches: Iterable[Batch] | Batch, groups: G
         hint = "this one was built with unimodal=None. Write LateFusion(…, unimodal='head')."
         raise ValueError(f"fit_committee expected a model with uni-modal outputs; {hint}")
     single = isinstance(batches, Sequence) and len(batches) > 0 and isinstance(batches[0], Mapping)
-    members = ["fused", *model.encoders]
-    logs, labels, groups_of_batches = [], [], []
+    task, names = model.known_task(), ["fused", *model.encoders]
+    members, labels, groups_of_batches, whole, errors = [], [], [], [], []
     with evaluating(model), torch.no_grad():
+        inputs: Any
         for number, (inputs, answers, *rest) in enumerate([batches] if single else batches):
-            outputs = class_log_probabilities(model(inputs))
+            features = model.features(inputs)
+            outputs = {"fused": model.fusion(model.complete(features)), **model.unimodal_outputs(features)}
             samples = len(outputs["fused"])
-            wrong = [f"an input for {name!r}, which is missing" for name in members if name not in outputs]
+            wrong = [f"an input for {name!r}, which is missing" for name in names if name not in outputs]
             counts = {"labels": len(answers), "groups": len(rest[0]) if rest else samples}
             wrong += [f"{samples} {what}, and there are {count}" for what, count in counts.items() if count != samples]
             raise_all([f"fit_committee expected in batch {number}: {'; '.join(wrong)}. Leave it out."] if wrong else [])
-            logs.append(torch.stack([outputs[name] for name in members], dim=1).cpu())
+            members.append(torch.stack([task.member(outputs[name]) for name in names], dim=1).cpu())
             labels.append(torch.as_tensor(answers).cpu())
             groups_of_batches.append(rest[0] if rest else None)
-    if not logs:
+            masks = [mask.cpu() for mask in model.gaps(inputs).values()]
+            whole.append(torch.stack([torch.ones(samples, dtype=torch.bool), *masks]).all(dim=0))
+            if isinstance(task, Regression):
+                errors.append(_fused_by_subset(model, features).cpu() - labels[-1])
+    if not members:
         hint = "found none. Pass validation data."
         raise ValueError(f"fit_committee expected at least one batch (inputs, labels); {hint}")
-    fit = fit_weights(torch.cat(logs), torch.cat(labels), _all_groups(groups_of_batches, groups))
+    complete, label = torch.cat(whole), torch.cat(labels)
+    if not isinstance(task, Classification):  # whose labels `fit_weights` checks
+        raise_all(task.problems(label))
+    known = _all_groups(groups_of_batches, groups)
+    own = None if known is None else _names(known)[complete.numpy()]
+    pooled, label = torch.cat(members)[complete], label[complete]
+    fit = _fit_task(task, pooled, label, own)
     model.committee.copy_(fit.weights)
+    if isinstance(task, Regression):
+        of_fused = torch.cat(errors, dim=1)[:, complete].abs()
+        _calibrate(model, of_fused, pooled, label)
     return fit
+
+
+def _fit_task(task: Task, members: Tensor, label: Tensor, groups: Groups | None) -> CommitteeFit:
+    """Fit the weights of members [N, M, size] in the way of the task; equal ones where no sample is complete."""
+    if len(members) == 0:
+        reason = "equal weights: no validation sample has every sensor"
+        return CommitteeFit(_equal(members.shape[1]), math.inf, reason)
+    if isinstance(task, Classification):
+        return fit_weights(members, label, groups)
+    if isinstance(task, Regression):
+        return fit_mean_weights((members - label[:, None]) / task.deviation.cpu(), groups)
+    # Every label of a sample is a vote between two classes.
+    logs = torch.stack([-members, members], dim=-1).log_softmax(dim=-1)  # [N, M, L, 2]
+    samples, _, labels = members.shape
+    names = np.arange(samples) if groups is None else _names(groups)
+    return fit_weights(logs.transpose(1, 2).flatten(0, 1), label.long().flatten(), np.repeat(names, labels))
+
+
+def _fused_by_subset(model: LateFusion, features: Mapping[str, Tensor]) -> Tensor:
+    """Compute the fused answer with every subset of the sensors, [S, B, D]."""
+    answers = []
+    for mask in subset_masks(len(model.encoders)).tolist():
+        heard = {
+            name: x if there else torch.zeros_like(x) for (name, x), there in zip(features.items(), mask, strict=True)
+        }
+        answers.append(model.known_task().member(model.fusion(model.complete(heard))))
+    return torch.stack(answers)
+
+
+def _calibrate(model: LateFusion, of_fused: Tensor, members: Tensor, label: Tensor) -> None:
+    """Store the conformal radius of both decisions for every subset of the sensors.
+
+    Args:
+        model: Whose committee is fitted.
+        of_fused: Absolute errors of the fused answer, [S, N, D].
+        members: [N, M, D].
+        label: [N, D].
+    """
+    masks, weights = subset_masks(len(model.encoders)), model.committee.detach().cpu()
+    chosen = surviving_weights(weights, masks)  # [S, M]
+    for decision, errors in enumerate((of_fused, (torch.einsum("sm,nmd->snd", chosen, members) - label).abs())):
+        radii = torch.stack([conformal_radius(one) for one in errors])
+        model.radii[decision].copy_(widened_by_missing(radii, masks))
 
 
 def _all_groups(of_batches: list[Any], given: Groups | None) -> Any:
@@ -120,6 +184,108 @@ def fit_weights(log_probabilities: Tensor, labels: Tensor, groups: Groups | None
     """
     raise_all(_problems(log_probabilities, labels, groups))
     samples, members, _ = log_probabilities.shape
+    # The margins against the right class, [M, N, C], are all that the loss depends on.
+    logs = log_probabilities.detach().to("cpu", torch.float64).clamp(min=LEAST_LOG).transpose(0, 1)
+    right = labels.detach().cpu().long().expand(members, samples).unsqueeze(2)
+    return _fit(_LogPool((logs - logs.gather(2, right)).contiguous()), groups)
+
+
+def fit_mean_weights(errors: Tensor, groups: Groups | None = None) -> CommitteeFit:
+    """Fit the weights of a convex combination of numbers: least mean square plus shrinkage · ‖w − equal‖².
+
+    The weights are not negative and add up to one. The shrinkage is chosen as in `fit_weights`.
+
+    Args:
+        errors: Of N samples under M members in D columns, [N, M, D], in deviations of the target.
+        groups: As for `fit_weights`.
+    """
+    if errors.dim() != 3 or 0 in errors.shape or not errors.isfinite().all():
+        expected = "finite errors [samples, members, columns], at least one each"
+        raise_all([f"fit_mean_weights expected {expected}; found {list(errors.shape)}."])
+    return _fit(_MeanPool(errors.detach().to("cpu", torch.float64).transpose(0, 1).contiguous()), groups)
+
+
+class _Pool(ABC):
+    """The loss of a committee as a function of its weights, with derivatives.
+
+    Args:
+        values: All that the loss depends on, [M, N, …] in float64.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    @abstractmethod
+    def loss(self, weights: Tensor) -> Tensor:
+        """Return the mean loss over samples."""
+
+    @abstractmethod
+    def derivatives(self, weights: Tensor) -> Derivatives:
+        """Return loss, gradient and Hessian."""
+
+    def normalised(self, weights: Tensor) -> Tensor:
+        """Return weights as this pool wants them."""
+        return weights
+
+    def solve(self, shrinkage: float, start: Tensor) -> Tensor:
+        """Find the weights w ≥ 0 of least loss plus shrinkage · ‖w − equal‖²."""
+        members = len(self.values)
+        equal = _equal(members)
+        if shrinkage == math.inf:
+            return equal
+
+        def shrunk(weights: Tensor) -> Derivatives:
+            value, gradient, hessian = self.derivatives(weights)
+            pull = weights - equal
+            eye = torch.eye(members, dtype=torch.float64)
+            value = value + shrinkage * pull.square().sum()
+            return value, gradient + 2 * shrinkage * pull, hessian + 2 * shrinkage * eye
+
+        return self.normalised(minimise_without_negatives(shrunk, start))
+
+
+@final
+class _LogPool(_Pool):
+    """The negative log-likelihood of pooled log-probabilities, from margins against the right class [M, N, C]."""
+
+    def loss(self, weights: Tensor) -> Tensor:
+        return torch.einsum("m,mnc->nc", weights, self.values).logsumexp(dim=1).mean()
+
+    def derivatives(self, weights: Tensor) -> Derivatives:
+        votes = torch.einsum("m,mnc->nc", weights, self.values)
+        weighted = self.values * votes.softmax(dim=1)
+        expected = weighted.sum(dim=2)
+        spread = (weighted.flatten(1) @ self.values.flatten(1).T - expected @ expected.T) / self.values.shape[1]
+        return votes.logsumexp(dim=1).mean(), expected.mean(dim=1), spread
+
+
+@final
+class _MeanPool(_Pool):
+    """The mean square of a convex combination of errors [M, N, D]."""
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__(values)
+        flat = values.flatten(1)
+        self._moments = flat @ flat.T / flat.shape[1]
+        # That weights add up to one is demanded by a penalty, large beside everything else, and then made exact.
+        self._demand = 1e6 * (1 + self._moments.diagonal().mean())
+
+    def loss(self, weights: Tensor) -> Tensor:
+        return weights @ self._moments @ weights
+
+    def derivatives(self, weights: Tensor) -> Derivatives:
+        excess, along = weights.sum() - 1, self._moments @ weights
+        hessian = 2 * self._moments + 2 * self._demand * torch.ones_like(self._moments)
+        value = weights @ along + self._demand * excess.square()
+        return value, 2 * along + 2 * self._demand * excess, hessian
+
+    def normalised(self, weights: Tensor) -> Tensor:
+        return weights / weights.sum()
+
+
+def _fit(pool: _Pool, groups: Groups | None) -> CommitteeFit:
+    """Fit the weights of a pool, shrunk as far as left-out groups allow."""
+    members, samples = pool.values.shape[:2]
     names = np.arange(samples) if groups is None else _names(groups)
     group_of_sample = torch.from_numpy(np.unique(names, return_inverse=True)[1])
     group_count = int(group_of_sample.max()) + 1
@@ -127,16 +293,11 @@ def fit_weights(log_probabilities: Tensor, labels: Tensor, groups: Groups | None
         reason = f"equal weights: found {group_count} group(s), and cross-validation needs at least three"
         return CommitteeFit(_equal(members), math.inf, reason)
 
-    # The margins against the right class, [M, N, C], are all that the loss depends on.
-    logs = log_probabilities.detach().to("cpu", torch.float64).clamp(min=LEAST_LOG).transpose(0, 1)
-    right = labels.detach().cpu().long().expand(members, samples).unsqueeze(2)
-    margins = (logs - logs.gather(2, right)).contiguous()
-
     # The shuffle is the same every time, and keeps neighbours in a file from sharing a fold.
     fold_count = min(group_count, _FOLDS_BY_SAMPLE if groups is None else _FOLDS_BY_GROUP)
     shuffled = torch.randperm(group_count, generator=torch.Generator().manual_seed(0))
     fold_of_sample = (shuffled % fold_count)[group_of_sample]
-    losses = torch.stack([_left_out_losses(margins, fold_of_sample == fold) for fold in range(fold_count)])
+    losses = torch.stack([_left_out_losses(pool, fold_of_sample == fold) for fold in range(fold_count)])
 
     excess = losses - losses[:, losses.mean(dim=0).argmin()].unsqueeze(1)
     standard_error = excess.std(dim=0) / math.sqrt(fold_count)
@@ -148,36 +309,17 @@ def fit_weights(log_probabilities: Tensor, labels: Tensor, groups: Groups | None
         f"{outcome}: the most shrunk within one standard error of the best over {fold_count} folds of {group_count} "
         f"groups; left-out loss {mean[chosen]:.4g}, best {min(mean):.4g}, equal weights {mean[0]:.4g}"
     )
-    return CommitteeFit(_solve(margins, shrinkage, _equal(members)), shrinkage, reason)
+    return CommitteeFit(pool.solve(shrinkage, _equal(members)), shrinkage, reason)
 
 
-def _left_out_losses(margins: Tensor, left_out: Tensor) -> Tensor:
+def _left_out_losses(pool: _Pool, left_out: Tensor) -> Tensor:
     """Compute the loss on one fold after fitting to the others, for each shrinkage."""
-    kept, tested = margins[:, ~left_out], margins[:, left_out]
-    weights, losses = _equal(len(margins)), []
+    kept, tested = (type(pool)(pool.values[:, rows]) for rows in (~left_out, left_out))
+    weights, losses = _equal(len(pool.values)), []
     for shrinkage in _SHRINKAGES:
-        weights = _solve(kept, shrinkage, weights)  # from the solution before, which is near
-        losses.append(torch.einsum("m,mnc->nc", weights, tested).logsumexp(dim=1).mean())
+        weights = kept.solve(shrinkage, weights)  # from the solution before, which is near
+        losses.append(tested.loss(weights))
     return torch.stack(losses)
-
-
-def _solve(margins: Tensor, shrinkage: float, start: Tensor) -> Tensor:
-    members, samples, _ = margins.shape
-    equal = _equal(members)
-    if shrinkage == math.inf:
-        return equal
-
-    def loss(weights: Tensor) -> Derivatives:
-        votes = torch.einsum("m,mnc->nc", weights, margins)
-        pull = weights - equal
-        value = votes.logsumexp(dim=1).mean() + shrinkage * pull.square().sum()
-        weighted = margins * votes.softmax(dim=1)
-        expected = weighted.sum(dim=2)
-        gradient = expected.mean(dim=1) + 2 * shrinkage * pull
-        spread = (weighted.flatten(1) @ margins.flatten(1).T - expected @ expected.T) / samples
-        return value, gradient, spread + 2 * shrinkage * torch.eye(members, dtype=torch.float64)
-
-    return minimise_without_negatives(loss, start)
 
 
 def _equal(members: int) -> Tensor:
@@ -251,26 +393,29 @@ def stationarity(point: Tensor, gradient: Tensor) -> Tensor:
 
 @final
 class Vote(Fusion):
-    """The mean of the modalities' log-probabilities, with equal weights and nothing to train.
+    """The mean of the modalities' votes, with equal weights and nothing to train.
 
     Args:
         heads: One trained head per modality.
+        task: Of classes, log-probabilities are averaged; otherwise the outputs of the heads.
     """
 
-    def __init__(self, heads: Mapping[str, nn.Module]) -> None:
+    def __init__(self, heads: Mapping[str, nn.Module], task: Task | None = None) -> None:
         super().__init__()
         # In a tuple: the heads belong to the model that votes, and are not to be counted twice.
         self._heads = (dict(heads),)
+        self._classes = task is None or isinstance(task, Classification)
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Average the votes of all."""
         heads = self._heads[0]
-        votes = [heads[name](feature).log_softmax(dim=1) for name, feature in features.items()]
+        votes = [heads[name](feature) for name, feature in features.items()]
+        votes = [vote.log_softmax(dim=1) for vote in votes] if self._classes else votes
         return torch.stack(votes).mean(dim=0)
 
 
 def as_ensemble(model: LateFusion) -> LateFusion:
-    """Separately trained uni-modal models whose log-probabilities are averaged.
+    """Separately trained uni-modal models whose votes are averaged.
 
     Args:
         model: Trained uni-modally, with a head per modality.
@@ -280,8 +425,8 @@ def as_ensemble(model: LateFusion) -> LateFusion:
     """
     voting = LateFusion(
         dict(model.encoders),
-        head=lambda size: nn.Linear(size, 2),  # replaced below by the trained ones
-        fusion=Vote(dict(model.heads)),
+        task=model.known_task(),
+        fusion=Vote(dict(model.heads), model.task),
         unimodal="head",
         features=model.sizes,
     )

@@ -55,8 +55,12 @@ def class_log_probabilities(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, output in outputs.items()
         if output.dim() != 2 or output.shape[1] < 2
     )
-    wide = {name: output if output.dtype == torch.float64 else output.float() for name, output in outputs.items()}
-    return {name: output.log_softmax(dim=1) for name, output in wide.items()}
+    return {name: widened(output).log_softmax(dim=1) for name, output in outputs.items()}
+
+
+def widened(output: Tensor) -> Tensor:
+    """Return an output in float32 at least."""
+    return output if output.dtype == torch.float64 else output.float()
 
 
 def surviving_weights(weights: Tensor, present: Tensor) -> Tensor:

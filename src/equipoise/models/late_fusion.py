@@ -11,14 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.models.encoders import features_of
-from equipoise.models.evaluation import (
-    LEAST_LOG,
-    class_log_probabilities,
-    evaluating,
-    surviving_weights,
-    varies_in_training,
-)
+from equipoise.models.evaluation import evaluating, surviving_weights, varies_in_training
 from equipoise.models.fusion import HeadMaker, HeadPart, NamedModules, build_fusion
+from equipoise.models.intervals import new_radii
+from equipoise.models.task import Classification, Regression, Task
 from equipoise.util.errors import name_problems, raise_all, unknown_name
 from equipoise.util.graph import scale_gradient
 
@@ -35,13 +31,17 @@ class LateFusion(nn.Module):
     """Encodes each modality alone and fuses the feature vectors: {name: input} → {"fused": …, name: …}.
 
     A sensor that is missing from the inputs counts as a feature vector of zeros in the fused path and has no output of
-    its own.
+    its own. One that only some samples lack, as "NAME_present" says, counts as zeros in those; what its own output says
+    of them means nothing.
 
     Args:
         encoders: One per modality, by name: any modules that turn an input into [B, size]. One that has a parameter
             `lengths` can read ragged time.
-        classes: Number of classes; every head is then a Linear. Give either this or `head`.
-        head: Makes a head from a feature size, e.g. `lambda size: nn.Linear(size, 1)` for regression.
+        classes: Number of classes, for classification. Give either this or `task`.
+        head: Makes a head from a feature size, e.g. `lambda size: nn.Linear(size, 1)`; None for a Linear of the size
+            that the task needs. With neither classes nor a task, what its outputs mean is not known, and there is no
+            `predict`.
+        task: The task: `Regression(["angle"])`, `MultiLabel(["cough", "fever"])`.
         fusion: "concat", "sum", "gated", "film", or a module; see `build_fusion`.
         unimodal: The source of a modality's own output: "head", a head trained with its encoder; "detached", a head
             trained beside it, on detached features; "split", its share of the additive fused output (where AGM is
@@ -56,6 +56,7 @@ class LateFusion(nn.Module):
     """
 
     committee: Tensor
+    radii: Tensor
 
     def __init__(
         self,
@@ -63,17 +64,22 @@ class LateFusion(nn.Module):
         classes: int | None = None,
         *,
         head: HeadMaker | None = None,
+        task: Task | None = None,
         fusion: str | nn.Module = "concat",
         unimodal: Unimodal | None = "head",
         features: Mapping[str, int] | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        raise_all([*_encoder_problems(encoders, features or {}), *_other_problems(classes, head, unimodal, dropout)])
+        others = _other_problems(classes, head, task, unimodal, dropout)
+        raise_all([*_encoder_problems(encoders, features or {}), *others])
         sizes = {name: features_of(encoder) for name, encoder in encoders.items()} | dict(features or {})
         self.sizes = {name: int(size) for name, size in sizes.items() if size is not None}
         self.unimodal, self.dropout = unimodal, dropout
-        make_head = _head_maker(classes, head)
+        self.task = task
+        if classes is not None:
+            self.task = Classification(list(map(str, range(int(classes)))))
+        make_head = _head_maker(None if self.task is None else self.task.size, head)
 
         # The fused head comes before the others, so that a seed starts it alike whatever `unimodal` says.
         self.encoders = NamedModules(encoders)
@@ -87,13 +93,15 @@ class LateFusion(nn.Module):
         self._responder: weakref.ref[object] | None = None
         self._takes_lengths = {name for name, encoder in encoders.items() if takes_lengths(encoder)}
         self.register_buffer("committee", torch.full((len(self.sizes) + 1,), 1 / (len(self.sizes) + 1)))
+        if isinstance(task, Regression):
+            self.register_buffer("radii", new_radii(len(self.sizes), task.size))
 
     def forward(self, inputs: Inputs, lengths: Lengths | None = None) -> dict[str, Tensor]:
         """Give the fused output, then the output of each modality at hand, in the order of the encoders.
 
         Args:
             inputs: The modalities by name; one that is absent or None is a missing sensor. Beside "audio",
-                "audio_length" may hold its lengths.
+                "audio_length" may hold its lengths, and "audio_present" the samples that have it, booleans [B].
             lengths: For ragged time, the number of real steps of each sample, [B], by modality.
 
         Returns:
@@ -113,9 +121,12 @@ class LateFusion(nn.Module):
         if not isinstance(inputs, Mapping):
             names = ", ".join(f"{name!r}: …" for name in self.encoders)
             raise TypeError(f"LateFusion expected its inputs by name, {{{names}}}; found {type(inputs).__name__}.")
-        features = self._encode(*self._sort_inputs(inputs, lengths or {}))
+        sensors, steps, present = self._sort_inputs(inputs, lengths or {})
+        if self.training:  # of which batch statistics are taken
+            sensors, steps = _fill_gaps(sensors, steps, present)
+        features = self._encode(sensors, steps)
         self._check_features(features)
-        return features
+        return {name: x.where(present[name][:, None], 0) if name in present else x for name, x in features.items()}
 
     def complete(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add a feature vector of zeros for each missing modality."""
@@ -133,23 +144,30 @@ class LateFusion(nn.Module):
             features = {name: feature.detach() for name, feature in features.items()}
         return {name: self.heads[name](feature) for name, feature in features.items()}
 
-    def vote(self, log_probabilities: Mapping[str, Tensor]) -> Tensor:
-        """Let the committee vote: softmax over classes of Σ_j w_j log p_j, from the log-probabilities of each member.
+    def vote(self, members: Mapping[str, Tensor], present: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Let the committee vote: the pool of its members, [B, size], as the task has it.
 
-        Members are "fused" and each modality at hand, [B, C]. The weights w_j are those in `committee`; with a sensor
-        missing, those of `surviving_weights`.
+        Members are "fused" and each modality at hand, [B, size], as `Task.member` gives them. Their weights are those
+        in `committee`; with a sensor missing, those of `surviving_weights`.
+
+        Args:
+            members: By name.
+            present: For a modality that only some samples have, which ones, [B].
         """
-        weights = self.committee.to(log_probabilities["fused"].dtype)
-        present = [name in log_probabilities for name in self.encoders]
-        if not all(present):
-            weights = surviving_weights(weights, torch.tensor(present).to(weights.device, non_blocking=True))
-        # The fused head goes with a missing sensor.
-        members = zip(["fused", *self.encoders], weights.unbind(), [all(present), *present], strict=True)
-        votes = [weight * log_probabilities[name].clamp(min=LEAST_LOG) for name, weight, votes in members if votes]
-        return torch.stack(votes).sum(dim=0).softmax(dim=-1)
+        weights, fused = self.committee.to(members["fused"].dtype), members["fused"]
+        here = [name in members for name in self.encoders]
+        if present:
+            every, none = (torch.full_like(fused[:, 0], value, dtype=torch.bool) for value in (1, 0))
+            masks = [present.get(name, every) if name in members else none for name in self.encoders]
+            weights = surviving_weights(weights, torch.stack(masks, dim=1))
+        elif not all(here):
+            weights = surviving_weights(weights, torch.tensor(here).to(weights.device, non_blocking=True))
+        voting = [member for member, there in zip(["fused", *self.encoders], [True, *here], strict=True) if there]
+        chosen = weights if all(here) else weights[..., [True, *here]]
+        return self.known_task().pool(torch.stack([members[name] for name in voting], dim=1), chosen)
 
     def predict(self, inputs: Inputs, decision: Decision = "fused", lengths: Lengths | None = None) -> Tensor:
-        """Give class probabilities [B, C], in evaluation mode and without gradients.
+        """Give the answer [B, size], in evaluation mode and without gradients: probabilities, or numbers.
 
         Args:
             inputs: As for `forward`; any non-empty subset of the modalities.
@@ -158,21 +176,35 @@ class LateFusion(nn.Module):
             lengths: As for `forward`.
 
         Returns:
-            The probabilities.
+            Probabilities of the classes or labels, or numbers in the units of the target.
 
         Raises:
-            ValueError: If the decision is unknown or needs outputs that the model does not have, or these are no class
-                scores.
+            ValueError: If the decision is unknown or needs outputs that the model does not have, or the model knows no
+                task.
         """
         if decision not in get_args(Decision):
             raise_all([f"Unknown decision: {unknown_name(decision, get_args(Decision))}"])
         if decision == "committee" and self.unimodal is None:
             hint = "this one was built with unimodal=None. Write LateFusion(…, unimodal='head') or decision='fused'."
             raise ValueError(f"decision='committee' expected a model with uni-modal outputs; {hint}")
+        task = self.known_task()
         with evaluating(self), torch.no_grad():
-            outputs = self(inputs, lengths)
-        logs = class_log_probabilities(outputs)
-        return logs["fused"].exp() if decision == "fused" else self.vote(logs)
+            members = {name: task.member(output) for name, output in self(inputs, lengths).items()}
+            if decision == "fused":
+                return task.answer(members["fused"])
+            return self.vote(members, self.gaps(inputs))
+
+    def gaps(self, inputs: Inputs) -> Tensors:
+        """Give, of each modality at hand that some samples may lack, which samples have it, booleans [B]."""
+        masks = {name: inputs.get(f"{name}_present") for name in self.encoders if inputs.get(name) is not None}
+        return {name: mask.bool() for name, mask in masks.items() if mask is not None}
+
+    def known_task(self) -> Task:
+        """Return the task, or raise a ValueError where the model was built without one."""
+        if self.task is None:
+            hint = "this one was built with head=… alone. Write LateFusion(…, task=Regression(['angle']), head=…)"
+            raise ValueError(f"predict and vote expected a model that knows its task; {hint}, or call model(inputs).")
+        return self.task
 
     def fused_head_parts(self) -> dict[str, list[HeadPart]]:
         """List, per modality, the parameters of the fused head that only its term of an additive fused output has."""
@@ -251,7 +283,7 @@ class LateFusion(nn.Module):
         raise_all(
             f"Shapley responses expected an input for every modality; found none for {name!r}." for name in missing
         )
-        sensors, steps = self._sort_inputs(inputs, lengths or {})
+        sensors, steps, _ = self._sort_inputs(inputs, lengths or {})
         # The features of one sample of zeros stand for all, but of a ragged encoder they depend on the lengths.
         zeros = {name: torch.zeros_like(sensor if name in steps else sensor[:1]) for name, sensor in sensors.items()}
         shares, at_zero = self.fusion.share(features), self.fusion.share(self._encode(zeros, steps))
@@ -267,13 +299,14 @@ class LateFusion(nn.Module):
             if name in sensors
         }
 
-    def _sort_inputs(self, inputs: Inputs, lengths: Lengths) -> tuple[Tensors, Tensors]:
-        """Tell sensors from lengths, and leave out what is missing."""
+    def _sort_inputs(self, inputs: Inputs, lengths: Lengths) -> tuple[Tensors, Tensors, Tensors]:
+        """Tell sensors from lengths and gaps, and leave out what is missing."""
         length_of = {f"{name}_length": name for name in self.encoders}
+        beside = {*length_of, *(f"{name}_present" for name in self.encoders)} - {*self.encoders}
         steps = {length_of[key]: value for key, value in inputs.items() if key in length_of and value is not None}
         steps.update(lengths)
         sensors = {key: value for key, value in inputs.items() if key in self.encoders and value is not None}
-        keys = [*(key for key in inputs if key not in length_of), *lengths]
+        keys = [*(key for key in inputs if key not in beside), *lengths]
         problems = [f"Unknown modality: {unknown_name(key, self.encoders)}" for key in keys if key not in self.encoders]
         problems += [
             f"The encoder of {name!r} takes no lengths. Give its forward a parameter `lengths`, or leave them out."
@@ -283,8 +316,14 @@ class LateFusion(nn.Module):
         if not sensors:
             hint = f"found none. Pass {{{next(iter(self.encoders))!r}: tensor}}."
             problems.append(f"Expected an input for at least one of {', '.join(map(repr, self.encoders))}; {hint}")
+        present = self.gaps(inputs)
+        problems += [
+            f"{name}_present: expected one truth value per sample, [{len(sensors[name])}]; found {list(mask.shape)}."
+            for name, mask in present.items()
+            if mask.shape != sensors[name].shape[:1]
+        ]
         raise_all(problems)
-        return sensors, steps
+        return sensors, steps, present
 
     def _check_features(self, features: Mapping[str, Any]) -> None:
         # An encoder of the user's may give anything at all.
@@ -296,6 +335,23 @@ class LateFusion(nn.Module):
             for name, shape in shapes.items()
             if shape != [batch, self.sizes[name]]
         )
+
+
+def _fill_gaps(sensors: Tensors, steps: Tensors, present: Tensors) -> tuple[Tensors, Tensors]:
+    """Put copies of samples that have a sensor in the place of those that lack it.
+
+    Their features are zeroed and their losses masked, but batch statistics are taken of all that an encoder reads, and
+    are to be those of real signals. To choose the others alone would have to wait for the device.
+    """
+    sensors, steps = dict(sensors), dict(steps)
+    for name, mask in present.items():
+        order = (~mask).to(torch.uint8).argsort(stable=True)  # those that have it first
+        row = torch.arange(len(mask), device=mask.device)
+        row = torch.where(mask, row, order[row % mask.sum().clamp(min=1)])
+        sensors[name] = sensors[name][row]
+        if name in steps:
+            steps[name] = steps[name][row]
+    return sensors, steps
 
 
 def drop_modalities(features: Mapping[str, Tensor], probability: float) -> dict[str, Tensor]:
@@ -325,9 +381,9 @@ def takes_lengths(encoder: nn.Module) -> bool:
     return "lengths" in parameters or any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
 
 
-def _head_maker(classes: int | None, head: HeadMaker | None) -> HeadMaker:
+def _head_maker(outputs: int | None, head: HeadMaker | None) -> HeadMaker:
     def make(size: int) -> nn.Module:
-        made = nn.Linear(size, int(classes or 0)) if head is None else head(size)
+        made = nn.Linear(size, int(outputs or 0)) if head is None else head(size)
         if not isinstance(made, nn.Module):
             hint = "Write head=lambda size: nn.Linear(size, 1)."
             raise TypeError(f"head must make an nn.Module from a feature size; found {type(made).__name__}. {hint}")
@@ -381,11 +437,13 @@ def _encoder_problems(encoders: Mapping[str, object], features: Mapping[str, int
             yield f"features[{name!r}] must be a whole number of at least 1, found {size!r}."
 
 
-def _other_problems(classes: int | None, head: HeadMaker | None, unimodal: str | None, dropout: float) -> Iterator[str]:
+def _other_problems(
+    classes: int | None, head: HeadMaker | None, task: Task | None, unimodal: str | None, dropout: float
+) -> Iterator[str]:
     """List what is wrong with the number of classes, the maker of heads, and the remaining options."""
-    if (classes is None) == (head is None):
-        count = "neither" if head is None else "both"
-        yield f"LateFusion expected either classes or head; found {count}. Write classes=… alone for classification."
+    if (classes is None) == (task is None) and not (classes is None and head is not None):
+        count = "neither" if task is None else "both"
+        yield f"LateFusion expected either classes or a task; found {count}. Write classes=… alone for classification."
     elif classes is not None and (not isinstance(classes, Integral) or classes < 2):
         hint = "For a single output write head=lambda size: nn.Linear(size, 1)."
         yield f"classes must be a whole number of at least 2, found {classes!r}. {hint}"
