@@ -9,7 +9,7 @@ which a committee has to beat.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, cast, final
 
 import numpy as np
 import torch
@@ -71,8 +71,8 @@ def fit_committee(model: LateFusion, batches: Iterable[Batch] | Batch, groups: G
     task, names = model.known_task(), ["fused", *model.encoders]
     members, labels, groups_of_batches, whole, errors = [], [], [], [], []
     with evaluating(model), torch.no_grad():
-        inputs: Any
-        for number, (inputs, answers, *rest) in enumerate([batches] if single else batches):
+        for number, batch in enumerate([batches] if single else batches):
+            inputs, answers, *rest = cast("tuple[Any, ...]", batch)
             features = model.features(inputs)
             outputs = {"fused": model.fusion(model.complete(features)), **model.unimodal_outputs(features)}
             samples = len(outputs["fused"])
@@ -94,9 +94,10 @@ def fit_committee(model: LateFusion, batches: Iterable[Batch] | Batch, groups: G
     if not isinstance(task, Classification):  # whose labels `fit_weights` checks
         raise_all(task.problems(label))
     known = _all_groups(groups_of_batches, groups)
-    own = None if known is None else _names(known)[complete.numpy()]
+    if known is not None and len(known) == len(complete):  # otherwise the fit says what is wrong
+        known = _names(known)[complete.numpy()]
     pooled, label = torch.cat(members)[complete], label[complete]
-    fit = _fit_task(task, pooled, label, own)
+    fit = _fit_task(task, pooled, label, known)
     model.committee.copy_(fit.weights)
     if isinstance(task, Regression):
         of_fused = torch.cat(errors, dim=1)[:, complete].abs()
@@ -202,6 +203,8 @@ def fit_mean_weights(errors: Tensor, groups: Groups | None = None) -> CommitteeF
     if errors.dim() != 3 or 0 in errors.shape or not errors.isfinite().all():
         expected = "finite errors [samples, members, columns], at least one each"
         raise_all([f"fit_mean_weights expected {expected}; found {list(errors.shape)}."])
+    if groups is not None and len(groups) != len(errors):
+        raise_all([f"fit_mean_weights expected {len(errors)} groups, one per sample; found {len(groups)}."])
     return _fit(_MeanPool(errors.detach().to("cpu", torch.float64).transpose(0, 1).contiguous()), groups)
 
 
