@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.measure.intervals import bootstrap_interval, resampled
+from equipoise.measure.bootstrap import bootstrap_interval, resampled
 from equipoise.models.metrics import METRICS
 from equipoise.models.task import Classification, MultiLabel, Regression, Task
 

@@ -1,7 +1,7 @@
 """Bootstrap intervals of a metric: what it would be for other persons, or other samples, drawn like those at hand.
 
-Groups are drawn with replacement, since the samples of a person are alike; samples, where there are no groups. Drawing a
-group k times is counting its samples k times, so that a draw is a row of counts, and all draws are computed at once.
+Groups are drawn with replacement, since the samples of a person are alike; samples, where there are no groups. Drawing
+a group k times is counting its samples k times, so that a draw is a row of counts, and all draws are computed at once.
 """
 
 from collections.abc import Iterator
