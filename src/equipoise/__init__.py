@@ -1,8 +1,9 @@
 """Equipoise: balanced multi-modal learning for PyTorch."""
 
-from equipoise.balance.balancer import Balancer, Window
+from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues, Table, Weights
 from equipoise.balance.theory import Trajectory, least_squares
+from equipoise.balance.window import Window
 from equipoise.methods import (
     AGM,
     DGL,

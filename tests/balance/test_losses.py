@@ -79,3 +79,37 @@ def test_the_table_prints_rows_and_columns() -> None:
     assert lines[1].split() == ["fused", "1", "1"]
     assert lines[2].split() == ["audio", "0.5", "0.5"]
     assert balancer.table.numbers() == {"fused": {"audio": 1.0, "heads": 1.0}, "audio": {"audio": 0.5, "heads": 0.5}}
+
+
+def test_everything_wrong_with_masks_is_said_at_once() -> None:
+    losses = {name: torch.ones(4) for name in ("fused", "audio", "video", "text", "depth", "touch")}
+    losses["text"] = torch.tensor(1.0)
+    mask = torch.ones(4, dtype=torch.bool)
+    present = {
+        "fused": mask,
+        "vidoe": mask,
+        "text": mask,
+        "depth": mask[:3],
+        "touch": torch.full((4,), 0.5),
+        "audio": [True, True],
+    }
+    with pytest.raises(ValueError, match="present: ") as caught:
+        EW()(losses, present=cast("dict[str, torch.Tensor]", present))
+    text = str(caught.value)
+    for part in (
+        "the fused loss covers every sample and takes no mask",
+        "'vidoe' is none of 'audio', 'video', 'text', 'depth', 'touch'. Did you mean 'video'?",
+        "loss 'text' should hold one value per sample, found one of shape []; type F.cross_entropy(…, reduction=",
+        "the mask of 'depth' should hold 4 values, one per sample, found shape [3]",
+        "the mask of 'touch' should hold True and False, or 1 and 0, found other numbers",
+        "the mask of 'audio' should be a tensor, found list",
+    ):
+        assert part in text
+    with pytest.raises(TypeError, match="present: expected a mapping from modalities to masks"):
+        EW()(losses, present=cast("dict[str, torch.Tensor]", mask))
+
+
+def test_a_mask_may_be_given_for_a_sensor_whose_loss_is_not() -> None:
+    balancer = MSL().attach(SmallModel(names(2)))
+    losses = {"fused": torch.ones(4)}
+    assert float(balancer(losses, present={"audio": torch.ones(4, dtype=torch.bool)})) == 1.0

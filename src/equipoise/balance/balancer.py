@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -21,18 +21,9 @@ from equipoise.balance import collectives
 from equipoise.balance.attach import Attachment, Encoders
 from equipoise.balance.autograd import weighted_sum
 from equipoise.balance.graph import STATIC_GRAPH, Dependence, HiddenGraphError
-from equipoise.balance.losses import (
-    FUSED,
-    FiniteCheck,
-    HeldDecision,
-    LossValues,
-    Step,
-    Table,
-    Tensors,
-    scalar,
-    sum_of_extra,
-)
+from equipoise.balance.losses import FUSED, FiniteCheck, LossValues, Step, Table, Tensors, sum_of_extra
 from equipoise.balance.method import ScheduledMethod
+from equipoise.balance.presence import divisor, masked, masks_of, neutral, scalars_of
 from equipoise.balance.routes import route_of
 from equipoise.util.errors import name_problems, raise_all
 
@@ -62,12 +53,26 @@ class Balancer(ScheduledMethod):
 
     if TYPE_CHECKING:
 
-        def __call__(self, losses: Tensors, *, scores: Tensors | None = None, extra: Tensors | None = None) -> Tensor:
+        def __call__(
+            self,
+            losses: Tensors,
+            *,
+            scores: Tensors | None = None,
+            extra: Tensors | None = None,
+            present: Tensors | None = None,
+        ) -> Tensor:
             """Do what `forward` does."""
             ...
 
     @final
-    def forward(self, losses: Tensors, *, scores: Tensors | None = None, extra: Tensors | None = None) -> Tensor:
+    def forward(
+        self,
+        losses: Tensors,
+        *,
+        scores: Tensors | None = None,
+        extra: Tensors | None = None,
+        present: Tensors | None = None,
+    ) -> Tensor:
         """Return a scalar to call ``backward`` on.
 
         Args:
@@ -75,14 +80,20 @@ class Balancer(ScheduledMethod):
                 compare modalities by the probability of the right class need one value per sample, or ``scores``.
             scores: One score per modality where the method compares modalities and losses do not say who is ahead.
             extra: Losses that belong to no modality; they count with weight one everywhere.
+            present: ``{"camera": mask, …}`` where samples may lack a sensor: one value per sample, True where it has
+                it; a modality that is not named is complete. Its loss is the mean over the samples that have it, of all
+                ranks, which all give masks or none. What stands in the losses of the others, also NaN, changes
+                nothing; their gradient is zero, and the model must not make NaN of that (0 · ∞). A sensor that no
+                sample has counts as neither ahead nor behind in this step.
         """
         held = self._held
-        if held is not None and held.weights is not None and scores is not None:
-            raise ValueError(
-                "scores: a Window holds the decision; expected none here, type Window(…).open(losses, scores=[…])"
-            )
-        values = self.values_of(losses, scores)
-        scalars = [scalar(losses[name]) if name in losses else None for name in self.objectives]
+        if held is not None and held.weights is not None and not held.lag:
+            for name, given in {"scores": scores, "present": present if held.presence is None else None}.items():
+                if given is not None:
+                    instead = f"type Window(…).open(losses, {name}=[…])"
+                    raise ValueError(f"{name}: a Window holds the decision; expected none here, {instead}")
+        values = self.values_of(losses, scores, present)
+        scalars = scalars_of(losses, self.objectives, present, values.presence)
         rest = sum_of_extra(extra) if extra else None
         if self.route == "gram":
             return self._deliver(Step(scalars, rest, values, None, values.fused + values.unimodal.sum()))
@@ -93,6 +104,7 @@ class Balancer(ScheduledMethod):
         if held is not None:
             held.losses.append({name: loss.detach() for name, loss in losses.items()})
             held.scores += [] if scores is None else [dict(scores)]
+            held.present.append(present)
         self.fill(weights.table(len(self.modalities)))
         if torch.is_grad_enabled() and scalars[0] is not None and scalars[0].requires_grad:
             self.act(losses, weights, scored=scores is not None or (held is not None and held.scored))
@@ -190,7 +202,7 @@ class Balancer(ScheduledMethod):
     # -- how it is done --
 
     @final
-    def values_of(self, losses: Tensors, scores: Tensors | None = None) -> LossValues:
+    def values_of(self, losses: Tensors, scores: Tensors | None = None, present: Tensors | None = None) -> LossValues:
         """Return the values of a step's losses, checked, and averaged over samples and ranks."""
         modalities = self._check(losses)
         device = next(iter(losses.values())).device
@@ -204,12 +216,16 @@ class Balancer(ScheduledMethod):
             self._warned = any(losses[name].dim() == 0 for name in self.modalities if name in losses)
             if self._warned:
                 warnings.warn(_MEAN_LOSSES.format(type(self).__name__), UserWarning, stacklevel=5)
-        values = self._read(losses, scores)
+        held = self._held.presence if self._held is not None else None
+        masks = None
+        if present is not None or held is not None:
+            masks = masks_of({} if present is None else present, losses, self.modalities)
+        values = self._read(losses, scores, masks, held)
         self._finite.note(values)
         return values
 
     @torch.no_grad()
-    def _read(self, losses: Tensors, given: Tensors | None) -> LossValues:
+    def _read(self, losses: Tensors, given: Tensors | None, masks: Tensors | None, held: Tensor | None) -> LossValues:
         """Average losses over samples and ranks; scores that the user measured replace those read off the losses."""
         absent = [name for name in self.modalities if given is not None and name not in given]
         if absent:
@@ -217,19 +233,34 @@ class Balancer(ScheduledMethod):
         wide = torch.float64 if any(loss.dtype == torch.float64 for loss in losses.values()) else torch.float32
         nothing = next(iter(losses.values())).new_zeros(())
         fused, *unimodal = (losses.get(name, nothing).detach().to(wide) for name in self.objectives)
-        values = collectives.mean(torch.stack([loss.mean() for loss in (fused, *unimodal)]), self.group)
+        rows, presence = [None if masks is None else masks.get(name) for name in self.modalities], None
+        means = [loss.mean() for loss in (fused, *masked(unimodal, rows, 0.0))]
+        if masks is not None:  # the shares travel with the losses, those of every modality: ranks may name others
+            means += [fused.new_ones(()) if mask is None else mask.to(wide).mean() for mask in rows]
+        values = collectives.mean(torch.stack(means), self.group)
+        if masks is not None:
+            values, presence = values.split([len(self.objectives), len(self.modalities)])
+            values = torch.cat([values[:1], values[1:] / divisor(presence if held is None else held)])
         if not unimodal:
             return LossValues(values[0], values[1:], values[1:])
         if given is None:
-            scores = torch.stack([self.score(loss) for loss in unimodal])
+            # What a sample without the sensor adds to a mean of losses, and to one of probabilities exp(−f), is zero.
+            at_hand = masked(unimodal, rows, torch.inf if self.logarithmic_scores else 0.0)
+            scores = torch.stack([self.score(loss) for loss in at_hand])
         else:
             scores = torch.stack([torch.as_tensor(given[name]).to(values).mean() for name in self.modalities])
         if not self.logarithmic_scores:
-            return LossValues(values[0], values[1:], collectives.mean(scores, self.group))
-        if given is not None:
-            # A score of zero is very far behind; one below zero has no logarithm, and is reported as it is not finite.
-            scores = torch.where(scores == 0, torch.finfo(scores.dtype).tiny, scores).log()
-        return LossValues(values[0], values[1:], collectives.log_mean_exp(scores, self.group))
+            scores = collectives.mean(scores, self.group)
+        else:
+            if given is not None:
+                # A score of zero is very far behind; one below zero has no logarithm, and is reported as not finite.
+                scores = torch.where(scores == 0, torch.finfo(scores.dtype).tiny, scores).log()
+            scores = collectives.log_mean_exp(scores, self.group)
+        if presence is None:
+            return LossValues(values[0], values[1:], scores)
+        if given is None:
+            scores = scores - presence.log() if self.logarithmic_scores else scores / presence
+        return LossValues(values[0], values[1:], neutral(scores, presence), presence if held is None else held)
 
     def _check(self, losses: Tensors) -> tuple[str, ...]:
         """Return the modalities of the losses, or raise one message with everything that is wrong with them."""
@@ -326,88 +357,3 @@ class Balancer(ScheduledMethod):
         """Copies and pickles leave the user's model and optimiser behind."""
         left = {"_attachment": None, "_held": None, "_reached": [], "_dependence": Dependence("world")}
         return {**self.__dict__, **left}
-
-
-@final
-class Window:
-    """Makes gradient accumulation give the gradient of the whole window.
-
-    A method that weighs losses by their values weighs those of a micro-batch differently from those of the window:
-    with MIMO at a small μ the accumulated gradient then points elsewhere. A window measures all its micro-batches
-    first, in one more forward pass without gradients, and holds the weights that follow; that is exact. With
-    ``lag=True`` it holds the weights of the window before instead: an approximation, at no cost.
-
-    Divide the loss by the number of micro-batches as always, and let them be of equal size.
-
-    Args:
-        balancer: A balancer that weighs losses. One that mixes gradients (MGDA, MMPareto) decides at each micro-batch.
-        lag: Hold the weights of the window before.
-
-    Example:
-        >>> from equipoise import MIMO
-        >>> balancer = MIMO(smoothing=0.01)
-        >>> losses = [{"fused": torch.tensor(1.0), "a": torch.tensor(2.0), "b": torch.tensor(b)} for b in (1.0, 3.0)]
-        >>> with Window(balancer).open(losses):  # the window's means of a and b are equal, so they share λ
-        ...     _ = balancer(losses[0])
-        >>> balancer.table.at("a", "heads")
-        tensor(5.)
-    """
-
-    def __init__(self, balancer: Balancer, *, lag: bool = False) -> None:
-        if balancer.route == "gram":
-            raise ValueError(
-                f"Window: {type(balancer).__name__} decides by gradients, not by the values of losses, and decides "
-                "anew at each micro-batch; use larger batches, or a method that weighs losses"
-            )
-        self.balancer, self.lag = balancer, lag
-        self._next = HeldDecision()
-
-    @property
-    def exact(self) -> bool:
-        """True if the accumulated gradient is that of the window."""
-        return not self.lag
-
-    @contextmanager
-    def open(
-        self, losses: Iterable[Tensors] | None = None, *, scores: Iterable[Tensors] | None = None
-    ) -> Generator[None, None, None]:
-        """Hold one decision until the block ends; step the optimiser inside it or after it.
-
-        Args:
-            losses: The losses of every micro-batch, computed under ``torch.no_grad()``. Not needed with ``lag=True``.
-            scores: The scores of every micro-batch, for a method that is given some; their mean decides. With
-                ``lag=True`` they are given to the balancer at each call instead.
-        """
-        if self.lag == (losses is not None):
-            needed = "none: the weights come from the window before" if self.lag else "the losses of every micro-batch"
-            given = "losses were given" if self.lag else "none were given"
-            raise ValueError(f"Window(lag={self.lag}).open: expected {needed}, but {given}")
-        if self.lag and scores is not None:
-            call = "type balancer(losses, scores=…) at each micro-batch"
-            raise ValueError(f"Window(lag=True).open: expected no scores here, {call}")
-        held = self._next
-        if losses is not None:
-            held = self._decided(list(losses), None if scores is None else list(scores))
-        self.balancer.hold(held)
-        try:
-            yield
-        finally:
-            self.balancer.hold(None)
-        if self.lag and held.losses:
-            self._next = self._decided(held.losses, held.scores or None)
-
-    def _decided(self, losses: Sequence[Tensors], scores: Sequence[Tensors] | None) -> HeldDecision:
-        if not losses:
-            raise ValueError("Window: expected the losses of at least one micro-batch, found none")
-        if scores is not None and len(scores) != len(losses):
-            given = f"scores for each of {len(losses)} micro-batches, found {len(scores)}; give all or none"
-            raise ValueError(f"Window: expected {given}")
-        together = {name: torch.cat([batch[name].detach().reshape(-1) for batch in losses]) for name in losses[0]}
-        means = None
-        if scores:
-            means = {
-                name: torch.stack([torch.as_tensor(batch[name]).float().mean() for batch in scores]).mean()
-                for name in scores[0]
-            }
-        values = self.balancer.values_of(together, means)
-        return HeldDecision(values, self.balancer.decide(values), scored=scores is not None)

@@ -22,11 +22,14 @@ class LossValues(NamedTuple):
         fused: The fused loss, or zero where none was given.
         unimodal: One loss per modality, zero where none was given.
         scores: One score per modality, as the method's own ``score`` reads them off the samples.
+        presence: The share of samples that have each sensor, where masks were given; None where all have all. A sensor
+            that no sample has: its loss is zero, and its score the mean of the others'.
     """
 
     fused: Tensor
     unimodal: Tensor
     scores: Tensor
+    presence: Tensor | None = None
 
 
 class Weights(NamedTuple):
@@ -148,16 +151,25 @@ class HeldDecision:
         weights: The method's decision; None to let every micro-batch decide for itself.
         advanced: Whether the method's state has moved on for this window.
         scored: Whether scores were given for it.
+        lag: Whether it is that of the window before.
         losses: Those of the micro-batches that came by.
         scores: Theirs, where given.
+        present: Their masks, None for a micro-batch without.
     """
 
     values: LossValues | None = None
     weights: Weights | None = None
     advanced: bool = False
     scored: bool = False
+    lag: bool = False
     losses: list[Tensors] = field(default_factory=list)
     scores: list[Tensors] = field(default_factory=list)
+    present: list[Tensors | None] = field(default_factory=list)
+
+    @property
+    def presence(self) -> Tensor | None:
+        """The share of samples that have each sensor, over the whole window; None without masks, or where it lags."""
+        return None if self.lag or self.values is None else self.values.presence
 
 
 def scalar(loss: Tensor) -> Tensor:

@@ -198,6 +198,9 @@ class MethodHooks(ModalityState):
 
         It is the mean loss, or, of cross-entropies f_i, the log of the mean probability of the right class, log mean_i
         exp(−f_i). From a scalar loss that is −f: the logarithm of the geometric mean, which is at most the other.
+
+        Samples without the sensor come with a loss of zero, or of infinity for a logarithm, and the result is divided
+        by the share of the others: a score is a mean over samples, to which such a sample adds nothing.
         """
         flat = losses.reshape(-1)
         return torch.logsumexp(-flat, dim=0) - math.log(flat.numel()) if self.logarithmic_scores else losses.mean()

@@ -102,7 +102,8 @@ class MIMO(Balancer):
     def weigh(self, values: LossValues) -> Weights:
         """The fused loss at one, modality k at λσ_k plus the floor."""
         optimum = self._optimum_now().to(values.unimodal.dtype)
-        gaps = values.unimodal - optimum
+        here = None if values.presence is None else (values.presence > 0) | (values.presence <= 0).all()
+        gaps = _at_hand(values.unimodal - optimum, here)
         smoothing = self._smoothing_for(gaps)
         weights = self._weights(gaps, smoothing)
         value = values.fused + self.penalty * smooth_maximum(gaps, smoothing) + self.floor * values.unimodal.sum()
@@ -111,7 +112,7 @@ class MIMO(Balancer):
         if self.route == "loss":
 
             def recompute(losses: Tensor) -> Tensor:
-                return self._weights(losses[1:] - optimum.to(losses.dtype), smoothing)
+                return self._weights(_at_hand(losses[1:] - optimum.to(losses.dtype), here), smoothing)
 
         return Weights(weights, heads=plain, value=value, recompute=recompute)
 
@@ -150,3 +151,8 @@ class MIMO(Balancer):
         if self.training and torch.is_grad_enabled() and not self.follows_optimizer:
             self.step += 1
         return now
+
+
+def _at_hand(gaps: Tensor, here: Tensor | None) -> Tensor:
+    """Put a sensor that no sample of the batch has behind none: its share of the penalty is zero."""
+    return gaps if here is None else torch.where(here, gaps, -torch.inf)

@@ -15,4 +15,5 @@ from equipoise.testing.contract import attached as attached
 from equipoise.testing.contract import batch as batch
 from equipoise.testing.contract import gradients_of as gradients_of
 from equipoise.testing.contract import losses_of as losses_of
+from equipoise.testing.contract import masks_for as masks_for
 from equipoise.testing.contract import names as names

@@ -78,6 +78,16 @@ def losses_of(model: nn.Module, data: Batch, factor: float = 1.0) -> dict[str, T
     return {name: factor * loss for name, loss in cross_entropies(model(inputs), label).items()}
 
 
+def masks_for(modalities: Sequence[str], size: int = 12, seed: int = 0) -> dict[str, Tensor]:
+    """Masks under which some samples lack a sensor, by modality; at least one has it, and at least one does not."""
+    masks = {}
+    for name in modalities:
+        random = torch.Generator().manual_seed(sum(map(ord, name)) + seed)
+        masks[name] = torch.rand(size, generator=random) < 0.6
+        masks[name][:2] = torch.tensor([True, False])
+    return masks
+
+
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     """The gradients by parameter name; zeros where there is none."""
     return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
@@ -168,6 +178,51 @@ class BalancerContract(ABC):
             tables.append(balancer.table.numbers())
         for objective, row in tables[0].items():
             assert tables[1][objective] == pytest.approx(row, rel=1e-9)
+
+    @pytest.mark.parametrize("count", COUNTS)
+    def test_with_masks_a_loss_is_that_of_the_samples_at_hand(self, count: int) -> None:
+        masks = masks_for(names(count), seed=count)
+        found = []
+        for masked in (False, True):
+            balancer, model, data = self.ready(count)
+            for factor in (1.0, 2.0):  # the second step has a history
+                losses = losses_of(model, data, factor)
+                for name, mask in masks.items():
+                    loss = losses[name]
+                    losses[name] = torch.where(mask, loss, torch.nan) if masked else loss[mask]
+                model.zero_grad()
+                value = balancer(losses, present=masks if masked else None)
+                value.backward()
+            found.append((value.detach(), balancer.table.values, gradients_of(model)))
+        torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12, equal_nan=True)
+
+    def test_permuting_modalities_permutes_the_table_with_masks(self) -> None:
+        tables = []
+        for order in (names(3), names(3)[::-1]):
+            model = SmallModel(order)
+            balancer = attached(self.make(), model)
+            balancer(losses_of(model, batch(order)), present=masks_for(order)).backward()
+            tables.append(balancer.table.numbers())
+        for objective, row in tables[0].items():
+            assert tables[1][objective] == pytest.approx(row, rel=1e-9)
+
+    @pytest.mark.parametrize(("count", "every"), [(1, True), (2, False), (3, False), (3, True)])
+    def test_finite_where_no_sample_has_a_sensor(self, count: int, every: bool) -> None:
+        balancer, model, data = self.ready(count)
+        gone = names(count) if every else names(1)
+        for _ in range(2):
+            losses = losses_of(model, data)
+            losses |= {name: torch.where(torch.tensor(False), losses[name], torch.nan) for name in gone}
+            model.zero_grad()
+            loss = balancer(losses, present={name: torch.zeros(12, dtype=torch.bool) for name in gone})
+            loss.backward()
+        assert bool(loss.detach().isfinite())
+        assert all(math.isfinite(cell) for row in balancer.table.numbers().values() for cell in row.values())
+        gradients = gradients_of(model)
+        assert all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+        for name, gradient in gradients.items():
+            if any(name.startswith(f"heads.{one}.") for one in gone):
+                assert not gradient.any()
 
     @pytest.mark.parametrize("count", COUNTS)
     def test_key_order_may_change_between_calls(self, count: int) -> None:

@@ -1,0 +1,188 @@
+"""Losses of samples that lack a sensor."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise import AGM, EW, MIMO, MLB, OGM, Balancer, Window
+from equipoise.balance import collectives
+from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, masks_for, names
+from everything import METHODS, WEIGHING
+
+TRUE, FALSE = True, False
+
+
+def losses_by_hand() -> dict[str, Tensor]:
+    """Three samples, of which the second has no audio, and the last two no video."""
+    return {
+        "fused": torch.tensor([1.0, 2.0, 3.0]),
+        "audio": torch.tensor([math.log(2), torch.inf, math.log(4)]),
+        "video": torch.tensor([math.log(8), torch.nan, -torch.inf]),
+    }
+
+
+MASKS = {"audio": torch.tensor([TRUE, FALSE, TRUE]), "video": torch.tensor([1, 0, 0])}
+
+
+def test_mimo_by_hand() -> None:
+    # f_mm = 2, f_audio = (ln 2 + ln 4) / 2 = 1.5 ln 2, f_video = 3 ln 2; with μ = ln 2 the shares are e^1.5 : e^3.
+    balancer = MIMO(penalty=10.0, smoothing=math.log(2))
+    value = balancer(losses_by_hand(), present=MASKS)
+    video = 10 / (1 + math.exp(-1.5))
+    assert balancer.table.values[:, -1].tolist() == pytest.approx([1, 10 - video, video])
+    assert float(value) == pytest.approx(2 + 10 * math.log(2) * math.log(math.exp(1.5) + math.exp(3)))
+
+
+def test_ogm_by_hand() -> None:
+    # The probabilities of the right class: audio (1/2 + 1/4) / 2 = 3/8, video 1/8; audio is ahead by three.
+    model = SmallModel(names(2)).float()
+    balancer = attached(OGM(strength=0.5), model)
+    anchor = torch.stack([p.sum() for p in model.parameters()]).sum() * 0
+    losses = losses_by_hand()
+    balancer(losses | {"fused": losses["fused"] + anchor}, present=MASKS)
+    assert float(balancer.table.at("fused", "audio")) == pytest.approx(1 - math.tanh(0.5 * 3))
+    assert float(balancer.table.at("fused", "video")) == 1.0
+
+
+def test_ew_by_hand_with_its_gradient() -> None:
+    losses = {name: loss.requires_grad_() for name, loss in losses_by_hand().items()}
+    EW(weight=2.0)(losses, present=MASKS).backward()
+    assert losses["fused"].grad is not None
+    assert losses["fused"].grad.tolist() == pytest.approx([1 / 3] * 3)
+    assert losses["audio"].grad is not None
+    assert losses["audio"].grad.tolist() == [1.0, 0.0, 1.0]  # 2 · 1/2
+    assert losses["video"].grad is not None
+    assert losses["video"].grad.tolist() == [2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("overflow", ["stable", "double"])
+def test_mimo_gives_no_weight_to_a_sensor_that_no_sample_has(smoothing: float, overflow: str) -> None:
+    balancer = MIMO(smoothing=smoothing, overflow=overflow, optimum={"a": -9.0, "b": 0.0, "c": 0.0})  # ty: ignore
+    losses = {name: torch.ones(2) for name in ("fused", "a", "b", "c")}
+    balancer(losses, present={"a": torch.zeros(2)})
+    assert balancer.table.values[:, -1].tolist() == pytest.approx([1, 0, 5, 5])
+    balancer(losses, present={name: torch.zeros(2) for name in "abc"})
+    assert bool(balancer.table.values[:, -1].isfinite().all())
+
+
+def test_second_derivatives_of_mimo_are_exact_with_masks() -> None:
+    balancer = MIMO(penalty=2.0, smoothing=0.5)
+    mask = torch.tensor([True, True, False])
+    found = []
+    for masked in (False, True):
+        x = torch.tensor([0.3, 0.8, 1.1], dtype=torch.float64, requires_grad=True)
+        losses = {"fused": x.square(), "a": x.sin(), "b": x.exp()}
+        losses["a"] = losses["a"] if masked else losses["a"][mask]
+        (first,) = torch.autograd.grad(balancer(losses, present={"a": mask} if masked else None), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        found.append(second)
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("balancer", [OGM(), MLB(), AGM(form="fast")], ids=repr)
+def test_a_sensor_that_no_sample_has_is_neither_ahead_nor_behind(balancer: Balancer) -> None:
+    model, data = SmallModel(names(2)), batch(names(2))
+    attached(balancer, model)
+    balancer(losses_of(model, data), present={"video": torch.zeros(12)}).backward()
+    assert balancer.table.at("fused", "audio") == balancer.table.at("fused", "video") == 1
+
+
+@pytest.mark.parametrize("method", WEIGHING)
+def test_masks_without_gaps_change_nothing(method: str) -> None:
+    found = []
+    for present in (None, {name: torch.ones(12) for name in names(2)}):
+        model, data = SmallModel(names(2)), batch(names(2))
+        balancer = attached(METHODS[method](), model)
+        balancer(losses_of(model, data), present=present).backward()
+        found.append(gradients_of(model))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", WEIGHING)
+def test_a_window_with_masks_gives_the_gradient_of_the_whole(method: str) -> None:
+    whole, masks = batch(names(2)), masks_for(names(2))
+    masks["video"][6:] = False  # the second micro-batch has none
+    rows = [slice(0, 6), slice(6, 12)]
+    found = []
+    for windowed in (False, True):
+        model = SmallModel(names(2))
+        balancer = attached(METHODS[method](), model)
+        balancer.refine = lambda modality, mixed, parts: mixed  # noqa: ARG005
+        if not windowed:
+            balancer(losses_of(model, whole), present=masks).backward()
+        else:
+            micro = [({name: x[r] for name, x in whole[0].items()}, whole[1][r]) for r in rows]
+            present = [{name: mask[r] for name, mask in masks.items()} for r in rows]
+            with torch.no_grad():
+                measured = [losses_of(model, one) for one in micro]
+            with Window(balancer).open(measured, present=present):
+                for one, own in zip(micro, present, strict=True):
+                    (balancer(losses_of(model, one), present=own) / 2).backward()
+        found.append(gradients_of(model))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
+
+
+def test_a_micro_batch_of_a_window_may_be_complete() -> None:
+    balancer = EW()
+    measured = [{"fused": torch.ones(2), "a": torch.tensor([1.0, 3.0])}] * 2
+    parts = [torch.tensor([1.0, 3.0], requires_grad=True) for _ in measured]
+    with Window(balancer).open(measured, present=[{"a": torch.tensor([True, False])}, None]):
+        for part, present in zip(parts, [{"a": torch.tensor([True, False])}, None], strict=True):
+            (balancer({"fused": torch.ones(2), "a": part}, present=present) / 2).backward()
+    # Three of the four samples have the sensor: each counts a third.
+    gradients = [part.grad.tolist() for part in parts if part.grad is not None]
+    assert gradients == [pytest.approx([1 / 3, 0]), pytest.approx([1 / 3, 1 / 3])]
+
+
+def test_a_window_says_where_masks_belong() -> None:
+    balancer, losses = EW(), {"fused": torch.ones(2), "a": torch.ones(2)}
+    mask = {"a": torch.tensor([True, False])}
+    with Window(balancer).open([losses]), pytest.raises(ValueError, match=r"type Window\(…\)\.open\(losses, present="):
+        balancer(losses, present=mask)
+    with pytest.raises(ValueError, match="present for each of 2 micro-batches, found 1"):
+        Window(balancer).open([losses, losses], present=[mask]).__enter__()
+    with pytest.raises(ValueError, match=r"expected no present here, type balancer\(losses, present=…\)"):
+        Window(balancer, lag=True).open(present=[mask]).__enter__()
+
+
+def test_a_window_that_lags_takes_masks_and_scores_in_every_window() -> None:
+    model, data = SmallModel(names(2)), batch(names(2))
+    balancer, masks = attached(OGM(), model), masks_for(names(2))
+    window = Window(balancer, lag=True)
+    tables = []
+    for scored in ({"audio": torch.tensor(0.9), "video": torch.tensor(0.3)}, None):
+        for _ in range(2):
+            with window.open():
+                balancer(losses_of(model, data), present=masks, scores=scored)
+                tables.append(balancer.table.numbers())
+    assert tables[1] == {key: pytest.approx(row) for key, row in tables[0].items()}
+    balancer(losses_of(model, data), present=masks)
+    expected = balancer.table.numbers()
+    with window.open():
+        balancer(losses_of(model, data), present=masks)
+        assert balancer.table.numbers() == {key: pytest.approx(row) for key, row in expected.items()}
+
+
+def test_nothing_is_computed_for_masks_that_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(torch, "where", lambda *_: asked.append(1))
+    EW()({"fused": torch.ones(2), "a": torch.ones(2)})
+    assert not asked
+
+
+def test_the_shares_travel_with_the_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = []
+
+    def mean(values: Tensor, group: object) -> Tensor:  # noqa: ARG001
+        messages.append(len(values))
+        return values
+
+    monkeypatch.setattr(collectives, "mean", mean)
+    losses = {"fused": torch.ones(2), "a": torch.ones(2), "b": torch.ones(2)}
+    EW()(losses, present={"a": torch.tensor([True, False])})
+    assert messages == [5, 2]  # three losses with two shares, and the scores
