@@ -1,6 +1,7 @@
 """Data sets, cut into parts that share no group."""
 
 from equipoise.data.bundled import watch as watch
+from equipoise.data.own.recordings import Recording as Recording
 from equipoise.data.own.unpickle import load_pickle as load_pickle
 from equipoise.data.splits import Part as Part
 from equipoise.data.splits import Splits as Splits

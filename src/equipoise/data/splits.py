@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from equipoise.data.own.arrays import read_samples
+from equipoise.data.own.recordings import Recording
 from equipoise.data.own.samples import PARTS, Samples
+from equipoise.data.own.windows import LabelAt, samples_of_recordings
 from equipoise.data.views import View
 from equipoise.models.encoders import real_steps
 from equipoise.models.task import Classification, Task
@@ -181,6 +183,57 @@ class Splits:
             arrays, label, split=split, group=group, classes=classes, name=name, lengths=lengths or {}, space=space
         )
         return cls.from_samples(samples, fold, seed, standardise=standardise, tokens=tokens, folds=folds)
+
+    @classmethod
+    def from_recordings(
+        cls,
+        recordings: Iterable[Recording],
+        *,
+        window: str | float,
+        stride: str | float | None = None,
+        label_at: LabelAt = "auto",
+        classes: Sequence[str] | None = None,
+        name: str = "own data",
+        seed: int = 0,
+        fold: int | None = None,
+        standardise: bool = True,
+        space: Collection[str] = (),
+    ) -> Splits:
+        """Cut long recordings into windows, and these into training, validation and test parts.
+
+        Every window of a sensor has round(window · rate) steps, whatever the rates of the other sensors. No window
+        crosses two recordings, and all windows of a recording, and of a group, are in one part.
+
+        Args:
+            recordings: One per person, drive or session.
+            window: The length of a sample: "2s", "500ms", "1min", or a number of seconds.
+            stride: From the start of a window to that of the next, in the same form; a window where None.
+            label_at: The label of a window: "majority", that which covers most of it, and half at least; "mean" over the
+                part of it that has a label, half at least; "end", the label at its end. "auto" takes the mean of
+                floating-point numbers and the majority of anything else. Windows without a label are left out.
+            classes: As for `from_arrays`, like all that follow.
+            name: The name of the data in tables.
+            seed: Of the drawing.
+            fold: The fold to test on.
+            standardise: Shift and scale every channel by the statistics of the training part.
+            space: Modalities whose last axis is not time.
+
+        Raises:
+            BadInput: With everything that is wrong.
+
+        Example:
+            >>> person = lambda: Recording(
+            ...     {"imu": np.random.rand(3, 1000), "radar": np.random.rand(400)},
+            ...     labels=[(0, 10, "walk"), (10, 20, "run")],
+            ...     rates={"imu": 50, "radar": 20},
+            ... )
+            >>> Splits.from_recordings([person() for _ in range(5)], window="2s", stride="1s").shapes
+            {'imu': (3, 100), 'radar': (1, 40)}
+        """
+        samples = samples_of_recordings(
+            recordings, window=window, stride=stride, label_at=label_at, classes=classes, name=name, space=space
+        )
+        return cls.from_samples(samples, fold, seed, standardise=standardise)
 
     @classmethod
     def from_samples(

@@ -44,7 +44,7 @@ def test_a_manifest_says_it_by_a_column(tmp_path: Path) -> None:
 
 
 def test_all_that_is_wrong_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="space: expected some of .* found 'ladar'"):
+    with pytest.raises(ValueError, match=r"space: expected some of .* found 'ladar'"):
         Splits.from_arrays({"lidar": SCAN}, LABEL, space=("ladar",))
     np.savez(tmp_path / "a.npz", lidar=SCAN, label=LABEL, lidar_axis="depth")
     assert samples_of_npz(tmp_path / "a.npz").problems == (
