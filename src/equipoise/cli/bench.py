@@ -22,7 +22,9 @@ EXAMPLE = "Example: equipoise bench --quick --methods mimo,mgda --modalities 2..
 
 def bench(
     *,
-    methods: Annotated[str, typer.Option(help="Names with commas between, or all; mgda-features is one.")] = "all",
+    methods: Annotated[
+        str, typer.Option(help="Names with commas between, all, or your own: my_file.Gap; mgda-features is one.")
+    ] = "all",
     modalities: Annotated[str | None, typer.Option(help="How many: 2..8, or 2,4,8.")] = None,
     batch: Annotated[str, typer.Option(help="Samples of a step; commas between.")] = "64",
     encoder: Annotated[

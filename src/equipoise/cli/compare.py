@@ -25,7 +25,7 @@ def compare(
     data: options.SeveralData = "watch",
     split: options.Split = None,
     preset: options.PresetName = "auto",
-    methods: Annotated[str, typer.Option(help="Names with commas between, or all.")] = "all",
+    methods: Annotated[str, typer.Option(help="Names with commas between, all, or your own: my_file.Gap.")] = "all",
     seeds: options.Seeds = 3,
     folds: options.Folds = False,
     tune: Annotated[int, typer.Option(min=0, help="Trials per method and fold, chosen on validation data.")] = 0,

@@ -9,12 +9,14 @@ import typer
 from equipoise.study.registry import all_methods
 from equipoise.training import settings
 from equipoise.util.errors import BadInput, look_up, raise_all
+from equipoise.util.named import is_path
 
 WORDS = "words"
 LONGEST = 65_536  # bytes of a file
 SEVERAL = {"ablate", "tune"}
 """Commands whose words may hold several values, which they read themselves."""
 _FROM_FILE = "equipoise.words"
+_METHODS = ("method", "methods")
 
 
 def read_config(context: typer.Context, path: Path | None) -> None:
@@ -25,7 +27,9 @@ def read_config(context: typer.Context, path: Path | None) -> None:
     options = {name: param for name, param in params.items() if name != "config"}
     values: dict[str, Any] = {}
     words, problems = [], []
-    for line, key, text, wrong in _entries(_mapping(path)):
+    found = list(_entries(_mapping(path)))
+    own = any(is_path(name.strip()) for _, key, text, _ in found if key in _METHODS for name in text.split(","))
+    for line, key, text, wrong in found:
         try:
             if wrong:
                 raise BadInput(f"{key}: {wrong}")
@@ -33,7 +37,7 @@ def read_config(context: typer.Context, path: Path | None) -> None:
             if option is not None:
                 values[option.name] = option.process_value(context, text)
             else:
-                _check_word(context, key, text, options)
+                _check_word(context, key, text, options, own=own)
                 words.append(f"{key}={text}")
         except typer.BadParameter as error:
             problems.append(f"{path}, line {line}: {key}: {error.message}, found {text!r}")
@@ -54,15 +58,20 @@ _OPTION = typer.Option("--config", callback=read_config, is_eager=True, expose_v
 Config = Annotated[Path | None, _OPTION]
 
 
-def _check_word(context: typer.Context, key: str, text: str, options: dict[str, Any]) -> None:
-    """Check that a key that is no option is a setting or a parameter, and has a value that can be one."""
+def _check_word(context: typer.Context, key: str, text: str, options: dict[str, Any], *, own: bool) -> None:
+    """Check that a key that is no option is a setting or a parameter, and has a value that can be one.
+
+    Parameters of a class of the user's own are left to whoever makes it; `own` says that the file names such a class.
+    """
     if not any(param.name == WORDS for param in context.command.params):
         look_up("key", key, options)
     parameters = {f"{name}.{own}": method for name, method in all_methods().items() for own in method.parameters}
     bare = {parameter.partition(".")[2] for parameter in parameters}
     known = [*options, *settings.names(), *(f"run.{name}" for name in settings.names()), *parameters, *sorted(bare)]
-    look_up("key", key, dict.fromkeys(known))
     owner, _, name = key.rpartition(".")
+    if key not in known and (own or (owner and owner != "run" and owner not in all_methods())):
+        return
+    look_up("key", key, dict.fromkeys(known))
     if context.command.name in SEVERAL:
         return
     if key in parameters:

@@ -2,7 +2,7 @@
 
 import sys
 from importlib import import_module
-from typing import Any, final
+from typing import Annotated, Any, final
 
 try:
     import typer
@@ -35,6 +35,21 @@ for _name in COMMANDS:  # one file a command, but for those that only list what 
     app.command(_name, cls=Command, epilog=getattr(_module, "EXAMPLE", lists.EXAMPLES.get(_name)))(
         getattr(_module, _name)
     )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        lists.version()
+        raise typer.Exit
+
+
+@app.callback(epilog="Example: equipoise --version")
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Balanced multi-modal learning: compare methods, train, tune, measure and ship."""
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ Split = Annotated[str | None, typer.Option("--split", help="The protocol that cu
 PresetName = Annotated[
     str, typer.Option("--preset", help="Published settings (`equipoise presets`); auto: those of the data set.")
 ]
-OneMethod = Annotated[str, typer.Option(help="One method; see `equipoise methods`.")]
+OneMethod = Annotated[str, typer.Option(help="One method (`equipoise methods`), or your own: my_file.Gap.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs per method, with seeds 0, 1, …")]
 SeveralData = Annotated[
     str, typer.Option("--data", help="A name (`equipoise datasets`), a prepared folder, or a file; several by commas.")

@@ -18,6 +18,7 @@ from equipoise.study.registry import all_methods
 from equipoise.training.settings import Fusion
 from equipoise.util.errors import BadInput, name_problems, unknown_name
 from equipoise.util.files import open_inside
+from equipoise.util.named import is_path
 
 LARGEST = 2**24  # bytes, beside one for each byte of the weights: inputs of many numbers have as many scales
 MOST = 2**31 - 1
@@ -65,7 +66,7 @@ def problems_in(content: Mapping[str, Any]) -> list[str]:
     if problems := at_most(_CONTENT(content, "")):
         return problems
     row, test = content["row"], content["row"].get("test", {})
-    if row["method"] not in all_methods():
+    if row["method"] not in all_methods() and not is_path(row["method"]):
         problems.append(f"row.method: {unknown_name(row['method'], all_methods())}")
     if (view := test.get("view")) is not None and view in test:
         problems += _each(_SHARE)(test[view], f"row.test.{view}")

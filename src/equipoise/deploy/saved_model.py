@@ -86,8 +86,8 @@ def load_saved_model(path: Path | str, *, encoder: str | None = None, trust: boo
         problems += _encoder_problems(folder, content, words, believed=trust or encoder is not None)
     raise_all([*problems, *damage])
     row = content["row"]
-    method = all_methods()[row["method"]]
-    if not method.fused:
+    method = all_methods().get(row["method"])  # none: a class of the user's own, which trained it and is done
+    if not (_has_fused(row) if method is None else method.fused):
         raise BadInput(
             f"{folder}: {row['method']} trains every sensor alone and leaves the fused head untrained, so that "
             "there is no one model to ship; train with --method ensemble, whose sensors vote, or with another method"
@@ -102,6 +102,10 @@ def load_saved_model(path: Path | str, *, encoder: str | None = None, trust: boo
     with _weights_file(folder) as file:
         safetensors.torch.load_model(model, file)
     return SavedModel(folder, model.eval(), row, tuple(content["classes"]), specs, content["parts"], words)
+
+
+def _has_fused(row: dict[str, Any]) -> bool:
+    return row.get("test", {}).get("fused", 0.0) is not None
 
 
 # -- finding it --
@@ -216,7 +220,7 @@ def _rebuilt(
     folder: Path,
     content: dict[str, Any],
     words: str,
-    method: Method,
+    method: Method | None,
     tensors: Mapping[str, TensorSpec],
     specs: Mapping[str, InputSpec],
 ) -> LateFusion:
@@ -245,7 +249,7 @@ def _rebuilt(
         encoders = {name: own[name] if name in own else encoder(name) for name in kinds}
         classes = len(content["classes"])
         model = LateFusion(encoders, classes, fusion=settings["fusion"], unimodal=content["unimodal"])
-        return model if method.finish is None else method.finish(model)
+        return model if method is None or method.finish is None else method.finish(model)
 
     made = {name: encoder(name) for name in own}
     with torch.device("meta"):

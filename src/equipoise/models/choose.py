@@ -1,16 +1,16 @@
 """Encoders by name, for a command line and for presets."""
 
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from torch import nn
 
 from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, ResNet18, encoder_for
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
 from equipoise.util.errors import BadInput, unknown_name
+from equipoise.util.named import imported
 
 Shape = tuple[int, ...]
 
@@ -104,7 +104,7 @@ def reads_tokens(kind: str, shape: Shape, features: int) -> bool:
     `build_encoders` says why.
     """
     try:
-        maker = KINDS.get(kind) or _imported(kind)
+        maker = KINDS.get(kind) or imported(kind)
         encoder = maker if isinstance(maker, type) else _make(kind, shape, features)
     except Exception:
         return False
@@ -116,9 +116,10 @@ def _can_be(kind: str) -> bool:
     return kind in KINDS or "." in kind.strip(".")
 
 
-def _imported(kind: str) -> Any:
-    module, _, name = kind.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+def own_encoders(words: str) -> list[str]:
+    """List the dotted paths among words that name encoders."""
+    kinds = [word.strip().rpartition(":")[2] for word in words.split(",")]
+    return list(dict.fromkeys(kind for kind in kinds if kind not in KINDS and _can_be(kind)))
 
 
 def makes_modules(maker: object) -> bool:
@@ -134,7 +135,7 @@ def makes_modules(maker: object) -> bool:
 def _make(kind: str, shape: Shape, features: int, *, checked: bool = False) -> nn.Module:
     if kind in KINDS:
         return KINDS[kind](shape, features)
-    maker = _imported(kind)
+    maker = imported(kind)
     if checked and not makes_modules(maker):
         kind_found = f"{type(maker).__name__} {getattr(maker, '__name__', '')}".strip()
         raise TypeError(f"expected a class of nn.Module, or a function with `-> nn.Module`, found the {kind_found}")

@@ -13,12 +13,12 @@ from equipoise.report.aggregate import MeanStd, Row, RunGroup, mean_std, modalit
 from equipoise.study.compare import record_command
 from equipoise.study.executors import Cluster
 from equipoise.study.job import DIVERGED, Job, diverged
-from equipoise.study.registry import WITH_COMMAS, Entry, all_methods, entries, own_name
+from equipoise.study.registry import WITH_COMMAS, Entry, entries, method_of, own_name
 from equipoise.study.store import Store
 from equipoise.study.study import folds_of, plan
 from equipoise.study.tuning import headline
 from equipoise.training.settings import Preset
-from equipoise.util.errors import BadInput, FailedRuns, collect, look_up
+from equipoise.util.errors import BadInput, FailedRuns, collect
 from equipoise.util.processes import threads
 
 PAPER = {"penalty": ("1", "10", "100"), "smoothing": ("0.001", "0.01", "0.1", "1")}
@@ -116,7 +116,7 @@ def _varies(word: str) -> bool:
 
 def _usual(method: str, fixed: Sequence[str]) -> list[str]:
     """Return the words to vary where nobody says: all that is usually tried and was not set."""
-    known = look_up("method", method, all_methods())
+    known = method_of(method)
     space: Mapping[str, Iterable[Any]] = PAPER if method == "mimo" else known.make.search
     is_set = {own_name(word.partition("=")[0]) for word in fixed}
     found = [f"{method}.{name}={','.join(map(in_words, some))}" for name, some in space.items() if name not in is_set]

@@ -29,13 +29,14 @@ from equipoise.measure.timing import PIECES, Stopwatch, TimedStep
 from equipoise.models import LateFusion, SequenceTransformer
 from equipoise.models.choose import build_encoders
 from equipoise.models.evaluation import cross_entropies
-from equipoise.study.registry import all_methods
+from equipoise.study.registry import OR_YOUR_OWN, Method, all_methods, method_of
 from equipoise.training.launch import precision_of
 from equipoise.training.optimisers import make_optimizer
 from equipoise.training.settings import Settings
 from equipoise.training.step import build_model, to_channels_last
 from equipoise.training.train import train
 from equipoise.util.errors import collect, look_up
+from equipoise.util.named import is_path
 
 BARE, JOINT, TORCHJD = "bare loop", "msl", "torchjd mgda"
 WRITTEN, RECORDED = "as written", "recorded"
@@ -138,10 +139,14 @@ def methods() -> Makers:
     for name, method in all_methods().items():
         if method.finish is not None:  # the ensemble trains as uni-modal training does
             continue
-        makers[name] = partial(method.make, patience=NEVER) if "patience" in method.parameters else method.make
+        makers[name] = _maker(method)
         if "at" in method.parameters:
             makers[f"{name}-features"] = partial(method.make, at="features")
     return makers
+
+
+def _maker(method: Method) -> Callable[[], Balancer]:
+    return partial(method.make, patience=NEVER) if "patience" in method.parameters else method.make
 
 
 def chosen_methods(text: str) -> Makers:
@@ -149,7 +154,13 @@ def chosen_methods(text: str) -> Makers:
     known = methods()
     asked = [JOINT, *(name.strip() for name in text.split(",") if name.strip())]
     names = list(dict.fromkeys(name for word in asked for name in (known if word == "all" else [word])))
-    return dict(zip(names, collect(*(partial(look_up, "method", name, known) for name in names)), strict=True))
+
+    def maker(name: str) -> Callable[[], Balancer]:
+        if name not in known and is_path(name):
+            return _maker(method_of(name))
+        return look_up("method", name, known, OR_YOUR_OWN)
+
+    return dict(zip(names, collect(*(partial(maker, name) for name in names)), strict=True))
 
 
 def other_loops(names: Iterable[str]) -> list[str]:

@@ -156,14 +156,16 @@ def modalities(rows: Iterable[Row]) -> list[str]:
 
 
 def settings(row: Row) -> dict[str, Any]:
-    """Return everything that was set for a run: the run's settings and the method's parameters."""
-    return {**(row.get("run") or {}), **(row.get("params") or {})}
+    """Return everything that was set for a run: its settings, the method's parameters, and the user's own code."""
+    code = row.get("code") or {}
+    marks = {"code": " ".join(str(mark).removeprefix("sha256:")[:8] for mark in code.values())} if code else {}
+    return {**(row.get("run") or {}), **(row.get("params") or {}), **marks}
 
 
 def varying(rows: Iterable[Row]) -> list[str]:
     """List the names of the settings that are not the same in all these runs."""
     # Rows that were read together share their settings: what is one object is looked at once.
-    different = {(id(row.get("run")), id(row.get("params"))): row for row in rows}
+    different = {(id(row.get("run")), id(row.get("params")), id(row.get("code"))): row for row in rows}
     values: defaultdict[str, set[str]] = defaultdict(set)
     counts: Counter[str] = Counter()
     for row in different.values():

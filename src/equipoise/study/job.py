@@ -21,6 +21,7 @@ from equipoise.data.splits import Splits
 from equipoise.measure import measure_run, peak_memory, step_seconds
 from equipoise.measure.timing import PROTOCOL, trained_step
 from equipoise.models import LateFusion
+from equipoise.models.choose import own_encoders
 from equipoise.study.registry import Entry
 from equipoise.study.store import SCHEMA, Store, cannot_write, is_disk_error
 from equipoise.training.checkpoint import damage_in
@@ -31,6 +32,7 @@ from equipoise.training.train import Trained, train
 from equipoise.util import VERSION
 from equipoise.util.errors import BadInput, raise_all
 from equipoise.util.files import inside, write_atomic
+from equipoise.util.named import fingerprint
 from equipoise.util.processes import keep_freed_memory
 
 FORMAT = 1
@@ -149,7 +151,14 @@ class Job:
             "measure": self.measure,
             "device": self.device or device_of(self.entry.settings),
             "version": VERSION,
+            **({"code": code} if (code := self._code()) else {}),
         }
+
+    def _code(self) -> dict[str, str]:
+        """Hashes of the files of the user's own that the run is made of: another file, another row."""
+        paths = own_encoders(self.entry.settings.encoder)
+        paths += [self.entry.method.name] if self.entry.method.own else []
+        return {path: fingerprint(path) for path in paths}
 
     @property
     def config(self) -> str:

@@ -1,13 +1,15 @@
-"""Methods by name, lines of a comparison, and how words on a command line set their parameters and settings."""
+"""Methods by name or dotted path, lines of a comparison, and how typed words set parameters and settings."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from inspect import Parameter
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, final, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, final, get_args, get_origin, get_type_hints
 
 from equipoise import methods
 from equipoise.balance.balancer import Balancer
@@ -17,10 +19,12 @@ from equipoise.models.committee import as_ensemble
 from equipoise.training import settings
 from equipoise.training.optimisers import check_step
 from equipoise.training.settings import Preset, Settings
-from equipoise.util.errors import BadInput, look_up, raise_all
+from equipoise.util.errors import BadInput, first_line, look_up, raise_all
+from equipoise.util.named import imported, is_path
 
 WITH_COMMAS = ("encoder", "class_weight")
 """Settings whose one value may hold commas."""
+OR_YOUR_OWN = "or a class of your own by dotted path: my_file.Gap"
 
 
 @final
@@ -29,7 +33,7 @@ class Method:
     """A way to train, under the name users type.
 
     Args:
-        name: Lower-case and plain.
+        name: Lower-case and plain; or the dotted path of a class of the user's own.
         make: The balancer's class.
         summary: One line on it.
         parameters: Its parameters that a command line can set, with their defaults.
@@ -46,7 +50,22 @@ class Method:
 
     def convert(self, name: str, text: str) -> Any:
         """Read a parameter's value from the text of ``name=value``."""
-        return settings.convert(f"{self.name}.{name}", text, get_type_hints(self.make.__init__)[name])
+        return settings.convert(f"{self.name}.{name}", text, _kinds(self.make)[name])
+
+    @property
+    def own(self) -> bool:
+        """True if it is a class of the user's own, by its dotted path."""
+        return is_path(self.name)
+
+    def has_name(self, owner: str) -> bool:
+        """Tell whether the word before a parameter means this method: its name, or the class of a dotted path."""
+        return owner == self.name or (self.own and owner.lower() == own_name(self.name).lower())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send a class of the user's own by its path: where that cannot be imported, the run says so."""
+        if self.own:
+            return _own_elsewhere, (self.name,)
+        return Method, (self.name, self.make, self.summary, self.parameters, self.finish, self.fused)
 
 
 def _fits_a_word(kind: Any) -> bool:
@@ -55,10 +74,27 @@ def _fits_a_word(kind: Any) -> bool:
     return all(one in (bool, int, float, str, NoneType) or get_origin(one) is Literal for one in kinds)
 
 
+def _arguments(make: type[Balancer]) -> list[Parameter]:
+    return [*inspect.signature(make.__init__).parameters.values()][1:]
+
+
+def _kinds(make: type[Balancer]) -> dict[str, Any]:
+    """Return the types of a method's parameters that a word can express; without an annotation, the default's."""
+    try:
+        hints = get_type_hints(make.__init__)
+    except Exception:  # annotations of the user's own may not resolve
+        hints = {}
+    named = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
+    arguments = [one for one in _arguments(make) if one.kind in named]
+    kinds = {one.name: hints.get(one.name, type(one.default)) for one in arguments}
+    return {name: kind for name, kind in kinds.items() if _fits_a_word(kind)}
+
+
 def _method(name: str, make: type[Balancer]) -> Method:
-    hints, arguments = get_type_hints(make.__init__), inspect.signature(make.__init__).parameters
-    parameters = {key: value.default for key, value in arguments.items() if key != "self" and _fits_a_word(hints[key])}
-    return Method(name, make, (inspect.getdoc(make) or "").splitlines()[0], parameters, fused=make.needs_fused)
+    defaults = {one.name: one.default for one in _arguments(make)}
+    parameters = {key: defaults[key] for key in _kinds(make)}
+    summary = (inspect.getdoc(make) or "").partition("\n")[0]
+    return Method(name, make, summary, parameters, fused=make.needs_fused)
 
 
 def all_methods() -> dict[str, Method]:
@@ -69,6 +105,45 @@ def all_methods() -> dict[str, Method]:
     # All modalities vote, so all are trained: none can be chosen.
     known["ensemble"] = Method("ensemble", methods.Unimodal, summary, {}, finish=as_ensemble)
     return dict(sorted(known.items()))
+
+
+def method_of(name: str) -> Method:
+    """Return a method by name, or a class of the user's own by its dotted path.
+
+    Raises:
+        BadInput: If there is no such method, or the class is no `Balancer` that can be made from words.
+    """
+    known = all_methods()
+    if name in known or not is_path(name):
+        return look_up("method", name, known, OR_YOUR_OWN)
+    try:
+        make = imported(name)
+    except BadInput as error:
+        raise BadInput(f"method {name!r}: {error}") from error
+    if not (inspect.isclass(make) and issubclass(make, Balancer)):
+        found = f"the class {make.__name__}" if inspect.isclass(make) else f"something of type {type(make).__name__}"
+        raise BadInput(f"method {name!r}: expected a subclass of equipoise.Balancer, found {found}")
+    if make is Balancer or inspect.isabstract(make):
+        raise BadInput(f"method {name!r}: expected a class that answers `weigh` or `mix`, found an abstract one")
+    several = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    bare = [one.name for one in _arguments(make) if one.default is Parameter.empty and one.kind not in several]
+    if bare:
+        expected = f"expected parameters with defaults, such as {bare[0]}: float = 1.0"
+        raise BadInput(f"method {name!r}: {expected}, found none for {', '.join(bare)}")
+    return _method(name, make)
+
+
+def _own_elsewhere(name: str) -> Method:
+    """Make a method of the user's own in another process; one that cannot be imported there fails when it is used."""
+    try:
+        return method_of(name)
+    except BadInput as error:
+        needed = "; the file has to be where every machine of the study finds it: set PYTHONPATH there"
+        return Method(name, cast("type[Balancer]", partial(_refuse, f"{error}{needed}")), "", {})
+
+
+def _refuse(message: str, **_: Any) -> Balancer:
+    raise BadInput(message)
 
 
 def own_name(key: str) -> str:
@@ -97,7 +172,15 @@ class Entry:
 
     def balancer(self) -> Balancer:
         """Make a fresh balancer."""
-        return self.method.make(**self.params)
+        try:
+            return self.method.make(**self.params)
+        except BadInput:
+            raise
+        except Exception as error:  # code of the user's own may raise anything
+            if not self.method.own:
+                raise
+            cause = f"{type(error).__name__}: {first_line(error)}"
+            raise BadInput(f"method {self.method.name!r} cannot be made: {cause}") from error
 
     def changed(self, params: Mapping[str, Any], run: Mapping[str, Any], label: str | None = None) -> Entry:
         """Return the same with some parameters and settings replaced."""
@@ -122,7 +205,7 @@ def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | No
     """Make lines of a comparison from method names and ``key=value`` words, or raise one message with all problems.
 
     Args:
-        names: Methods by name; "all" for every one.
+        names: Methods by name, "all" for every one of the package, or classes of one's own by dotted path.
         words: Settings (``epochs=30``), a parameter that one chosen method has (``penalty=10``), or one of a named
             method (``mimo.penalty=10``). Where a setting and a parameter share a name, ``run.`` names the setting.
         preset: Settings and parameters where no word sets them.
@@ -136,7 +219,7 @@ def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | No
             problems.append(str(error))
 
     asked = dict.fromkeys(one for name in names for one in (known if name.strip() == "all" else [name.strip()]))
-    chosen = [method for name in asked if (method := attempt(look_up, "method", name, known)) is not None]
+    chosen = [method for name in asked if (method := attempt(method_of, name)) is not None]
     run: dict[str, Any] = {}
     params: dict[str, dict[str, Any]] = {method.name: {} for method in chosen}
     for word in words:
@@ -150,7 +233,7 @@ def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | No
     for line in lines:
         attempt(lambda line=line: check_step(base, line.balancer()))
     if not lines and not problems:
-        problems.append(f"no method was named; choose from {', '.join(known)}, or all")
+        problems.append(f"no method was named; choose from {', '.join(known)}, or all, {OR_YOUR_OWN}")
     raise_all(problems)
     return lines
 
@@ -166,18 +249,21 @@ def _read_word(word: str, chosen: list[Method], run: dict[str, Any], params: dic
     key, sign, text = word.partition("=")
     if not sign or not key:
         raise BadInput(f"{word!r} should read name=value, such as epochs=30 or mimo.penalty=10{_meant(word)}")
-    owner, dot, name = key.partition(".")
+    owner, dot, name = key.rpartition(".")
     owners = [method for method in chosen if key in method.parameters]
     if owner == "run" or (key in settings.names() and not owners):
-        look_up("setting", name or key, dict.fromkeys(settings.names()))
-        run[name or key] = settings.parse(name or key, text)
+        look_up("setting", name, dict.fromkeys(settings.names()))
+        run[name] = settings.parse(name, text)
         return
     if dot:
-        method = next((one for one in chosen if one.name == owner), None)
-        if method is None:
+        meant = [one for one in chosen if one.name == owner] or [one for one in chosen if one.has_name(owner)]
+        if not meant:
             raise BadInput(f"{key}: {owner!r} is not among the chosen methods {[one.name for one in chosen]}")
-        look_up(f"parameter of {owner}", name, method.parameters)
-        params[owner][name] = method.convert(name, text)
+        if len(meant) > 1:
+            examples = " or ".join(f"{one.name}.{name}={text}" for one in meant)
+            raise BadInput(f"{owner} stands for several methods here; type {examples}")
+        look_up(f"parameter of {owner}", name, meant[0].parameters)
+        params[meant[0].name][name] = meant[0].convert(name, text)
         return
     if len(owners) == 1 and key not in settings.names():
         params[owners[0].name][key] = owners[0].convert(key, text)
@@ -186,5 +272,5 @@ def _read_word(word: str, chosen: list[Method], run: dict[str, Any], params: dic
         examples = " or ".join(f"{place}.{key}={text}" for place in places)
         raise BadInput(f"{key} stands for several things here; type {examples}")
     else:
-        known = [*settings.names(), *(f"{one.name}.{name}" for one in chosen for name in one.parameters)]
+        known = [*settings.names(), *(f"{own_name(one.name).lower()}.{name}" for one in chosen for name in one.parameters)]
         look_up("setting", key, dict.fromkeys(known))
