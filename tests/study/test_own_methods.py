@@ -120,9 +120,7 @@ def test_a_mistake_gets_one_message(name: str, message: str) -> None:
 
 
 def test_what_a_constructor_raises_is_told() -> None:
-    with pytest.raises(
-        BadInput, match=r"'own_gap\.Gap' cannot be made: LookupError: strength should be zero or more"
-    ):
+    with pytest.raises(BadInput, match=r"'own_gap\.Gap' cannot be made: LookupError: strength should be zero or more"):
         entries(["own_gap.Gap"], ["strength=-1"])
 
 

@@ -130,7 +130,7 @@ def every_data_and(
 
 def with_values(words: Sequence[str]) -> list[str]:
     """Give an option whose value may be left out the value it then has: ``--folds`` alone is ``--folds=all``."""
-    following = [*words[1:], ""]
+    following = [*words, ""][1:]
     return [
         "--folds=all" if word == "--folds" and not after.isdecimal() and after != "all" else word
         for word, after in zip(words, following, strict=True)

@@ -272,5 +272,8 @@ def _read_word(word: str, chosen: list[Method], run: dict[str, Any], params: dic
         examples = " or ".join(f"{place}.{key}={text}" for place in places)
         raise BadInput(f"{key} stands for several things here; type {examples}")
     else:
-        known = [*settings.names(), *(f"{own_name(one.name).lower()}.{name}" for one in chosen for name in one.parameters)]
+        known = [
+            *settings.names(),
+            *(f"{own_name(one.name).lower()}.{name}" for one in chosen for name in one.parameters),
+        ]
         look_up("setting", key, dict.fromkeys(known))
