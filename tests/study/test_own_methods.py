@@ -94,7 +94,7 @@ def test_a_class_of_the_same_name_as_a_method_is_told_apart() -> None:
     ("name", "message"),
     [
         ("mimmo", "did you mean 'mimo'? (or a class of your own by dotted path: my_file.Gap)"),
-        ("own_gap.Gapp", "has no 'Gapp'; did you mean own_gap.Gap?"),
+        ("own_gap.Gapp", "has no attribute 'Gapp'; did you mean own_gap.Gap?"),
         ("own_gap.Nothing", "expected a subclass of equipoise.Balancer, found the class Nothing"),
         ("own_gap.function", "expected a subclass of equipoise.Balancer, found something of type function"),
         ("own_gap.Balancer", "expected a class that answers `weigh` or `mix`, found an abstract one"),
@@ -192,7 +192,7 @@ def test_it_travels_and_says_where_it_cannot_be_found(folder: Path) -> None:
 
 def test_a_file_here_takes_no_library_s_place(folder: Path) -> None:
     (folder / "wave.py").write_text("Gap = None", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"wave \(.*wave\.py\) has no 'Gap'"):
+    with pytest.raises(BadInput, match=r"wave \(.*wave\.py\) has no attribute 'Gap'"):
         imported("wave.Gap")
     assert imported("own_gap.Gap").__name__ == "Gap"
     assert sys.path[-1] == str(folder)

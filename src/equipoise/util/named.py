@@ -49,7 +49,7 @@ def imported(path: str) -> Any:
     if not hasattr(found, name):
         near = difflib.get_close_matches(name, vars(found), n=1)
         hint = f"; did you mean {module}.{near[0]}?" if near else ""
-        raise BadInput(f"{module} ({getattr(found, '__file__', None) or 'no file'}) has no {name!r}{hint}")
+        raise BadInput(f"{module} ({getattr(found, '__file__', None) or 'no file'}) has no attribute {name!r}{hint}")
     return getattr(found, name)
 
 
