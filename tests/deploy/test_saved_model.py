@@ -365,7 +365,7 @@ def test_what_makes_modules_is_told_without_calling_it() -> None:
 @pytest.mark.parametrize("path", ["cProfile.main", "subprocess.getoutput", "strong:code.interact,weak:cnn1d"])
 def test_no_code_is_run_because_a_file_names_it(path: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / saved_model.DESCRIPTION).write_text(json.dumps(edited(content_of(run), ("row", "run", "encoder"), path)))
-    monkeypatch.setattr("equipoise.models.choose.importlib.import_module", pytest.fail)
+    monkeypatch.setattr("equipoise.util.named.importlib.import_module", pytest.fail)
     with pytest.raises(BadInput, match="no code runs because a file names it"):
         load_saved_model(run)
     monkeypatch.undo()
