@@ -1,5 +1,10 @@
 """Equipoise: balanced multi-modal learning for PyTorch."""
 
+from __future__ import annotations
+
+from pathlib import Path as _Path
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues, Table, Weights
 from equipoise.balance.theory import Trajectory, least_squares
@@ -24,7 +29,27 @@ from equipoise.models import LateFusion, encoder_for, fit_committee
 from equipoise.training.optimisers import layerwise
 from equipoise.util import VERSION as _VERSION
 
+if _TYPE_CHECKING:
+    from equipoise.deploy.predictor import Predictor as _Predictor
+
 __version__ = _VERSION
+
+
+def load(path: _Path | str, *, encoder: str | None = None, trust: bool = False) -> _Predictor:
+    """Load the model of a finished run, ready to answer: `equipoise.load("runs/one").predict({"imu": window})`.
+
+    Args:
+        path: The folder of a run, or of a command that made a single one.
+        encoder: The encoders as they were named for training, where one was your own.
+        trust: Import the encoders that the folder names.
+
+    Raises:
+        BadInput: If there is no such run, or its model cannot be built again.
+    """
+    from equipoise.deploy.predictor import load as load_predictor
+
+    return load_predictor(path, encoder=encoder, trust=trust)
+
 
 __all__ = [
     "AGM",
@@ -51,5 +76,6 @@ __all__ = [
     "fit_committee",
     "layerwise",
     "least_squares",
+    "load",
     "mimo_objective",
 ]

@@ -10,5 +10,10 @@ from equipoise.deploy.monitor import SensorMonitor as SensorMonitor
 from equipoise.deploy.monitor_evaluation import MonitorEvaluation as MonitorEvaluation
 from equipoise.deploy.monitor_evaluation import evaluate_monitor as evaluate_monitor
 from equipoise.deploy.monitor_evaluation import fit_monitor as fit_monitor
+from equipoise.deploy.prediction import Prediction as Prediction
+from equipoise.deploy.predictor import Predictor as Predictor
+from equipoise.deploy.predictor import load as load
 from equipoise.deploy.saved_model import SavedModel as SavedModel
 from equipoise.deploy.saved_model import load_saved_model as load_saved_model
+from equipoise.deploy.stream import Stream as Stream
+from equipoise.deploy.stream import StreamAnswer as StreamAnswer

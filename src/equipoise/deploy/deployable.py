@@ -37,6 +37,7 @@ class InputSpec:
         deviation: That each channel is divided by.
         before: The view that the caller has to apply, because it is not in the graph; None for none.
         most: The largest whole number that a sensor of whole numbers may give, for trying a graph.
+        stored: Shape and type of one sample that `before` is applied to; None where there is no such view.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +48,12 @@ class InputSpec:
     deviation: Tensor | None = None
     before: View | None = None
     most: int = 127
+    stored: tuple[tuple[int, ...], torch.dtype] | None = None
+
+    @property
+    def recorded(self) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and type of one sample as it was recorded, before any view."""
+        return (self.shape, self.dtype) if self.stored is None else self.stored
 
     @property
     def steps(self) -> int:

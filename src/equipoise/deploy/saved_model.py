@@ -176,7 +176,9 @@ def _input_spec(plain: dict[str, Any]) -> InputSpec:
     """Return what the graph takes: what is stored where the graph can do the rest, or what encoders read."""
     view = None if plain["view"] is None else view_of(plain["view"])
     if view is not None and not isinstance(view, IN_THE_GRAPH):
-        return InputSpec(tuple(plain["read"]), ragged=plain["ragged"] and not view.takes_lengths, before=view)
+        stored = tuple(plain["stored"]), getattr(torch, plain["dtype"])
+        ragged = plain["ragged"] and not view.takes_lengths
+        return InputSpec(tuple(plain["read"]), ragged=ragged, before=view, stored=stored)
     stored = tuple(plain["stored"])
     per_channel = (-1, *[1] * (len(stored) - 1))
     known: dict[str, Any] = {

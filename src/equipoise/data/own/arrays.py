@@ -79,7 +79,7 @@ def read_samples(
     read: dict[str, Modality] = {
         key: modality
         for key, given in modalities.items()
-        if (modality := attempt(_read_modality, key, given, given_lengths.get(key))) is not None
+        if (modality := attempt(read_modality, key, given, given_lengths.get(key))) is not None
     }
     inputs = {key: modality.values for key, modality in read.items()}
     inputs |= {f"{key}_length": one.lengths for key, one in read.items() if one.lengths is not None}
@@ -175,7 +175,15 @@ class Modality(NamedTuple):
     whole: bool
 
 
-def _read_modality(name: str, given: Any, lengths: Any, samples: Sequence[str] | None) -> Modality:
+def read_modality(name: str, given: Any, lengths: Any, samples: Sequence[str] | None) -> Modality:
+    """Read one array of samples, or raise a `BadInput` that says what is wrong with it.
+
+    Args:
+        name: Of the modality.
+        given: Samples first, or a list of them.
+        lengths: How many steps of each are real; None where all are.
+        samples: Names of the samples in messages; their numbers where this is None.
+    """
     array, steps, note = _one_array(name, given, samples, series=lengths is not None)
     if why := memory_problem(FLOATS * array.size):
         raise BadInput(f"{name}: {why}")

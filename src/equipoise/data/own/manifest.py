@@ -276,7 +276,7 @@ def read_manifest(path: str | Path) -> Manifest:
                 kept.append(_column(header, values, names))
             except BadInput as problem:
                 problems.append(f"column {header}: {problem}")
-    manifest.modalities.extend(_vectors_joined(kept, problems))
+    manifest.modalities.extend(join_vectors(kept, problems))
     if not manifest.modalities and not problems:
         problems.append("expected a column per modality beside label, split, group and id, found none")
     counts = Counter(column.name for column in manifest.modalities)
@@ -335,7 +335,7 @@ def _column(header: str, values: Any, names: list[str]) -> ManifestColumn:
     raise BadInput(f"expected files of one kind, found {usual} and also {also} ({rare}); {advice}")
 
 
-def _vectors_joined(columns: list[ManifestColumn], problems: list[str]) -> list[ManifestColumn]:
+def join_vectors(columns: list[ManifestColumn], problems: list[str]) -> list[ManifestColumn]:
     """Return the same columns, with those that are parts of one vector joined in its place."""
     vectors: dict[str, list[tuple[int, ManifestColumn]]] = {}
     joined: dict[Any, ManifestColumn] = {}

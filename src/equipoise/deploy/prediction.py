@@ -1,0 +1,102 @@
+"""The answer of a model to one sample or many, in names and numbers."""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+THRESHOLD = 0.5
+"""The probability from which on a label counts as given."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a model says of N samples; of a single sample every array lacks its first axis, every list is its one item.
+
+    Args:
+        kind: "classes", "labels" or "regression".
+        names: The classes, the labels, or the columns of numbers, in the order of the last axis below.
+        probabilities: Of each class, or of each label, [N, C]; None for numbers.
+        values: The numbers, [N, D]; None for classes and labels.
+        low: The lower end of each number's interval, [N, D]; None where there is none.
+        high: The upper end.
+        sensors: The sensors that were used, per sample.
+        decision: "committee" or "fused".
+        single: Whether it is about one sample.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    probabilities: np.ndarray | None
+    values: np.ndarray | None
+    low: np.ndarray | None
+    high: np.ndarray | None
+    sensors: Any
+    decision: str
+    single: bool = False
+
+    @property
+    def answer(self) -> Any:
+        """The class by name, the labels that are at least as probable as not, or the number; a list of N of them.
+
+        Of several columns of numbers it is the array [N, D].
+        """
+        rows = [self._answer(row) for row in np.atleast_2d(self._array)]
+        return rows[0] if self.single else rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        plain: dict[str, Any] = {"answer": _plain(self.answer), "sensors": _plain(self.sensors)}
+        arrays = {"probabilities": self.probabilities, "values": self.values, "low": self.low, "high": self.high}
+        for key, array in arrays.items():
+            if array is not None:
+                plain[key] = {name: array[..., place].tolist() for place, name in enumerate(self.names)}
+        return {**plain, "decision": self.decision}
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return a table with a row per sample, column by column.
+
+        "row", "answer" and "p_NAME" for each class or label; "answer", "low" and "high" for numbers, with "_NAME"
+        behind them where there are several columns; "sensors", joined by a plus. Labels are joined by a semicolon.
+        """
+        rows = np.atleast_2d(self._array)
+        table: dict[str, list[Any]] = {"row": list(range(len(rows)))}
+        if self.kind == "regression":
+            for title, array in (("answer", self.values), ("low", self.low), ("high", self.high)):
+                if array is None:
+                    continue
+                for place, name in enumerate(self.names):
+                    key = title if len(self.names) == 1 else f"{title}_{name}"
+                    table[key] = np.atleast_2d(array)[:, place].tolist()
+        else:
+            answers = [self._answer(row) for row in rows]
+            table["answer"] = [each if isinstance(each, str) else ";".join(each) for each in answers]
+            table |= {f"p_{name}": rows[:, place].tolist() for place, name in enumerate(self.names)}
+        used = [self.sensors] if self.single else self.sensors
+        return {**table, "sensors": ["+".join(names) for names in used]}
+
+    def to_frame(self) -> Any:
+        """Return `columns` as a pandas DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns())
+
+    @property
+    def _array(self) -> np.ndarray:
+        array = self.values if self.probabilities is None else self.probabilities
+        assert array is not None
+        return array
+
+    def _answer(self, row: np.ndarray) -> Any:
+        if self.kind == "classes":
+            return self.names[int(row.argmax())]
+        if self.kind == "labels":
+            return [name for name, value in zip(self.names, row.tolist(), strict=True) if value >= THRESHOLD]
+        return float(row[0]) if len(row) == 1 else row
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,136 @@
+"""From raw data to an answer: a saved model that reads samples as they were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final, get_args
+
+import torch
+from torch import Tensor
+
+from equipoise.deploy.deployable import VALID
+from equipoise.deploy.monitor import SensorMonitor
+from equipoise.deploy.prediction import Prediction
+from equipoise.deploy.recorded import Recorded, read_recorded
+from equipoise.deploy.saved_model import SavedModel, load_saved_model
+from equipoise.models.late_fusion import Decision
+from equipoise.util.errors import BadInput, look_up
+from equipoise.util.files import inside
+
+if TYPE_CHECKING:
+    from equipoise.deploy.stream import Stream
+
+BATCH = 256
+Outputs = dict[str, Tensor]
+
+
+@final
+class Predictor:
+    """Answers to samples as they were recorded: scaling, resizing and the order of axes are its business.
+
+    It runs the graph that `export` writes, so that both give the same answers.
+
+    Args:
+        saved: The model of a finished run, as `load_saved_model` gives it.
+
+    Attributes:
+        saved: The model.
+        names: The classes, the labels, or the columns of numbers.
+        sensors: The names of the sensors.
+    """
+
+    def __init__(self, saved: SavedModel) -> None:
+        self.saved, self.names, self.sensors = saved, saved.classes, tuple(saved.input_specs)
+        self.graph = saved.deployable().eval()
+        sizes = {name: getattr(encoder, "words", None) for name, encoder in saved.model.encoders.items()}
+        self.words = {name: size for name, size in sizes.items() if isinstance(size, int)}
+
+    def predict(
+        self, inputs: Any, decision: Decision = "committee", *, on_batch: Callable[[int, int], None] | None = None
+    ) -> Prediction:
+        """Answer to one sample or many.
+
+        Args:
+            inputs: {sensor: array, tensor, list or None}, one sample or many of each, as recorded; or a DataFrame with
+                a row per sample, whose columns hold an array per cell, or the numbers of vectors: NAME_0, NAME_1, … or
+                NAME.x, NAME.y, … A sensor is missing where it is absent or None; from a sample, where its entry is None
+                or all NaN, or where "NAME_present" is false. "NAME_length" may hold the lengths of padded series.
+            decision: "committee": the vote of all heads at hand. "fused": the fused head decides.
+            on_batch: Called with the samples done and their number.
+
+        Raises:
+            BadInput: With everything that is wrong.
+        """
+        self.check_decision(decision)
+        recorded = read_recorded(self.saved.input_specs, inputs, self.words)
+        total, parts = len(recorded), []
+        for start in range(0, total, BATCH):
+            some = {name: value[start : start + BATCH] for name, value in recorded.inputs.items()}
+            parts.append(self.run(some))
+            if on_batch is not None:
+                on_batch(min(start + BATCH, total), total)
+        return self.prediction({key: torch.cat([part[key] for part in parts]) for key in parts[0]}, recorded, decision)
+
+    def stream(
+        self,
+        *,
+        rate: float | None = None,
+        rates: Mapping[str, float] | None = None,
+        stride: float | None = None,
+        decision: Decision = "committee",
+        monitor: SensorMonitor | Path | str | bool = False,
+    ) -> Stream:
+        """Start a stream, which cuts windows from samples as they arrive; see `Stream`.
+
+        Args:
+            rate: Samples per second of every sensor that `rates` does not name; without both, time is counted in
+                samples.
+            rates: Samples per second by sensor.
+            stride: Seconds from one window to the next; the length of a window where it is None.
+            decision: As for `predict`.
+            monitor: A sensor monitor, or its file; True for the one that `equipoise monitor` wrote for this run.
+        """
+        from equipoise.deploy.stream import Stream
+
+        self.check_decision(decision)
+        if monitor is True:
+            monitor = inside(self.saved.folder, "export", "monitor.json")
+            if not monitor.is_file():
+                raise BadInput(f"no such file: {monitor}. Make it: equipoise monitor {self.saved.folder}")
+        watch = SensorMonitor.load(monitor) if isinstance(monitor, (str, Path)) else monitor or None
+        return Stream(self, rate=rate, rates=rates or {}, stride=stride, decision=decision, monitor=watch)
+
+    def run(self, inputs: Outputs) -> Outputs:
+        """Run the graph."""
+        with torch.no_grad():
+            return self.graph(inputs)
+
+    def prediction(self, outputs: Outputs, recorded: Recorded, decision: Decision) -> Prediction:
+        """Put outputs of the graph into names and numbers."""
+        flags = torch.stack([recorded.inputs[name + VALID] for name in self.sensors], dim=1).tolist()
+        used = [tuple(name for name, here in zip(self.sensors, row, strict=True) if here) for row in flags]
+        probabilities = outputs[decision].numpy()
+        if recorded.single:
+            return Prediction("classes", self.names, probabilities[0], None, None, None, used[0], decision, single=True)
+        return Prediction("classes", self.names, probabilities, None, None, None, used, decision)
+
+    def check_decision(self, decision: str) -> None:
+        """Refuse a decision that is none, or that the model cannot make."""
+        look_up("decision", decision, dict.fromkeys(get_args(Decision)))
+        if decision not in self.graph.output_names:
+            raise BadInput(f"{self.saved.folder}: this model has no heads that could vote; type decision='fused'")
+
+
+def load(path: Path | str, *, encoder: str | None = None, trust: bool = False) -> Predictor:
+    """Load the model of a finished run, ready to answer.
+
+    Args:
+        path: The folder of a run, or of a command that made a single one.
+        encoder: The encoders as they were named for training, where one was your own.
+        trust: Import the encoders that the folder names.
+
+    Raises:
+        BadInput: If there is no such run, or its model cannot be built again.
+    """
+    return Predictor(load_saved_model(path, encoder=encoder, trust=trust))

@@ -1,0 +1,203 @@
+"""From raw data to an answer: one sample or many, as recorded, whatever is missing."""
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import equipoise
+from deploy.shipped_runs import SAMPLES, recorded, rows_of, trained
+from equipoise.data.splits import Splits
+from equipoise.deploy import Prediction, Predictor
+from equipoise.models.late_fusion import Decision
+from equipoise.util.errors import BadInput
+
+NAMES = ("walk", "run", "rest")
+TEST = range(2, SAMPLES, 3)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Predictor, Splits]:
+    folder = tmp_path_factory.mktemp("run")
+    splits = trained(folder, recorded(), [NAMES[number % 7 % 3] for number in range(SAMPLES)])
+    return equipoise.load(folder), splits
+
+
+def by_the_model(predictor: Predictor, splits: Splits, subset: Any, decision: Decision = "committee") -> np.ndarray:
+    """What the model says of the test part as training prepared it."""
+    inputs = splits.test.ready().inputs
+    kept = {key: value for key, value in inputs.items() if key.removesuffix("_length") in subset}
+    return predictor.saved.model.predict(kept, decision).numpy()
+
+
+def test_raw_samples_get_the_answers_of_the_prepared_ones(run: tuple[Predictor, Splits]) -> None:
+    predictor, splits = run
+    raw = rows_of(recorded(), TEST)
+    for size in range(1, len(raw) + 1):
+        for subset in itertools.combinations(raw, size):
+            given = {name: raw[name] if name in subset else None for name in raw}
+            for decision in ("committee", "fused"):
+                answer = predictor.predict(given, decision)
+                wanted = by_the_model(predictor, splits, subset, decision)
+                np.testing.assert_allclose(answer.probabilities, wanted, atol=2e-6)
+                assert answer.sensors == [tuple(name for name in predictor.sensors if name in subset)] * len(TEST)
+
+
+def test_one_sample_is_answered_as_among_many(run: tuple[Predictor, Splits]) -> None:
+    predictor, _ = run
+    raw = rows_of(recorded(), TEST)
+    many = predictor.predict(raw)
+    for row in range(0, len(TEST), 5):
+        one = predictor.predict({name: values[row] for name, values in raw.items()})
+        assert one.single
+        np.testing.assert_allclose(one.probabilities, many.probabilities[row], atol=1e-6)
+        assert one.answer == many.answer[row]
+        assert one.sensors == many.sensors[row]
+        assert one.answer == one.names[int(np.argmax(one.probabilities))]
+
+
+def forms(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The same samples in every form that users have them in."""
+    stacked = {name: values if name == "speech" else np.stack(values) for name, values in raw.items()}
+    padded = np.full((len(TEST), 3, 8), np.nan)
+    for row, values in enumerate(raw["speech"]):
+        padded[row, :, : values.shape[1]] = values
+    lengths = np.array([values.shape[1] for values in raw["speech"]])
+    numbers = {f"vector_{place}": stacked["vector"][:, place] for place in range(4)}
+    cells = {name: raw[name] for name in ("series", "speech", "camera")}
+    return {
+        "arrays": stacked,
+        "tensors": {name: values if name == "speech" else torch.from_numpy(values) for name, values in stacked.items()},
+        "plain lists": {name: [np.asarray(value).tolist() for value in values] for name, values in raw.items()},
+        "colours first": {**stacked, "camera": stacked["camera"].transpose(0, 3, 1, 2)},
+        "padded": {**stacked, "speech": padded, "speech_length": lengths},
+        "with labels": {**stacked, "label": np.zeros(len(TEST)), "group": np.zeros(len(TEST))},
+        "a table of cells": pd.DataFrame({**raw, "label": 0}),
+        "a table of columns": pd.DataFrame({**numbers, "heat": stacked["heat"], **cells}),
+    }
+
+
+def test_every_form_of_the_same_samples_gets_the_same_answers(run: tuple[Predictor, Splits]) -> None:
+    predictor, _ = run
+    raw = rows_of(recorded(), TEST)
+    wanted = predictor.predict(raw).probabilities
+    for form, given in forms(raw).items():
+        np.testing.assert_allclose(predictor.predict(given).probabilities, wanted, atol=2e-6, err_msg=form)
+
+
+def test_missing_in_every_way_is_the_same(run: tuple[Predictor, Splits]) -> None:
+    predictor, _ = run
+    raw = {name: np.stack(values) for name, values in rows_of(recorded(), TEST).items() if name != "speech"}
+    gone = np.arange(len(TEST)) % 3 == 1
+    listed = {**raw, "series": [None if here else row for row, here in zip(raw["series"], gone, strict=True)]}
+    blank = {**raw, "series": np.where(gone[:, None, None], np.nan, raw["series"])}
+    flagged = {**raw, "series_present": ~gone}
+    whole = {name: values for name, values in raw.items() if name != "series"}
+    answers = [predictor.predict(given) for given in (listed, blank, flagged, pd.DataFrame({name: list(values) for name, values in listed.items()}))]
+    without = predictor.predict(whole)
+    for answer in answers:
+        np.testing.assert_array_equal(answer.probabilities, answers[0].probabilities)
+        np.testing.assert_allclose(answer.probabilities[gone], without.probabilities[gone], atol=1e-6)
+        assert [("series" in sensors) for sensors in answer.sensors] == (~gone).tolist()
+    assert not np.allclose(answers[0].probabilities[~gone], without.probabilities[~gone])
+
+
+def test_a_sample_without_any_sensor_gets_even_odds(run: tuple[Predictor, Splits]) -> None:
+    predictor, _ = run
+    answer = predictor.predict({"vector": [None, np.zeros(4)]})
+    np.testing.assert_allclose(answer.probabilities[0], 1 / 3, atol=1e-6)
+    assert answer.sensors == [(), ("vector",)]
+
+
+def test_pictures_of_another_size_are_resized(run: tuple[Predictor, Splits]) -> None:
+    predictor, _ = run
+    picture = np.kron(recorded()["camera"][0], np.ones((3, 3, 1), np.uint8))  # each pixel nine times
+    small = predictor.predict({"camera": recorded()["camera"][0]})
+    np.testing.assert_allclose(predictor.predict({"camera": picture}).probabilities, small.probabilities, atol=0.02)
+
+
+def test_everything_wrong_is_said_at_once(run: tuple[Predictor, Splits]) -> None:
+    predictor, _ = run
+    good = recorded()
+    with pytest.raises(BadInput) as caught:
+        predictor.predict(
+            {
+                "vectr": good["vector"],
+                "series": good["series"].transpose(0, 2, 1),
+                "speech": np.zeros((SAMPLES, 3, 9)),
+                "camera": good["camera"] / 255,
+                "heat": ["warm"] * SAMPLES,
+                "series_length": np.full(SAMPLES, 6),
+            }
+        )
+    told = str(caught.value)
+    for part in (
+        "'vectr'",
+        "Did you mean 'vector'?",
+        "series: expected [2, 6] for one sample or [N, 2, 6] for many, found samples of shape [6, 2]; time comes last",
+        "speech: expected [3, up to 8]",
+        "camera: expected bytes, 0 to 255",
+        "heat: expected numbers",
+        "series_length: expected none",
+    ):
+        assert part in told
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "at least one of vector, heat, series, speech, camera"),
+        ({"vector": None}, "at least one of"),
+        (np.zeros(4), "found ndarray"),
+        ({"vector": np.zeros(3)}, "vector: expected [4] for one sample or [N, 4] for many, found samples of shape [3]"),
+        ({"vector": np.zeros((2, 3, 4, 5))}, "vector: expected [4] for one sample"),
+        ({"vector": np.zeros((2, 4)), "heat": np.zeros(3)}, "found vector 2, heat 3"),
+        ({"vector": np.zeros((2, 4)), "series": np.zeros((2, 6))}, "found one of ['series'] and many of ['vector']"),
+        ({"vector": [[0, 1, np.nan, 2]]}, "vector: expected finite numbers"),
+        ({"vector": np.zeros((2, 4)), "vector_present": [1, 2]}, "vector_present: expected true or false"),
+        ({"camera": np.zeros((8, 10, 2), np.uint8)}, "camera: expected bytes [height, width, 3]"),
+    ],
+)
+def test_bad_input_is_told_with_what_was_expected(run: tuple[Predictor, Splits], given: Any, told: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        run[0].predict(given)
+    assert told in str(caught.value)
+    with pytest.raises(BadInput, match="unknown decision 'comitee'"):
+        run[0].predict({"vector": np.zeros(4)}, "comitee")
+
+
+def test_plain_values_and_tables() -> None:
+    classes = Prediction("classes", ("a", "b"), np.array([[0.25, 0.75]]), None, None, None, [("x", "y")], "committee")
+    assert classes.answer == ["b"]
+    assert classes.as_dict() == {
+        "answer": ["b"],
+        "sensors": [["x", "y"]],
+        "probabilities": {"a": [0.25], "b": [0.75]},
+        "decision": "committee",
+    }
+    assert classes.to_frame().to_dict("records") == [
+        {"row": 0, "answer": "b", "p_a": 0.25, "p_b": 0.75, "sensors": "x+y"}
+    ]
+    labels = Prediction("labels", ("a", "b"), np.array([0.5, 0.4]), None, None, None, ("x",), "fused", single=True)
+    assert labels.answer == ["a"]
+    assert labels.columns() == {"row": [0], "answer": ["a"], "p_a": [0.5], "p_b": [0.4], "sensors": ["x"]}
+    ends = np.array([1.0]), np.array([3.0])
+    number = Prediction("regression", ("angle",), None, np.array([2.0]), *ends, ("x",), "committee", single=True)
+    assert number.answer == 2.0
+    assert number.as_dict()["low"] == {"angle": 1.0}
+    assert number.columns() == {"row": [0], "answer": [2.0], "low": [1.0], "high": [3.0], "sensors": ["x"]}
+    several = Prediction("regression", ("u", "v"), None, np.array([[2.0, 4.0]]), None, None, [("x",)], "committee")
+    assert list(several.columns()) == ["row", "answer_u", "answer_v", "sensors"]
+
+
+def test_loading_is_known_without_what_it_needs() -> None:
+    code = "import sys, equipoise; equipoise.load; assert not [m for m in sys.modules if m.startswith('equipoise.deploy')]"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+    with pytest.raises(BadInput, match="no such folder"):
+        equipoise.load(Path("nowhere"))

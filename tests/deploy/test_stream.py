@@ -1,0 +1,178 @@
+"""Windows cut from samples as they arrive: any chunks give the same answers, at the rates of the sensors."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import equipoise
+from deploy.shipped_runs import trained
+from equipoise.deploy import Predictor, SensorMonitor, StreamAnswer
+from equipoise.util.errors import BadInput
+
+SENSORS = ("wrist", "ankle", "camera", "heat")
+RATES = {"wrist": 20, "ankle": 5, "camera": 2.5, "heat": 1}
+SECONDS = 12
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    """Windows of two seconds of the wrist and of one second of the ankle; a picture, and a number."""
+    generator = np.random.default_rng(0)
+    arrays = {
+        "wrist": generator.normal(2, 3, (60, 3, 40)),
+        "ankle": generator.normal(0, 1, (60, 2, 5)),
+        "camera": generator.integers(0, 256, (60, 6, 6, 3), dtype=np.uint8),
+        "heat": generator.normal(20, 2, 60),
+    }
+    folder = tmp_path_factory.mktemp("run")
+    trained(folder, arrays, np.arange(60) % 7 % 3)
+    return equipoise.load(folder)
+
+
+def recording(seed: int = 1) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return {
+        "wrist": generator.normal(2, 3, (3, SECONDS * 20)),
+        "ankle": generator.normal(0, 1, (2, SECONDS * 5)),
+        "camera": generator.integers(0, 256, (int(SECONDS * 2.5), 6, 6, 3), dtype=np.uint8),
+        "heat": generator.normal(20, 2, SECONDS),
+    }
+
+
+def cut(name: str, array: np.ndarray, start: int, end: int) -> np.ndarray:
+    return array[:, start:end] if name in ("wrist", "ankle") else array[start:end]
+
+
+def chunked(given: dict[str, np.ndarray], draws: random.Random) -> Iterator[dict[str, Any]]:
+    """Samples in chunks of random sizes, each sensor at its own pace."""
+    at = dict.fromkeys(given, 0)
+    total = {name: array.shape[1] if name in ("wrist", "ankle") else len(array) for name, array in given.items()}
+    while any(at[name] < total[name] for name in given):
+        chunk = {}
+        for name in draws.sample(list(given), draws.randint(1, len(given))):
+            end = min(total[name], at[name] + draws.choice((0, 1, 2, 7, 100)))
+            if end > at[name]:
+                chunk[name] = cut(name, given[name], at[name], end)
+                at[name] = end
+        yield chunk
+
+
+def same(some: list[StreamAnswer], others: list[StreamAnswer]) -> bool:
+    return len(some) == len(others) and all(
+        (one.start, one.end, one.failed, one.prediction.sensors)
+        == (other.start, other.end, other.failed, other.prediction.sensors)
+        and np.array_equal(one.prediction.probabilities, other.prediction.probabilities)
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def test_any_chunks_give_the_same_answers(predictor: Predictor) -> None:
+    whole = predictor.stream(rates=RATES, stride=0.5).push(recording())
+    assert [answer.end for answer in whole] == [2 + 0.5 * number for number in range(21)]
+    for seed in range(15):
+        stream = predictor.stream(rates=RATES, stride=0.5)
+        pieces = chunked(recording(), random.Random(seed))
+        assert same([answer for chunk in pieces for answer in stream.push(chunk)], whole)
+
+
+@pytest.mark.parametrize("stride", [None, 0.3, 1, 5])
+def test_windows_are_those_cut_by_hand(predictor: Predictor, stride: float | None) -> None:
+    given = recording()
+    answers = predictor.stream(rates=RATES, stride=stride).push(given)
+    step = 2 if stride is None else stride
+    assert len(answers) == int((SECONDS - 2) / step + 1e-9) + 1
+    for number, answer in enumerate(answers):
+        end = 2 + number * step
+        assert answer.start == pytest.approx(end - 2)
+        ends = {name: int(end * rate + 1e-9) for name, rate in RATES.items()}
+        sample = {
+            "wrist": given["wrist"][:, ends["wrist"] - 40 : ends["wrist"]],
+            "ankle": given["ankle"][:, ends["ankle"] - 5 : ends["ankle"]],
+            "camera": given["camera"][ends["camera"] - 1],
+            "heat": given["heat"][ends["heat"] - 1],
+        }
+        np.testing.assert_allclose(answer.prediction.probabilities, predictor.predict(sample).probabilities, atol=1e-6)
+
+
+def test_a_single_step_is_a_chunk(predictor: Predictor) -> None:
+    given = recording()
+    stream, answers = predictor.stream(rates=RATES), []
+    rest = {name: given[name] for name in ("camera", "heat")}
+    answers += stream.push(rest)
+    for step in range(SECONDS * 20):
+        answers += stream.push({"wrist": given["wrist"][:, step]})
+        if step % 4 == 0:
+            answers += stream.push({"ankle": given["ankle"][:, step // 4]})
+    assert same(answers, predictor.stream(rates=RATES).push(given))
+
+
+def test_a_sensor_that_is_off_is_not_waited_for_and_comes_back_in_time(predictor: Predictor) -> None:
+    given, healthy = recording(), predictor.stream(rates=RATES, stride=1).push(recording())
+    stream, answers = predictor.stream(rates=RATES, stride=1), []
+    for second in range(SECONDS):
+        chunk: dict[str, Any] = {
+            name: cut(name, array, int(second * RATES[name]), int((second + 1) * RATES[name]))
+            for name, array in given.items()
+        }
+        answers += stream.push({**chunk, "ankle": None} if 4 <= second < 6 else chunk)
+    assert [answer.end for answer in answers] == [answer.end for answer in healthy]
+    for answer, other in zip(answers, healthy, strict=True):
+        if answer.end in (5, 6):
+            assert answer.prediction.sensors == ("wrist", "camera", "heat")
+        else:
+            assert same([answer], [other])
+
+
+def test_samples_that_are_not_there_mask_their_windows(predictor: Predictor) -> None:
+    given = recording()
+    given["wrist"][1, 85] = np.nan
+    used = [answer.prediction.sensors for answer in predictor.stream(rates=RATES, stride=1).push(given)]
+    # Sample 85 lies at 4.25 s: in the windows that end after 5 and after 6 seconds.
+    assert [number + 2 for number, sensors in enumerate(used) if "wrist" not in sensors] == [5, 6]
+
+
+def test_without_rates_time_is_counted_in_samples(predictor: Predictor) -> None:
+    stream = predictor.stream(stride=10)
+    answers = stream.push({"wrist": np.zeros((3, 65)), "ankle": None, "camera": None, "heat": None})
+    assert [(answer.start, answer.end) for answer in answers] == [(0, 40), (10, 50), (20, 60)]
+
+
+def test_a_named_sensor_is_masked_and_streams_do_not_share_state(predictor: Predictor) -> None:
+    outputs = predictor.run(predictor.graph.examples(400, torch.Generator().manual_seed(0)))
+    monitor = SensorMonitor.fit({name: outputs[f"{name}_head"] for name in SENSORS}, torch.arange(400) // 100)
+    monitor.heights[1:] = 1e6  # standing still alone is watched
+    stream, other = (predictor.stream(rates=RATES, stride=1, monitor=monitor) for _ in range(2))
+    still = recording()
+    still["wrist"] = still["wrist"][:, :1].repeat(SECONDS * 20, axis=1)
+    named = stream.push(still)
+    assert named[-1].failed == "wrist"
+    masked = [answer.prediction.sensors for answer in named if answer.failed == "wrist"]
+    assert masked
+    assert all("wrist" not in sensors for sensors in masked)
+    without = predictor.stream(rates=RATES, stride=1).push({**still, "wrist": None})
+    np.testing.assert_allclose(named[-1].prediction.probabilities, without[-1].prediction.probabilities, atol=1e-6)
+    assert other.push(recording())[0].failed is None
+
+
+def test_bad_streams_are_refused(predictor: Predictor, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        predictor.stream(rates={"wrst": 1, "wrist": -1}, stride=0)
+    told = str(caught.value)
+    for part in ("Did you mean 'wrist'?", "rates['wrist']: expected a number above zero", "stride:", "none of 'heat'"):
+        assert part in told
+    stream = predictor.stream(rates=RATES)
+    with pytest.raises(BadInput) as caught:
+        stream.push({"wrist": np.zeros((4, 7)), "ankle": np.zeros((1, 2, 5)), "cam": 1})
+    told = str(caught.value)
+    for part in ("wrist: expected", "ankle: expected", "'cam'"):
+        assert part in told
+    with pytest.raises(BadInput, match="Make it: equipoise monitor"):
+        predictor.stream(rates=RATES, monitor=True)
+    with pytest.raises(BadInput, match="Make one: equipoise monitor"):
+        (tmp_path / "monitor.json").write_text("{}")
+        predictor.stream(rates=RATES, monitor=tmp_path / "monitor.json")
