@@ -184,9 +184,9 @@ def test_plain_values_and_tables() -> None:
     assert classes.to_frame().to_dict("records") == [
         {"row": 0, "answer": "b", "p_a": 0.25, "p_b": 0.75, "sensors": "x+y"}
     ]
-    labels = Prediction("labels", ("a", "b"), np.array([0.5, 0.4]), None, None, None, ("x",), "fused", single=True)
+    labels = Prediction("labels", ("a", "b"), np.array([0.75, 0.5]), None, None, None, ("x",), "fused", single=True)
     assert labels.answer == ["a"]
-    assert labels.columns() == {"row": [0], "answer": ["a"], "p_a": [0.5], "p_b": [0.4], "sensors": ["x"]}
+    assert labels.columns() == {"row": [0], "answer": ["a"], "p_a": [0.75], "p_b": [0.5], "sensors": ["x"]}
     ends = np.array([1.0]), np.array([3.0])
     number = Prediction("regression", ("angle",), None, np.array([2.0]), *ends, ("x",), "committee", single=True)
     assert number.answer == 2.0

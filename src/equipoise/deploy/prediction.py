@@ -6,7 +6,7 @@ from typing import Any, final
 import numpy as np
 
 THRESHOLD = 0.5
-"""The probability from which on a label counts as given."""
+"""The probability above which a label is said."""
 
 
 @final
@@ -38,7 +38,7 @@ class Prediction:
 
     @property
     def answer(self) -> Any:
-        """The class by name, the labels that are at least as probable as not, or the number; a list of N of them.
+        """The class by name, the labels that are likelier than not, or the number; a list of N of them.
 
         Of several columns of numbers it is the array [N, D].
         """
@@ -92,7 +92,7 @@ class Prediction:
         if self.kind == "classes":
             return self.names[int(row.argmax())]
         if self.kind == "labels":
-            return [name for name, value in zip(self.names, row.tolist(), strict=True) if value >= THRESHOLD]
+            return [name for name, value in zip(self.names, row.tolist(), strict=True) if value > THRESHOLD]
         return float(row[0]) if len(row) == 1 else row
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final, get_args
+from typing import Any, final, get_args
 
 import torch
 from torch import Tensor
@@ -14,12 +14,10 @@ from equipoise.deploy.monitor import SensorMonitor
 from equipoise.deploy.prediction import Prediction
 from equipoise.deploy.recorded import Recorded, read_recorded
 from equipoise.deploy.saved_model import SavedModel, load_saved_model
+from equipoise.deploy.stream import Stream
 from equipoise.models.late_fusion import Decision
 from equipoise.util.errors import BadInput, look_up
 from equipoise.util.files import inside
-
-if TYPE_CHECKING:
-    from equipoise.deploy.stream import Stream
 
 BATCH = 256
 Outputs = dict[str, Tensor]
@@ -91,8 +89,6 @@ class Predictor:
             decision: As for `predict`.
             monitor: A sensor monitor, or its file; True for the one that `equipoise monitor` wrote for this run.
         """
-        from equipoise.deploy.stream import Stream
-
         self.check_decision(decision)
         if monitor is True:
             monitor = inside(self.saved.folder, "export", "monitor.json")

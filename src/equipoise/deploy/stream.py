@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 import numpy as np
 import torch
@@ -26,8 +26,23 @@ from equipoise.util.errors import BadInput, raise_all, unknown_name
 
 if TYPE_CHECKING:
     from equipoise.deploy.prediction import Prediction
-    from equipoise.deploy.predictor import Predictor
+    from equipoise.deploy.saved_model import SavedModel
     from equipoise.models.late_fusion import Decision
+
+
+class Answering(Protocol):
+    """What a stream asks of a `Predictor`."""
+
+    saved: SavedModel
+    words: dict[str, int]
+
+    def run(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Run the graph."""
+        ...
+
+    def prediction(self, outputs: dict[str, Tensor], recorded: Recorded, decision: Decision) -> Prediction:
+        """Put outputs of the graph into names and numbers."""
+        ...
 
 
 class StreamAnswer(NamedTuple):
@@ -108,7 +123,7 @@ class Stream:
     With a monitor, a sensor that it names is masked in the answer, as long as another one is left.
 
     Args:
-        predictor: The model.
+        predictor: A `Predictor`, whose `stream` makes this.
         rate: Samples per second of the sensors that `rates` does not name.
         rates: Samples per second by sensor.
         stride: Seconds between windows; None for the length of one.
@@ -121,7 +136,7 @@ class Stream:
 
     def __init__(
         self,
-        predictor: Predictor,
+        predictor: Answering,
         *,
         rate: float | None,
         rates: Mapping[str, float],
