@@ -99,7 +99,10 @@ def test_missing_in_every_way_is_the_same(run: tuple[Predictor, Splits]) -> None
     blank = {**raw, "series": np.where(gone[:, None, None], np.nan, raw["series"])}
     flagged = {**raw, "series_present": ~gone}
     whole = {name: values for name, values in raw.items() if name != "series"}
-    answers = [predictor.predict(given) for given in (listed, blank, flagged, pd.DataFrame({name: list(values) for name, values in listed.items()}))]
+    answers = [
+        predictor.predict(given)
+        for given in (listed, blank, flagged, pd.DataFrame({name: list(values) for name, values in listed.items()}))
+    ]
     without = predictor.predict(whole)
     for answer in answers:
         np.testing.assert_array_equal(answer.probabilities, answers[0].probabilities)
@@ -168,8 +171,9 @@ def test_bad_input_is_told_with_what_was_expected(run: tuple[Predictor, Splits],
     with pytest.raises(BadInput) as caught:
         run[0].predict(given)
     assert told in str(caught.value)
+    decision: Any = "comitee"
     with pytest.raises(BadInput, match="unknown decision 'comitee'"):
-        run[0].predict({"vector": np.zeros(4)}, "comitee")
+        run[0].predict({"vector": np.zeros(4)}, decision)
 
 
 def test_plain_values_and_tables() -> None:
@@ -197,7 +201,9 @@ def test_plain_values_and_tables() -> None:
 
 
 def test_loading_is_known_without_what_it_needs() -> None:
-    code = "import sys, equipoise; equipoise.load; assert not [m for m in sys.modules if m.startswith('equipoise.deploy')]"
+    code = (
+        "import sys, equipoise; equipoise.load; assert not [m for m in sys.modules if m.startswith('equipoise.deploy')]"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
     with pytest.raises(BadInput, match="no such folder"):
         equipoise.load(Path("nowhere"))

@@ -173,6 +173,6 @@ def test_bad_streams_are_refused(predictor: Predictor, tmp_path: Path) -> None:
         assert part in told
     with pytest.raises(BadInput, match="Make it: equipoise monitor"):
         predictor.stream(rates=RATES, monitor=True)
+    (tmp_path / "monitor.json").write_text("{}")
     with pytest.raises(BadInput, match="Make one: equipoise monitor"):
-        (tmp_path / "monitor.json").write_text("{}")
         predictor.stream(rates=RATES, monitor=tmp_path / "monitor.json")

@@ -28,10 +28,10 @@ class Prediction:
 
     kind: str
     names: tuple[str, ...]
-    probabilities: np.ndarray | None
-    values: np.ndarray | None
-    low: np.ndarray | None
-    high: np.ndarray | None
+    probabilities: Any
+    values: Any
+    low: Any
+    high: Any
     sensors: Any
     decision: str
     single: bool = False

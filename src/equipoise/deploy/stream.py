@@ -8,6 +8,7 @@ chunks in which they come.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -36,13 +37,13 @@ class Answering(Protocol):
     saved: SavedModel
     words: dict[str, int]
 
+    @abstractmethod
     def run(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Run the graph."""
-        ...
 
+    @abstractmethod
     def prediction(self, outputs: dict[str, Tensor], recorded: Recorded, decision: Decision) -> Prediction:
         """Put outputs of the graph into names and numbers."""
-        ...
 
 
 class StreamAnswer(NamedTuple):
