@@ -62,7 +62,7 @@ def test_one_sample_is_answered_as_among_many(run: tuple[Predictor, Splits]) -> 
         assert one.answer == one.names[int(np.argmax(one.probabilities))]
 
 
-def forms(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def forms(raw: dict[str, Any]) -> dict[str, Any]:
     """The same samples in every form that users have them in."""
     stacked = {name: values if name == "speech" else np.stack(values) for name, values in raw.items()}
     padded = np.full((len(TEST), 3, 8), np.nan)
