@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from equipoise.data import Part
-from equipoise.measure import decisions, unimodal_accuracy
+from equipoise.measure import Scorer, decisions, unimodal_accuracy
 from equipoise.measure.protocols import EXACT, PENALTY, Probe, fit_probe, sampled_shapley, subset_accuracy
 from equipoise.models import LateFusion
 from equipoise.models.evaluation import shapley_values
@@ -62,7 +62,7 @@ def test_zeroed_sets_inputs_to_zero_not_features() -> None:
 def test_subsets_are_what_the_model_says_to_zeroed_inputs(fusion: str) -> None:
     model, part = random_model(3, fusion=fusion, seed=4), random_part(3)
     features = model.eval().features(part.inputs)
-    values = subset_accuracy(model, part, features, batch=11)
+    values = subset_accuracy(model, part, features, Scorer.of(model), batch=11)
     assert values[frozenset()] == part.label.bincount().max() / 40
     assert len(values) == 8
     for subset in values:
@@ -97,8 +97,8 @@ def test_sampled_shapley_values_lie_around_the_exact_ones_as_far_as_their_error_
     for seed in range(6):
         model, part = random_model(9, seed=seed, fusion=fusion), random_part(9, seed=seed)
         features = model.eval().features(part.inputs)
-        values = subset_accuracy(model, part, features)
-        exact, (found, error) = shapley_values(values), sampled_shapley(model, part, features)
+        values = subset_accuracy(model, part, features, Scorer.of(model))
+        exact, (found, error) = shapley_values(values), sampled_shapley(model, part, features, Scorer.of(model))
         assert list(found) == list(error) == names(9)
         assert sum(found.values()) == pytest.approx(values[frozenset(names(9))] - values[frozenset()], abs=1e-12)
         assert all(abs(found[name] - exact[name]) < 0.01 for name in names(9) if error[name] == 0)
@@ -112,9 +112,9 @@ def test_sampled_shapley_values_lie_around_the_exact_ones_as_far_as_their_error_
 def test_sampled_shapley_values_are_the_same_each_time() -> None:
     model, part = random_model(9), random_part(9)
     features = model.eval().features(part.inputs)
-    first = sampled_shapley(model, part, features)
+    first = sampled_shapley(model, part, features, Scorer.of(model))
     torch.manual_seed(5)
-    assert sampled_shapley(model, part, features) == first
+    assert sampled_shapley(model, part, features, Scorer.of(model)) == first
 
 
 @pytest.mark.parametrize("count", [EXACT, EXACT + 1])
@@ -122,10 +122,10 @@ def test_many_modalities_are_sampled_and_say_so(count: int) -> None:
     model, part = random_model(count), random_part(count)
     features = model.eval().features(part.inputs)
     found = unimodal_accuracy(model, part)
-    values = subset_accuracy(model, part, features)
+    values = subset_accuracy(model, part, features, Scorer.of(model))
     assert found["zeroed"] == {name: values[frozenset({name})] for name in names(count)}
     if count > EXACT:
-        assert (found["shapley"], found["shapley_error"]) == sampled_shapley(model, part, features)
+        assert (found["shapley"], found["shapley_error"]) == sampled_shapley(model, part, features, Scorer.of(model))
     else:
         assert "shapley_error" not in found
         assert found["shapley"] == shapley_values(values)

@@ -71,6 +71,12 @@ class Part:
         return self if self.rows is None else self.take(torch.arange(len(self)))
 
     @property
+    def present(self) -> dict[str, Tensor]:
+        """Of each modality that some samples lack, which samples have it, booleans [N]."""
+        masks = {name: self.inputs.get(f"{name}_present") for name in self.inputs}
+        return {name: mask for name, mask in masks.items() if mask is not None}
+
+    @property
     def bytes(self) -> int:
         """The memory that the samples take, as they are stored."""
         return sum(len(self) * array[:1].nbytes for array in self.inputs.values())

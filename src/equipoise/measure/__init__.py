@@ -5,6 +5,7 @@ from equipoise.measure.faults import accuracy_under_faults as accuracy_under_fau
 from equipoise.measure.faults import faulty_parts as faulty_parts
 from equipoise.measure.faults import training_statistics as training_statistics
 from equipoise.measure.outputs import Outputs as Outputs
+from equipoise.measure.outputs import Scorer as Scorer
 from equipoise.measure.outputs import accuracy as accuracy
 from equipoise.measure.outputs import calibration_error as calibration_error
 from equipoise.measure.outputs import decisions as decisions

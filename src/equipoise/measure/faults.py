@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise.data.splits import Part
-from equipoise.measure.outputs import accuracy, decide, read_features, reading
+from equipoise.measure.outputs import Scorer, decide, read_features, reading
 from equipoise.models.late_fusion import LateFusion
 from equipoise.util.errors import raise_all
 
@@ -47,17 +47,19 @@ def training_statistics(train: Part) -> TrainingStatistics:
     """
     if train.views:
         train = train.take(torch.linspace(0, len(train) - 1, min(len(train), SAMPLE)).long()).ready()
-    # Lengths of ragged time are whole numbers.
-    arrays = {name: array for name, array in train.in_memory().inputs.items() if array.is_floating_point()}
+    # Lengths of ragged time are whole numbers, and gaps truth values. Samples without a sensor say nothing of it.
+    train = train.in_memory()
+    arrays = {name: array for name, array in train.inputs.items() if array.is_floating_point()}
+    arrays |= {name: arrays[name][mask] for name, mask in train.present.items() if name in arrays}
     mean = {name: array.mean(dim=0) for name, array in arrays.items()}
     deviation = {name: x.std(dim=[0, *range(2, x.dim())], correction=0, keepdim=True)[0] for name, x in arrays.items()}
     return TrainingStatistics(mean, deviation)
 
 
 def accuracy_under_faults(
-    model: LateFusion, part: Part, training: TrainingStatistics, seed: int = 0, batch: int = 512
+    model: LateFusion, part: Part, training: TrainingStatistics, seed: int = 0, batch: int = 512, metric: str = "auto"
 ) -> dict[str, Any]:
-    """Break one sensor after the other and give the accuracy of both decisions.
+    """Break one sensor after the other and give the accuracy of both decisions, or another metric.
 
     - ``missing``: "zeros" (its input is zero), "mean" (the mean training sample), "absent" (it is not in the inputs:
       zero features for the fused head, the other heads for the committee; left out where it is the only sensor).
@@ -75,6 +77,7 @@ def accuracy_under_faults(
         training: The `training_statistics` of the training part.
         seed: Of the draws.
         batch: Samples that the encoders read at a time.
+        metric: The metric by name.
 
     Returns:
         ``{modality: {fault: {level: {"fused": accuracy, "committee": accuracy or None}}}}``, and beside the modalities
@@ -87,9 +90,10 @@ def accuracy_under_faults(
     """
     raise_all(_problems(model, part, training))
     results: dict[str, Any] = {}
+    scorer = Scorer.of(model, metric)
     with reading(model):
         clean = read_features(model, part, batch)
-        known = decide(model, clean, part.label).unimodal
+        known = decide(model, clean, part.label, present=part.present).unimodal
         for modality in model.encoders:
             by_fault = results[modality] = {}
             # Encoders and heads read their own modality only: those of the others need not run again.
@@ -99,10 +103,11 @@ def accuracy_under_faults(
                     continue
                 alone = replace(faulty, inputs=_chosen(faulty, modality, own=True))
                 broken = read_features(model, alone, batch) if modality in faulty.inputs else {}
-                outputs = decide(model, others | broken, part.label, heads)
+                outputs = decide(model, others | broken, part.label, heads, part.present)
+                answers = {"fused": scorer.task.answer(outputs.fused), "committee": outputs.committee}
                 by_fault.setdefault(fault, {})[level] = {
-                    name: None if votes is None else accuracy(votes, outputs.label)
-                    for name, votes in (("fused", outputs.fused), ("committee", outputs.committee))
+                    name: None if answer is None else scorer.answer(answer, outputs.label)
+                    for name, answer in answers.items()
                 }
     levels = [list(by_level.values()) for by_fault in results.values() for by_level in by_fault.values()]
     results |= {"mean": {}, "worst": {}}
@@ -110,7 +115,8 @@ def accuracy_under_faults(
         rows = [[accuracies[decision] for accuracies in row] for row in levels]
         known = rows[0][0] is not None
         results["mean"][decision] = fmean(map(fmean, rows)) if known else None
-        results["worst"][decision] = min(map(min, rows)) if known else None
+        values = [value for row in rows for value in row]
+        results["worst"][decision] = min(values, key=scorer.metric.merit) if known else None
     return results
 
 
@@ -152,7 +158,7 @@ def faulty_parts(
 
 def _chosen(part: Part, modality: str, *, own: bool) -> dict[str, Tensor]:
     """Give the inputs of a modality and its lengths alone, or all others."""
-    names = (modality, f"{modality}_length")
+    names = (modality, f"{modality}_length", f"{modality}_present")
     return {name: array for name, array in part.inputs.items() if (name in names) == own}
 
 

@@ -1,15 +1,18 @@
-"""Outputs of a model on the samples of a part, and their scores: accuracy, macro-F1, calibration, likelihood."""
+"""Outputs of a model on the samples of a part, and their scores: a metric, macro-F1, calibration, likelihood."""
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from equipoise.data.splits import Part
-from equipoise.models.evaluation import class_log_probabilities, evaluating
+from equipoise.models.evaluation import evaluating
 from equipoise.models.late_fusion import LateFusion, Unimodal, check_model
+from equipoise.models.metrics import METRICS, Metric, baseline, metric_of
+from equipoise.models.task import Classification, Task
 from equipoise.util.errors import raise_all
 
 BINS = 15
@@ -19,11 +22,12 @@ class Outputs(NamedTuple):
     """The decisions on the N samples of a part, in double precision, on the model's device.
 
     Args:
-        label: The right classes, [N].
-        fused: Log-probabilities of the fused head, [N, C].
-        unimodal: Log-probabilities of each modality at hand, [N, C]; empty where the model has no uni-modal outputs.
-        committee: Probabilities of the committee, [N, C]; None where the model has no uni-modal outputs.
+        label: The right answers, as the part holds them.
+        fused: The fused head as a member of the committee, [N, size]: log-probabilities, log-odds or numbers.
+        unimodal: The same of each modality at hand; empty where the model has no uni-modal outputs.
+        committee: The answer of the committee, [N, size]; None where the model has no uni-modal outputs.
         view: The source of the uni-modal outputs: "head", "detached" or "split"; None where there are none.
+        present: Of each modality that some samples lack, which samples have it, [N].
     """
 
     label: Tensor
@@ -31,6 +35,45 @@ class Outputs(NamedTuple):
     unimodal: dict[str, Tensor]
     committee: Tensor | None
     view: Unimodal | None
+    present: Mapping[str, Tensor] = {}
+
+
+@final
+@dataclass(frozen=True)
+class Scorer:
+    """A metric for a task.
+
+    Args:
+        metric: The metric.
+        task: The task.
+    """
+
+    metric: Metric
+    task: Task
+
+    @classmethod
+    def of(cls, model: LateFusion, metric: str = "auto") -> "Scorer":
+        """Return the scorer of a model for the name of a metric."""
+        task = model.known_task()
+        return cls(metric_of(metric, task), task)
+
+    def answer(self, answer: Tensor, label: Tensor) -> float:
+        """Score answers [N, size]."""
+        return self.metric(answer, label, self.task)
+
+    def member(self, member: Tensor, label: Tensor, mask: Tensor | None = None) -> float:
+        """Score members [N, size] by their answers, under a mask where there is one."""
+        if mask is not None:
+            member, label = member[mask], label[mask]
+        return self.answer(self.task.answer(member), label)
+
+    def output(self, output: Tensor, label: Tensor) -> float:
+        """Score raw outputs [N, size]."""
+        return self.member(self.task.member(output), label)
+
+    def constant(self, label: Tensor) -> float:
+        """Score the best answer that is the same for all samples of a part."""
+        return baseline(label, label, self.metric, self.task)
 
 
 @contextmanager
@@ -57,7 +100,7 @@ def decisions(model: LateFusion, part: Part, batch: int = 512) -> Outputs:
         ValueError: If the part is empty, or a label is none of the model's classes.
     """
     with reading(model):
-        return decide(model, read_features(model, part, batch), part.label)
+        return decide(model, read_features(model, part, batch), part.label, present=part.present)
 
 
 def read_features(model: LateFusion, part: Part, batch: int = 512, *, silent: bool = False) -> dict[str, Tensor]:
@@ -78,7 +121,11 @@ def read_features(model: LateFusion, part: Part, batch: int = 512, *, silent: bo
 
 
 def decide(
-    model: LateFusion, features: Mapping[str, Tensor], label: Tensor, known: Mapping[str, Tensor] | None = None
+    model: LateFusion,
+    features: Mapping[str, Tensor],
+    label: Tensor,
+    known: Mapping[str, Tensor] | None = None,
+    present: Mapping[str, Tensor] | None = None,
 ) -> Outputs:
     """Compute the decisions of a model that is `reading` from features, as its forward pass does behind the encoders.
 
@@ -87,20 +134,22 @@ def decide(
     Args:
         model: The model.
         features: The features of each modality at hand.
-        label: The right classes.
-        known: Log-probabilities of modalities whose features were read before; their heads do not run again.
+        label: The right answers.
+        known: Members of modalities whose features were read before; their heads do not run again.
+        present: Of modalities that some samples lack, which samples have them.
     """
-    known = {name: logs for name, logs in (known or {}).items() if name in features}
+    task = model.known_task()
+    known = {name: member for name, member in (known or {}).items() if name in features}
     heads = model.unimodal_outputs({name: feature for name, feature in features.items() if name not in known})
-    computed = class_log_probabilities({"fused": model.fusion(model.complete(features)), **heads})
-    logs = {**known, **{name: scores.double() for name, scores in computed.items()}}
-    logs = {name: logs[name] for name in ("fused", *features) if name in logs}
-    label = label.to(logs["fused"].device)
-    lowest, highest, classes = int(label.min()), int(label.max()), logs["fused"].shape[1]
-    if lowest < 0 or highest >= classes:
-        raise_all([f"The model has {classes} classes, so labels are 0 to {classes - 1}; found {lowest} to {highest}."])
-    committee = None if model.unimodal is None else model.vote(logs)
-    return Outputs(label, logs.pop("fused"), logs, committee, model.unimodal)
+    outputs = {"fused": model.fusion(model.complete(features)), **heads}
+    members = {**known, **{name: task.member(output).double() for name, output in outputs.items()}}
+    members = {name: members[name] for name in ("fused", *features) if name in members}
+    device = members["fused"].device
+    label = label.to(device)
+    raise_all(task.problems(label))
+    gaps = {name: mask.to(device) for name, mask in (present or {}).items() if name in features}
+    committee = None if model.unimodal is None else model.vote(members, gaps)
+    return Outputs(label, members.pop("fused"), members, committee, model.unimodal, gaps)
 
 
 def batches_of(part: Part, device: torch.device, batch: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
@@ -113,22 +162,27 @@ def batches_of(part: Part, device: torch.device, batch: int) -> Iterator[tuple[d
         yield some.inputs, some.label
 
 
-def scores(outputs: Outputs) -> dict[str, dict[str, float] | None]:
+def scores(outputs: Outputs, scorer: Scorer | None = None) -> dict[str, dict[str, float] | None]:
     """Score both decisions of a model, never confused with one another.
 
     Args:
         outputs: As `decisions` gives them.
+        scorer: The metric of the headline; None for the accuracy of classes.
 
     Returns:
-        Under "fused" and under "committee": "accuracy", "f1" (see `macro_f1`), "ece" (see `calibration_error`) and
-        "loss", the mean negative log-likelihood. "committee" is None where the model has no uni-modal outputs.
+        Under "fused" and under "committee": the headline under the name of its metric; "loss", the mean loss without weights of classes
+        (of classes the negative log-likelihood); and of classes "f1" (see `macro_f1`) and "ece" (see
+        `calibration_error`). "committee" is None where the model has no uni-modal outputs.
     """
+    if scorer is None:
+        scorer = Scorer(METRICS["accuracy"], Classification(list(map(str, range(outputs.fused.shape[1])))))
     committee = None
     if outputs.committee is not None:
-        # A class without any chance would make the loss infinite, which no results file can hold.
-        tiny = torch.finfo(outputs.committee.dtype).tiny
-        committee = _score(outputs.committee.clamp(min=tiny).log(), outputs.label)
-    return {"fused": _score(outputs.fused, outputs.label), "committee": committee}
+        committee = _score(scorer.task.member_of(outputs.committee), outputs.committee, outputs.label, scorer)
+    return {
+        "fused": _score(outputs.fused, scorer.task.answer(outputs.fused), outputs.label, scorer),
+        "committee": committee,
+    }
 
 
 def accuracy(votes: Tensor, label: Tensor) -> float:
@@ -171,10 +225,9 @@ def calibration_error(probabilities: Tensor, label: Tensor) -> float:
     return (by_bin.abs().sum() / len(label)).item()
 
 
-def _score(log_probabilities: Tensor, label: Tensor) -> dict[str, float]:
-    return {
-        "accuracy": accuracy(log_probabilities, label),
-        "f1": macro_f1(log_probabilities.argmax(dim=1), label, log_probabilities.shape[1]),
-        "ece": calibration_error(log_probabilities.exp(), label),
-        "loss": -log_probabilities.gather(1, label[:, None]).mean().item(),
-    }
+def _score(member: Tensor, answer: Tensor, label: Tensor, scorer: Scorer) -> dict[str, float]:
+    numbers = {scorer.metric.name: scorer.answer(answer, label)}
+    if scorer.task.kind == "classes":
+        numbers["f1"] = macro_f1(answer.argmax(dim=1), label, answer.shape[1])
+        numbers["ece"] = calibration_error(answer, label)
+    return {**numbers, "loss": scorer.task.member_loss(member, label).mean().item()}

@@ -1,7 +1,10 @@
 """Uni-modal accuracy, under every protocol in use, each under its name: they differ by tens of points.
 
+Accuracy stands for the metric of the task. A protocol counts the samples that have the sensor, where some lack it.
+
 head, detached, split: the model's own uni-modal outputs, whichever it was built with.
-split: the modality's share of the fused output, for any model whose fusion is additive.
+split: the modality's share of the fused output, for any model whose fusion is additive; not of numbers, of which a
+share is no answer.
 probe: a fresh linear layer on the frozen features, fitted on the training part.
 zeroed: the fused decision with the inputs of all other modalities set to zero.
 shapley: the modality's Shapley value of the fused accuracy, inputs outside a subset set to zero. Up to eight modalities
@@ -20,9 +23,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.data.splits import Part
-from equipoise.measure.outputs import Outputs, accuracy, decide, read_features, reading
-from equipoise.models.evaluation import cross_entropies, evaluating, shapley_values
+from equipoise.measure.outputs import Outputs, Scorer, decide, read_features, reading
+from equipoise.models.evaluation import evaluating, shapley_values
 from equipoise.models.late_fusion import LateFusion, check_model
+from equipoise.models.task import Task
+from equipoise.training.step import masked_mean
 
 Accuracies = dict[str, float]
 """One accuracy per modality."""
@@ -37,7 +42,7 @@ _DECREASE = 1e-4  # of what the slope promises, that a step has to keep
 
 
 def unimodal_accuracy(
-    model: LateFusion, part: Part, train: Part | None = None, batch: int = 512
+    model: LateFusion, part: Part, train: Part | None = None, batch: int = 512, metric: str = "auto"
 ) -> dict[str, Accuracies]:
     """Give the accuracy of every modality under every protocol that the model allows.
 
@@ -46,25 +51,32 @@ def unimodal_accuracy(
         part: The part to judge on, with every modality.
         train: The part to fit the probes on; without it there is no "probe".
         batch: Samples that the encoders read at a time.
+        metric: The metric by name, in the place of the accuracy.
 
     Returns:
         ``{protocol: {modality: accuracy}}``, and of more than eight modalities "shapley_error".
     """
     with reading(model):
-        features = read_features(model, part, batch)
-        own = view_accuracy(decide(model, features, part.label))
-        return own | other_protocols(model, part, features, train, batch)
+        features, scorer = read_features(model, part, batch), Scorer.of(model, metric)
+        own = view_accuracy(decide(model, features, part.label, present=part.present), scorer)
+        return own | other_protocols(model, part, features, scorer, train, batch)
 
 
-def view_accuracy(outputs: Outputs) -> dict[str, Accuracies]:
+def view_accuracy(outputs: Outputs, scorer: Scorer) -> dict[str, Accuracies]:
     """Give the accuracy of the model's own uni-modal outputs, under the name of its view; nothing where it has none."""
     if outputs.view is None:
         return {}
-    return {outputs.view: {name: accuracy(logs, outputs.label) for name, logs in outputs.unimodal.items()}}
+    of = {name: scorer.member(x, outputs.label, outputs.present.get(name)) for name, x in outputs.unimodal.items()}
+    return {outputs.view: of}
 
 
 def other_protocols(
-    model: LateFusion, part: Part, features: Mapping[str, Tensor], train: Part | None = None, batch: int = 512
+    model: LateFusion,
+    part: Part,
+    features: Mapping[str, Tensor],
+    scorer: Scorer,
+    train: Part | None = None,
+    batch: int = 512,
 ) -> dict[str, Accuracies]:
     """Give the protocols that need no view: split where the fusion is additive, probe, zeroed, shapley and its error.
 
@@ -72,54 +84,62 @@ def other_protocols(
         model: A model that is `reading`.
         part: The part to judge on, with every modality.
         features: Its features, as `read_features` gives them.
+        scorer: The metric.
         train: The part to fit the probes on; without it there is no "probe".
         batch: Samples that the encoders read at a time.
     """
     results = {}
     label = part.label.to(model.committee.device)
-    if model.fusion.additive:
+    if model.fusion.additive and scorer.task.kind != "regression":
         shares = model.fusion.share(features)
-        results["split"] = {name: accuracy(shares[name], label) for name in model.encoders}
+        results["split"] = {name: scorer.output(shares[name], label) for name in model.encoders}
     if train is not None:
-        results["probe"] = probe_features(read_features(model, train, batch), train.label, features, label)
+        results["probe"] = probe_features(read_features(model, train, batch), train, features, part, scorer)
     sampled = len(model.encoders) > EXACT
-    subsets = subset_accuracy(model, part, features, batch, largest=1 if sampled else None)
+    subsets = subset_accuracy(model, part, features, scorer, batch, largest=1 if sampled else None)
     results["zeroed"] = {name: subsets[frozenset({name})] for name in model.encoders}
     if sampled:
-        results["shapley"], results["shapley_error"] = sampled_shapley(model, part, features, batch)
+        results["shapley"], results["shapley_error"] = sampled_shapley(model, part, features, scorer, batch)
     else:
         results["shapley"] = shapley_values(subsets)
     return results
 
 
 def subset_accuracy(
-    model: LateFusion, part: Part, features: Mapping[str, Tensor], batch: int = 512, largest: int | None = None
+    model: LateFusion,
+    part: Part,
+    features: Mapping[str, Tensor],
+    scorer: Scorer,
+    batch: int = 512,
+    largest: int | None = None,
 ) -> dict[frozenset[str], float]:
     """Give the fused accuracy of every subset of modalities, the inputs of the others set to zero.
 
-    The value of the empty subset is the share of the most frequent class of the part: what can be reached without any
-    input. The output of a model for nothing but zeros would be an accident of its biases; this is the same for all.
+    The value of the empty subset is that of the best constant answer, of classes the share of the most frequent one in
+    the part: what can be reached without any input. The output of a model for nothing but zeros would be an accident of
+    its biases; this is the same for all.
 
     Args:
         model: A model that is `reading`.
         part: The part to judge on, with every modality.
         features: Its features, as `read_features` gives them.
+        scorer: The metric.
         batch: Samples that the encoders read at a time.
         largest: The most modalities in a subset; None for all 2^K subsets.
     """
     label = part.label.to(model.committee.device)
     # An encoder reads its own modality only, so two runs of each serve all 2^K subsets.
     silent = _features_of_zeros(model, part, batch)
-    values = {frozenset(): _most_frequent(label)}
+    values = {frozenset(): scorer.constant(label)}
     for size in range(1, (largest or len(model.encoders)) + 1):
         for subset in map(frozenset, combinations(model.encoders, size)):
             heard = {name: features[name] if name in subset else silent[name] for name in model.encoders}
-            values[subset] = accuracy(model.fusion(heard), label)
+            values[subset] = scorer.output(model.fusion(heard), label)
     return values
 
 
 def sampled_shapley(
-    model: LateFusion, part: Part, features: Mapping[str, Tensor], batch: int = 512
+    model: LateFusion, part: Part, features: Mapping[str, Tensor], scorer: Scorer, batch: int = 512
 ) -> tuple[Accuracies, Accuracies]:
     """Estimate Shapley values of the fused accuracy, and give them with their standard errors.
 
@@ -132,6 +152,7 @@ def sampled_shapley(
         model: A model that is `reading`.
         part: The part to judge on, with every modality.
         features: Its features, as `read_features` gives them.
+        scorer: The metric.
         batch: Samples that the encoders read at a time.
     """
     names, random = list(model.encoders), torch.Generator().manual_seed(0)
@@ -139,7 +160,7 @@ def sampled_shapley(
     votes_along = _votes_along(model, features, _features_of_zeros(model, part, batch))
 
     def gains(order: Sequence[str]) -> Accuracies:
-        values = [_most_frequent(label), *(accuracy(votes, label) for votes in votes_along(order))]
+        values = [scorer.constant(label), *(scorer.output(votes, label) for votes in votes_along(order))]
         return {name: after - before for name, (before, after) in zip(order, pairwise(values), strict=True)}
 
     estimates: dict[str, list[float]] = {name: [] for name in names}
@@ -171,11 +192,6 @@ def _votes_along(
     with_input, without, start = fusion.share(features), fusion.share(silent), fusion(silent).double()
     changes = {name: share.double() - without[name] for name, share in with_input.items()}
     return lambda order: islice(accumulate((changes[name] for name in order), initial=start), 1, None)
-
-
-def _most_frequent(label: Tensor) -> float:
-    """Compute the share of the most frequent class."""
-    return label.bincount().max().item() / len(label)
 
 
 def _features_of_zeros(model: LateFusion, part: Part, batch: int) -> dict[str, Tensor]:
@@ -217,11 +233,17 @@ def fit_probe(features: Tensor, label: Tensor, classes: int) -> Probe:
         classes: Number of classes.
     """
     features, label = features.detach().double(), label.to(features.device)
-    mean, deviation = features.mean(dim=0), features.std(dim=0, correction=0)
-    deviation = torch.where(deviation == 0, 1.0, deviation)
+    mean, deviation = _scales(features)
     standard = F.pad((features - mean) / deviation, (0, 1), value=1.0)  # the last one is the bias's
     solution = _minimise(standard, F.one_hot(label, classes).double())
     return Probe(mean, deviation, solution[:-1].T.contiguous(), solution[-1])
+
+
+def _scales(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of each feature; a deviation of one where it never moved."""
+    features = features.detach().double()
+    deviation = features.std(dim=0, correction=0)
+    return features.mean(dim=0), torch.where(deviation == 0, 1.0, deviation)
 
 
 @torch.no_grad()
@@ -276,18 +298,50 @@ def _solve(curvature: Callable[[Tensor], Tensor], right: Tensor) -> Tensor:
 
 
 def probe_features(
-    learnt: Mapping[str, Tensor], learnt_label: Tensor, judged: Mapping[str, Tensor], judged_label: Tensor
+    learnt: Mapping[str, Tensor], train: Part, judged: Mapping[str, Tensor], part: Part, scorer: Scorer
 ) -> dict[str, float]:
-    """Give the accuracy of a fresh linear layer per modality, fitted on the frozen features of another part."""
-    classes = int(max(learnt_label.max(), judged_label.max())) + 1
-    logits = {name: fit_probe(learnt[name], learnt_label, classes).logits(judged[name]) for name in judged}
-    return {name: accuracy(scores, judged_label.to(scores.device)) for name, scores in logits.items()}
+    """Give the accuracy of a fresh linear layer per modality, fitted on the frozen features of another part.
+
+    Of labels, one layer for each; of numbers, the layer of least squares with the same penalty.
+
+    Args:
+        learnt: Features of the training part.
+        train: The training part.
+        judged: Features of the part to judge on.
+        part: The part to judge on.
+        scorer: The metric.
+    """
+    results = {}
+    for name, features in judged.items():
+        kept, counted = (
+            torch.ones(len(one), dtype=torch.bool) if name not in one.present else one.present[name].cpu()
+            for one in (train, part)
+        )
+        known, label = learnt[name][kept.to(features.device)], train.label[kept.to(train.label.device)]
+        output = probe_outputs(known, label.to(features.device), features, scorer.task)
+        results[name] = scorer.member(output, part.label.to(output.device), counted.to(output.device))
+    return results
+
+
+def probe_outputs(learnt: Tensor, label: Tensor, judged: Tensor, task: Task) -> Tensor:
+    """Fit a linear layer to features and labels, and return its members on other features."""
+    if task.kind == "classes":
+        classes = max(task.size, int(label.max()) + 1)
+        return fit_probe(learnt, label, classes).logits(judged)
+    if task.kind == "labels":
+        pairs = [fit_probe(learnt, column.long(), 2).logits(judged) for column in label.unbind(dim=1)]
+        return torch.stack([pair[:, 1] - pair[:, 0] for pair in pairs], dim=1)
+    mean, deviation = _scales(learnt)
+    both = [F.pad((x.double() - mean) / deviation, (0, 1), value=1.0) for x in (learnt, judged)]
+    penalty = PENALTY * len(learnt) * torch.eye(both[0].shape[1], dtype=torch.float64, device=learnt.device)
+    penalty[-1, -1] = 0
+    return both[1] @ torch.linalg.solve(both[0].T @ both[0] + penalty, both[0].T @ label.double())
 
 
 def conflict(model: LateFusion, part: Part, batch: int = 512, seed: int = 0) -> dict[str, Any]:
     """Give the cosine between ∇f_mm and ∇f_k at each encoder k, and the share of encoders where it is negative.
 
-    f_mm is the mean cross-entropy of the fused output and f_k that of modality k on one batch. The model is read in
+    f_mm is the mean loss of the fused output and f_k that of modality k on one batch. The model is read in
     evaluation mode, so that no running statistics move; no `.grad` is touched. An encoder that a loss does not move,
     being frozen or without a gradient, has cosine 0: no conflict.
 
@@ -312,13 +366,19 @@ def conflict(model: LateFusion, part: Part, batch: int = 512, seed: int = 0) -> 
     chosen = part.take(rows.to(part.label.device)).to(model.committee.device).ready()
     cosine = {}
     with evaluating(model), torch.enable_grad():
-        losses = cross_entropies(model(chosen.inputs), chosen.label, "mean")
+        losses = _mean_losses(model, chosen)
         for name, encoder in model.encoders.items():
             moving = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
             both = [_gradient(losses[objective], moving) for objective in ("fused", name) if moving]
             tiny = torch.finfo(torch.float64).tiny
             cosine[name] = F.cosine_similarity(*both, dim=0, eps=tiny).item() if both else 0.0
     return {"cosine": cosine, "conflicting": sum(value < 0 for value in cosine.values()) / len(cosine)}
+
+
+def _mean_losses(model: LateFusion, part: Part) -> dict[str, Tensor]:
+    losses = model.known_task().losses(model(part.inputs), part.label)
+    gaps = part.present
+    return {name: masked_mean(loss, gaps[name]) if name in gaps else loss.mean() for name, loss in losses.items()}
 
 
 def _gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from equipoise.data.splits import Part, Splits
 from equipoise.measure.faults import accuracy_under_faults, training_statistics
-from equipoise.measure.outputs import batches_of, decide, read_features, reading, scores
+from equipoise.measure.outputs import Outputs, Scorer, batches_of, decide, read_features, reading, scores
 from equipoise.measure.protocols import other_protocols, view_accuracy
 from equipoise.models.committee import fit_committee
 from equipoise.models.late_fusion import LateFusion, check_model
@@ -16,7 +16,14 @@ FAULTS_LIMIT = 4 * 2**30
 
 
 def measure_run(
-    model: LateFusion, splits: Splits, *, seed: int, faults: bool = True, protocols: bool = True, batch: int = 512
+    model: LateFusion,
+    splits: Splits,
+    *,
+    seed: int,
+    faults: bool = True,
+    protocols: bool = True,
+    batch: int = 512,
+    metric: str = "auto",
 ) -> dict[str, dict[str, Any]]:
     """Fit the committee on the validation part, then measure the model on validation and test.
 
@@ -30,23 +37,26 @@ def measure_run(
             every sensor gives floating-point numbers.
         protocols: Measure protocols beyond the model's own view: split, zeroed, shapley, and on the test part probe.
         batch: Samples that the encoders read at a time.
+        metric: The metric of the headline by name.
 
     Returns:
         ``{"validation": {…}, "test": {…}}``, plain numbers and dicts all through. Each part has "fused" and "committee"
-        (accuracies), each also with "_f1", "_ece" and "_loss"; the name of the model's "view"; per modality the
-        accuracy under that name and the other protocols; "disparity" and "beats_best_single" under the view; and on
-        test "faults". Numbers of a committee or a view that the model has not are None.
+        (the metric), each also with "_loss", of classes "_f1" and "_ece", of numbers "_coverage" and "_width" of their
+        intervals; the name of the model's "view"; per modality the metric under that name and the other protocols;
+        "disparity" and "beats_best_single" under the view; and on test "faults". Numbers of a committee or a view that
+        the model has not are None.
     """
     check_model("Measuring", model)
     if model.unimodal is not None:
         batches = batches_of(splits.validation, model.committee.device, batch)
         fit_committee(model, batches, groups=splits.validation.group)
+    how: dict[str, Any] = {"scorer": Scorer.of(model, metric), "protocols": protocols, "batch": batch}
     with reading(model):
-        validation = _measure(model, splits.validation, protocols=protocols, train=None, batch=batch)
-        test = _measure(model, splits.test, protocols=protocols, train=splits.train, batch=batch)
+        validation = _measure(model, splits.validation, train=None, **how)
+        test = _measure(model, splits.test, train=splits.train, **how)
     if faults and _can_break(splits):
         solid, training = splits.test.in_memory().ready(), training_statistics(splits.train)
-        test["faults"] = accuracy_under_faults(model, solid, training, seed, batch)
+        test["faults"] = accuracy_under_faults(model, solid, training, seed, batch, metric)
     return {"validation": validation, "test": test}
 
 
@@ -57,19 +67,38 @@ def _can_break(splits: Splits) -> bool:
     return size <= FAULTS_LIMIT and all(one[name].is_floating_point() for name in splits.modalities)
 
 
-def _measure(model: LateFusion, part: Part, *, protocols: bool, train: Part | None, batch: int) -> dict[str, Any]:
+def _measure(
+    model: LateFusion, part: Part, *, scorer: Scorer, protocols: bool, train: Part | None, batch: int
+) -> dict[str, Any]:
     features = read_features(model, part, batch)
-    outputs = decide(model, features, part.label)
+    outputs = decide(model, features, part.label, present=part.present)
     numbers: dict[str, Any] = {}
-    for decision, values in scores(outputs).items():
-        values = values or dict.fromkeys(("accuracy", "f1", "ece", "loss"))
-        numbers[decision] = values.pop("accuracy")
+    for decision, values in scores(outputs, scorer).items():
+        classes = ("f1", "ece") if scorer.task.kind == "classes" else ()
+        values = values or dict.fromkeys((scorer.metric.name, *classes, "loss"))
+        numbers[decision] = values.pop(scorer.metric.name)
         numbers |= {f"{decision}_{score}": value for score, value in values.items()}
-    own = view_accuracy(outputs)
+    if scorer.task.kind == "regression":
+        numbers |= _intervals(model, outputs)
+    own = view_accuracy(outputs, scorer)
     numbers |= {"view": outputs.view, **own}
     if protocols:
-        numbers |= other_protocols(model, part, features, train, batch)
+        numbers |= other_protocols(model, part, features, scorer, train, batch)
     view = own.get(outputs.view or "")
+    merit = scorer.metric.merit
     numbers["disparity"] = None if view is None else max(view.values()) - min(view.values())
-    numbers["beats_best_single"] = None if view is None else numbers["fused"] > max(view.values())
+    numbers["beats_best_single"] = None if view is None else merit(numbers["fused"]) > max(map(merit, view.values()))
+    return numbers
+
+
+def _intervals(model: LateFusion, outputs: Outputs) -> dict[str, float | None]:
+    """Give the share of targets inside of the intervals, and the mean width of these, of both decisions."""
+    numbers: dict[str, float | None] = {}
+    for at, (decision, answer) in enumerate((("fused", outputs.fused), ("committee", outputs.committee))):
+        inside = width = None
+        if answer is not None:
+            radius = model.radius(outputs.present, len(answer), at)
+            inside = ((answer - outputs.label).abs() <= radius).double().mean().item()
+            width = 2 * radius.double().mean().item()
+        numbers |= {f"{decision}_coverage": inside, f"{decision}_width": width}
     return numbers

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from equipoise.models.encoders import features_of
 from equipoise.models.evaluation import evaluating, surviving_weights, varies_in_training
 from equipoise.models.fusion import HeadMaker, HeadPart, NamedModules, build_fusion
-from equipoise.models.intervals import new_radii
+from equipoise.models.intervals import new_radii, rows_of
 from equipoise.models.task import Classification, Regression, Task
 from equipoise.util.errors import name_problems, raise_all, unknown_name
 from equipoise.util.graph import scale_gradient
@@ -193,6 +193,17 @@ class LateFusion(nn.Module):
             if decision == "fused":
                 return task.answer(members["fused"])
             return self.vote(members, self.gaps(inputs))
+
+    def radius(self, present: Mapping[str, Tensor], samples: int, decision: int = 1) -> Tensor:
+        """Give the radius of the interval around each answer of a regression, [B, size]; infinite until calibrated.
+
+        Args:
+            present: Of modalities that only some samples have, or none, which samples have them, [B].
+            samples: Their number B.
+            decision: 0 for the fused head, 1 for the committee.
+        """
+        every = torch.ones(samples, dtype=torch.bool, device=self.radii.device)
+        return self.radii[decision][rows_of(torch.stack([present.get(name, every) for name in self.encoders], dim=1))]
 
     def gaps(self, inputs: Inputs) -> Tensors:
         """Give, of each modality at hand that some samples may lack, which samples have it, booleans [B]."""

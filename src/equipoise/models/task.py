@@ -81,6 +81,14 @@ class Task(nn.Module, ABC):
         """Return the answer of one member: probabilities, or numbers in the units of the target."""
 
     @abstractmethod
+    def member_of(self, answer: Tensor) -> Tensor:
+        """Return the member whose answer this is, finite: the inverse of `answer`."""
+
+    @abstractmethod
+    def member_loss(self, member: Tensor, label: Tensor) -> Tensor:
+        """Return the loss of a member without weights of classes or labels, one value per sample, [B]."""
+
+    @abstractmethod
     def nothing(self, like: Tensor) -> Tensor:
         """Return the member [B, size] that knows nothing, for samples without any sensor; in the form of another."""
 
@@ -132,6 +140,14 @@ class Classification(Task):
     def answer(self, member: Tensor) -> Tensor:
         """Return probabilities."""
         return member.exp()
+
+    def member_of(self, answer: Tensor) -> Tensor:
+        """Return log-probabilities; a class without any chance gets the least there is."""
+        return answer.clamp(min=torch.finfo(answer.dtype).tiny).log()
+
+    def member_loss(self, member: Tensor, label: Tensor) -> Tensor:
+        """Return the negative log-likelihood."""
+        return -member.gather(1, label[:, None])[:, 0]
 
     def nothing(self, like: Tensor) -> Tensor:
         """Give every class the same probability."""
@@ -186,6 +202,14 @@ class MultiLabel(Task):
         """Return the probability of each label."""
         return member.sigmoid()
 
+    def member_of(self, answer: Tensor) -> Tensor:
+        """Return log-odds."""
+        return answer.logit(eps=torch.finfo(answer.dtype).eps)
+
+    def member_loss(self, member: Tensor, label: Tensor) -> Tensor:
+        """Return the binary cross-entropy, the mean over labels."""
+        return self.loss(member, label.to(member.dtype), weighted=False)
+
     def nothing(self, like: Tensor) -> Tensor:
         """Give every label even odds."""
         return torch.zeros_like(like)
@@ -224,7 +248,7 @@ class Regression(Task):
 
     def loss(self, output: Tensor, label: Tensor, *, weighted: bool = True) -> Tensor:  # noqa: ARG002
         """Return the loss of each sample between standardised numbers, the mean over columns."""
-        target = self.standardised(label).to(output.dtype)
+        target = self.standardised(label.to(output.dtype))
         losses = {"huber": F.huber_loss, "mse": F.mse_loss, "mae": F.l1_loss}
         return losses[self.loss_name](output, target, reduction="none").mean(dim=1)
 
@@ -247,6 +271,14 @@ class Regression(Task):
     def answer(self, member: Tensor) -> Tensor:
         """Return the numbers themselves."""
         return member
+
+    def member_of(self, answer: Tensor) -> Tensor:
+        """Return the numbers themselves."""
+        return answer
+
+    def member_loss(self, member: Tensor, label: Tensor) -> Tensor:
+        """Return the loss between standardised numbers."""
+        return self.loss(self.standardised(member), label)
 
     def nothing(self, like: Tensor) -> Tensor:
         """Answer the mean of the training part."""

@@ -22,6 +22,7 @@ from equipoise.measure import measure_run, peak_memory, step_seconds
 from equipoise.measure.timing import PROTOCOL, trained_step
 from equipoise.models import LateFusion
 from equipoise.models.choose import own_encoders
+from equipoise.models.metrics import metric_of
 from equipoise.study.registry import Entry
 from equipoise.study.store import SCHEMA, Store, cannot_write, is_disk_error
 from equipoise.training.checkpoint import damage_in
@@ -268,6 +269,8 @@ def _row(
         **({} if job.fold is None else {"folds": job.data.folds}),
         "protocol": splits.protocol,
         "about": splits.about,
+        "task": splits.task.kind,
+        "metric": metric_of(settings.metric, splits.task).name,
         "selected": {"epoch": trained.epoch, "by": settings.select + published},
         **measured,
         "seconds": {**parts, "step": step, "total": trained.seconds},
@@ -287,7 +290,8 @@ def _measured(job: Job, model: LateFusion, splits: Splits) -> dict[str, Any]:
     if job.measure == "validation":
         splits = replace(splits, test=splits.validation)
     whole = job.measure == "all"
-    measured = measure_run(model, splits, seed=job.seed, faults=whole, protocols=whole)
+    metric = job.entry.settings.metric
+    measured = measure_run(model, splits, seed=job.seed, faults=whole, protocols=whole, metric=metric)
     if job.measure == "validation":
         del measured["test"]
     if job.entry.method.fused:

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from equipoise.balance.attach import Attachment, Encoder
 from equipoise.balance.balancer import Balancer
-from equipoise.models.evaluation import cross_entropies
 from equipoise.models.late_fusion import LateFusion
 from equipoise.util.errors import BadInput, demand
 
@@ -273,7 +272,7 @@ def constants(
         rounds: Of power iteration.
     """
     variables = [parameter for parameter in parameters if parameter.requires_grad]
-    loss = cross_entropies({name: model(part.inputs)[name]}, part.label, "mean")[name]
+    loss = model.known_task().loss(model(part.inputs)[name], part.label).mean()
     slope = torch.autograd.grad(loss, variables, create_graph=True, materialize_grads=True)
     random = torch.Generator().manual_seed(0)
     direction = [torch.randn(one.shape, generator=random).to(one) for one in variables]

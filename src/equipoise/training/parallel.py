@@ -114,6 +114,7 @@ class _Replicated(_SeveralRanks):
         if device.type == "cuda":
             options["device_ids"] = [device.index]
         self.wrapped, self.unimodal, self.fusion = self, self.model.unimodal, self.model.fusion
+        self.known_task = self.model.known_task
         self.ddp = DistributedDataParallel(_Forward(self.model), **options)
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """One training step, from samples to moved weights, and the evaluation of a part."""
 
+import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from equipoise.data.splits import Part, Splits
 from equipoise.methods.agm import ApproximationWarning
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
-from equipoise.models.evaluation import cross_entropies, evaluating
+from equipoise.models.evaluation import evaluating
+from equipoise.models.task import Regression, Task
 from equipoise.training.parallel import ParallelModel
 from equipoise.training.settings import Settings
+from equipoise.util.errors import BadInput
 
 Losses = dict[str, Tensor]
 """Losses by objective: "fused" and the modalities."""
@@ -55,6 +58,8 @@ class TrainingStep:
         alone = self.accelerator.scaler is None and self.accelerator.num_processes == 1
         self._stepper = self.optimizer if alone else self.accelerator.prepare_optimizer(self.optimizer)
         self._backward = Tensor.backward if alone else self.accelerator.backward
+        # A batch has few samples without a sensor or many: over an epoch, the share of the training part is right.
+        self._shares = {name: max(float(mask.float().mean()), 1e-9) for name, mask in self.feed.part.present.items()}
 
     def attach(self) -> None:
         """Attach the method to the model and the optimiser, or attach it again."""
@@ -81,7 +86,10 @@ class TrainingStep:
                     loss, losses = losses_of(self.model.wrapped, self.balancer, samples)
                 self._backward(loss * micro.weight)
             for name, value in losses.items():
-                total = value.detach().sum() if micro.weight else torch.zeros_like(value.detach().sum())
+                value = value.detach()
+                if name in samples.present:
+                    value = value.where(samples.present[name], 0) / self._shares[name]
+                total = value.sum() if micro.weight else torch.zeros_like(value.sum())
                 self.sums.setdefault(name, torch.zeros_like(total)).add_(total)
         if self.clip is not None:
             self.accelerator.clip_grad_norm_(self.model.model.parameters(), self.clip)
@@ -92,7 +100,8 @@ class TrainingStep:
 def losses_of(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Tensor, Losses]:
     """Return the balanced loss of a batch, and the losses of its samples by objective."""
     compared, extra, losses = step_losses(model, balancer, part)
-    return balancer(compared, extra=extra), losses
+    gaps = {name: mask for name, mask in part.present.items() if name in compared}
+    return balancer(compared, extra=extra, **({"present": gaps} if gaps else {})), losses
 
 
 def step_losses(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Losses, Losses | None, Losses]:
@@ -100,14 +109,22 @@ def step_losses(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Loss
 
     A method that compares shares of the fused output gets those; the heads that are measured then learn beside it.
     """
+    task = model.known_task()
     if balancer.unimodal == "split" and model.unimodal == "detached" and model.fusion.additive:
         outputs, shares = model.with_shares(part.inputs)
-        losses = cross_entropies(outputs, part.label)
-        compared = {"fused": losses["fused"], **cross_entropies(shares, part.label)}
-        beside = torch.stack([loss.mean() for name, loss in losses.items() if name != "fused"]).sum()
-        return compared, {"heads beside": beside}, losses
-    losses = cross_entropies(model(part.inputs), part.label)
+        losses = task.losses(outputs, part.label)
+        compared = {"fused": losses["fused"], **task.losses(shares, part.label)}
+        gaps = part.present
+        own = {name: loss for name, loss in losses.items() if name != "fused"}
+        means = [masked_mean(loss, gaps[name]) if name in gaps else loss.mean() for name, loss in own.items()]
+        return compared, {"heads beside": torch.stack(means).sum()}, losses
+    losses = task.losses(model(part.inputs), part.label)
     return losses, None, losses
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of the values under a mask; zero where it is empty."""
+    return values.where(mask, 0).sum() / mask.sum().clamp(min=1)
 
 
 def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:
@@ -120,21 +137,34 @@ def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:
 
 
 def evaluate(model: LateFusion, part: Part | Feed, batch: int = 1024) -> dict[str, dict[str, float]]:
-    """Return loss and accuracy of the fused decision and of every head, counting each sample once.
+    """Return loss and accuracy of the fused decision and of every head, counting each sample that has the sensor once.
 
-    The processes that share a feed each take a part of it, and all return the result of all.
+    The accuracy of labels and numbers is the mean of `Task.hits`. The processes that share a feed each take a part of
+    it, and all return the result of all.
     """
-    feed = part if isinstance(part, Feed) else Feed(part, part.label.device)
+    feed, task = part if isinstance(part, Feed) else Feed(part, part.label.device), model.known_task()
     sums: Losses = {}
     with evaluating(model), torch.no_grad():
         for some, counts in feed.evaluation_batches(batch):
-            outputs = model(some.inputs)
-            for name, loss in cross_entropies(outputs, some.label, "sum").items():
-                hits = (outputs[name].argmax(dim=1) == some.label).sum()
-                sums[name] = sums.get(name, 0) + torch.stack([loss, hits]) * counts
+            gaps = some.present
+            for name, output in model(some.inputs).items():
+                mask = gaps.get(name, torch.ones_like(output[:, 0], dtype=torch.bool))
+                rows = [task.loss(output, some.label, weighted=False), task.hits(output, some.label), mask.to(output)]
+                sums[name] = sums.get(name, 0) + torch.stack([row.where(mask, 0).sum() for row in rows]) * counts
     totals = torch.stack(list(sums.values()))
-    means = ((collectives.total(totals) if feed.ranks > 1 else totals) / len(feed)).tolist()
+    totals = collectives.total(totals) if feed.ranks > 1 else totals
+    means = (totals[:, :2] / totals[:, 2:].clamp(min=1)).tolist()
     return {name: {"loss": loss, "accuracy": hits} for name, (loss, hits) in zip(sums, means, strict=True)}
+
+
+def task_for(splits: Splits, settings: Settings) -> Task:
+    """Return the task of some data with the loss of the settings, for a model of its own."""
+    task = copy.deepcopy(splits.task)
+    if isinstance(task, Regression):
+        task.loss_name = "huber" if settings.loss == "auto" else settings.loss
+    elif settings.loss != "auto":
+        raise BadInput(f"loss={settings.loss}: expected auto for a task of {task.kind}, whose loss is cross-entropy")
+    return task
 
 
 def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> LateFusion:
@@ -142,7 +172,8 @@ def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> LateF
     encoders = build_encoders(settings.encoder, splits.shapes, settings.features)
     check_vocabulary(encoders, splits)
     view = "head" if balancer.unimodal == "head" else "detached"
-    return LateFusion(encoders, len(splits.classes), fusion=settings.fusion, unimodal=view, dropout=settings.dropout)
+    task = task_for(splits, settings)
+    return LateFusion(encoders, task=task, fusion=settings.fusion, unimodal=view, dropout=settings.dropout)
 
 
 def to_channels_last(model: nn.Module) -> None:
