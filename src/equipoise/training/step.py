@@ -22,6 +22,7 @@ from equipoise.models.evaluation import evaluating
 from equipoise.models.task import Regression, Task
 from equipoise.training.parallel import ParallelModel
 from equipoise.training.settings import Settings
+from equipoise.training.weights import weighted_task
 from equipoise.util.errors import BadInput
 
 Losses = dict[str, Tensor]
@@ -101,7 +102,7 @@ def losses_of(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Tensor
     """Return the balanced loss of a batch, and the losses of its samples by objective."""
     compared, extra, losses = step_losses(model, balancer, part)
     gaps = {name: mask for name, mask in part.present.items() if name in compared}
-    return balancer(compared, extra=extra, **({"present": gaps} if gaps else {})), losses
+    return balancer(compared, extra=extra, present=gaps or None), losses
 
 
 def step_losses(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Losses, Losses | None, Losses]:
@@ -158,8 +159,8 @@ def evaluate(model: LateFusion, part: Part | Feed, batch: int = 1024) -> dict[st
 
 
 def task_for(splits: Splits, settings: Settings) -> Task:
-    """Return the task of some data with the loss of the settings, for a model of its own."""
-    task = copy.deepcopy(splits.task)
+    """Return the task of some data with the loss and the class weights of the settings, for a model of its own."""
+    task = weighted_task(copy.deepcopy(splits.task), settings, splits.train.label)
     if isinstance(task, Regression):
         task.loss_name = "huber" if settings.loss == "auto" else settings.loss
     elif settings.loss != "auto":
