@@ -197,7 +197,8 @@ def _oddities(parts: Mapping[str, Part], report: DataReport) -> Iterable[str]:
         most, least = max(learnt, key=lambda label: learnt[label]), min(learnt, key=lambda label: learnt[label])
         counts = f"{learnt[most]} training samples of {most}, {learnt[least]} of {least}"
         share = 100 * learnt[most] / sum(learnt.values())
-        yield f"classes are uneven: {counts}; always saying {most} is right in {share:.0f} %"
+        advice = "type class_weight=balanced metric=balanced_accuracy"
+        yield f"classes are uneven: {counts}; always saying {most} is right in {share:.0f} %; {advice}"
     if len(report.modalities) == 1 and not report.errors:
         yield f"{next(iter(report.modalities))} is the only modality: there is nothing to balance; give another"
     for name, modality in report.modalities.items():

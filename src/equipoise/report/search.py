@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ def as_dict(result: SearchResult, command: str) -> dict[str, Any]:
         "cut": result.about,
         "judged on": result.judged_on,
         "seed": result.seed,
+        "metric": result.metric.name,
         "method": base.method.name,
         "base": {"params": base.params, "run": base.settings.as_dict()},
         "space": {key: str(values) for key, values in result.search.space.items()},
@@ -57,18 +58,19 @@ def as_dict(result: SearchResult, command: str) -> dict[str, Any]:
 
 def ranked(result: SearchResult) -> list[SearchTrial]:
     """Sort the trials, the best first; those that did not come to their end after all that did."""
-    return sorted(result.trials, key=lambda trial: (STATES.index(trial.state), -(trial.score or 0.0), trial.number))
+    merit = result.metric.merit
+    return sorted(result.trials, key=lambda trial: (STATES.index(trial.state), -merit(trial.score), trial.number))
 
 
 def summary(result: SearchResult) -> str:
     """Describe the search in a sentence or two."""
-    base, states = result.search.base, [trial.state for trial in result.trials]
+    base, states, label = result.search.base, [trial.state for trial in result.trials], result.metric.label
     space = " ".join(f"{key}={values}" for key, values in result.search.space.items())
     counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
     return (
         f"Search of {base.method.name} on {result.data}: {space}; {len(states)} trials ({counts}), "
-        f"{base.settings.epochs} epochs, seed {result.seed}. Accuracy on the {result.judged_on} validation samples; "
-        "the test part was not read."
+        f"{base.settings.epochs} epochs, seed {result.seed}. {label[0].upper()}{label[1:]} on the {result.judged_on} "
+        "validation samples; the test part was not read."
     )
 
 
@@ -84,25 +86,38 @@ def _caution(result: SearchResult) -> str:
     start = next((trial for trial in result.trials if trial.number == 0 and trial.state == "finished"), None)
     beside = ""
     if start is not None and start.values == result.search.start() and result.best.number != 0:
-        beside = f"As it stood the method had {_percent(start)} %. "
-    luck = f"The best of {len(result.trials)} is partly luck; the test accuracy of the command below is not."
+        beside = f"As it stood the method had {_shown(start, result)}{' %' if result.metric.percent else ''}. "
+    luck = (
+        f"The best of {len(result.trials)} is partly luck; the test {result.metric.label} of the command below is not."
+    )
     killed = sum(trial.state == "killed" for trial in result.trials)
     again = f" Killed: {killed}; to run what was killed, type the same command again." if killed else ""
     return beside + luck + again
 
 
-def _percent(trial: SearchTrial) -> str:
-    return "–" if trial.score is None else f"{100 * trial.score:.1f}"
+def _shown(trial: SearchTrial, result: SearchResult) -> str:
+    if trial.score is None:
+        return "–"
+    return f"{100 * trial.score:.1f}" if result.metric.percent else f"{trial.score:.4g}"
+
+
+def _heights(trials: Iterable[SearchTrial], result: SearchResult) -> list[float]:
+    """Return scores for an axis, in percent where the metric is."""
+    return [(100 if result.metric.percent else 1) * (trial.score or 0.0) for trial in trials]
+
+
+def _axis(result: SearchResult) -> str:
+    return "validation, %" if result.metric.percent else f"validation, {result.metric.name}"
 
 
 def _rows(result: SearchResult) -> list[list[str]]:
     """Return the titles and the cells of each trial, the best first."""
-    rows = [["trial", *result.search.space, "validation %", "epochs", ""]]
+    rows = [["trial", *result.search.space, _axis(result).replace(", %", " %"), "epochs", ""]]
     for trial in ranked(result):
         values = (as_typed(trial.values[key]) if key in trial.values else "–" for key in result.search.space)
         state = "" if trial.state == "finished" else trial.state
         note = "best" if trial.number == result.best.number else state
-        rows.append([str(trial.number), *values, _percent(trial), str(trial.epochs), note])
+        rows.append([str(trial.number), *values, _shown(trial, result), str(trial.epochs), note])
     return rows
 
 
@@ -133,7 +148,7 @@ def draw(result: SearchResult, folder: Path, made: str) -> list[Path]:
             axes = figure.add_subplot(below[row, column], sharey=progress)
             _draw_parameter(axes, result, key, colours[key])
             axes.tick_params(labelleft=column == 0)
-            axes.set_ylabel("validation, %" if column == 0 else "")
+            axes.set_ylabel(_axis(result) if column == 0 else "")
         return drawing.save(figure, folder, "tune", f"{made} {summary(result)} {_reading(result)}")
 
 
@@ -143,10 +158,10 @@ def _draw_progress(axes: Axes, result: SearchResult) -> None:
 
     _draw_trials(axes, result, lambda trial: trial.number)
     done = [trial for trial in result.trials if trial.state == "finished"]
-    best = list(itertools.accumulate((100 * (trial.score or 0.0) for trial in done), max))
+    best = list(itertools.accumulate(_heights(done, result), max if result.metric.higher else min))
     last = result.trials[-1].number
     axes.step([*(trial.number for trial in done), last], [*best, best[-1]], where="post", color=JOINT)
-    axes.set(title="best so far", xlabel="trial", ylabel="validation, %")
+    axes.set(title="best so far", xlabel="trial", ylabel=_axis(result))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -186,15 +201,15 @@ def _draw_trials(axes: Axes, result: SearchResult, place: Callable[[SearchTrial]
     hollow: dict[str, Any] = {"facecolors": "none", "edgecolors": colour, "lw": 0.8, "s": 18}
     ring: dict[str, Any] = {**hollow, "edgecolors": INK, "lw": 1.3, "s": 70}
     for trials, look in ((finished, filled), (pruned, hollow), ([result.best], ring)):
-        axes.scatter([place(trial) for trial in trials], [100 * (trial.score or 0.0) for trial in trials], **look)
+        axes.scatter([place(trial) for trial in trials], _heights(trials, result), **look)
     axes.grid(axis="y", color=GRID, lw=0.6)
     axes.set_axisbelow(True)
 
 
 def _reading(result: SearchResult) -> str:
     pruned = any(trial.state == "pruned" for trial in result.trials)
-    hollow = " Hollow: pruned, at the accuracy they had then." if pruned else ""
+    hollow = f" Hollow: pruned, at the {result.metric.label} they had then." if pruned else ""
     left = sum(trial.score is None for trial in result.trials)
-    without = f" {left} without an accuracy are left out." if left else ""
+    without = f" {left} without a score are left out." if left else ""
     mattered = " What mattered: PED-ANOVA's share of what decides whether a trial is among the best; rough below some "
     return f"A point is a trial, the ring the best.{hollow}{without}{mattered}fifty trials."

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, final
 
 from equipoise.data.source import DataSet
+from equipoise.models.metrics import Metric, metric_of
 from equipoise.study.compare import record_command
 from equipoise.study.executors import Cluster, Executor
 from equipoise.study.executors.remote import TRIES
@@ -67,7 +68,8 @@ def run_search(
     (job,), splits = plan([search.base], source, [seed], [None], measure="validation", on=on)
     record_command(out, command)
     with store.locked():
-        study = _open_study(inside(out, FILE), search, job)
+        metric = metric_of(search.base.settings.metric, splits[None].task)
+        study = _open_study(inside(out, FILE), search, job, metric)
         scheduler = _Scheduler(study, search, job, store, trials, tries=TRIES if on is None else 1)  # clusters retry
         finished = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
         left = max(trials - finished, len(scheduler.interrupted))
@@ -80,10 +82,10 @@ def run_search(
     if not any(trial.state == "finished" for trial in done):
         raise FailedRuns("\n".join(dict.fromkeys(trial.reason or trial.state for trial in done)))
     data = splits[None]
-    return SearchResult(search, source.name, data.about, len(data.validation), seed, done, _importance(study))
+    return SearchResult(search, source.name, data.about, len(data.validation), seed, done, _importance(study), metric)
 
 
-def _open_study(file: Path, search: Search, job: Job) -> optuna.Study:
+def _open_study(file: Path, search: Search, job: Job, metric: Metric) -> optuna.Study:
     """Open the search of a folder, or make a new one; another one is refused."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     asked = json.loads(json.dumps({**job.facts(), "space": {key: str(one) for key, one in search.space.items()}}))
@@ -93,7 +95,8 @@ def _open_study(file: Path, search: Search, job: Job) -> optuna.Study:
         for rest in (unfinished, unfinished.with_name(f"{unfinished.name}-journal")):
             rest.unlink(missing_ok=True)
         storage = optuna.storages.RDBStorage(f"sqlite:///{unfinished.resolve()}")
-        optuna.create_study(study_name=NAME, storage=storage, direction="maximize").set_user_attr("asked", asked)
+        direction = "maximize" if metric.higher else "minimize"
+        optuna.create_study(study_name=NAME, storage=storage, direction=direction).set_user_attr("asked", asked)
         storage.remove_session()
         storage.engine.dispose()
         unfinished.replace(file)
@@ -228,11 +231,16 @@ class _Scheduler:
         if diverged(row):
             self._end(job, TrialState.PRUNED, f"{DIVERGED}: the loss is no number")
             return
+        score = headline(row["validation"])
+        if score is None:
+            reason = f"{row.get('metric', 'accuracy')} cannot be told of this validation part; choose another metric"
+            self._end(job, TrialState.FAIL, reason)
+            return
         curves = (self.store.run_folder(job.config) / "curves.jsonl").read_text(encoding="utf-8").splitlines()
         for trial in self.running.pop(job.config):
             for record in map(json.loads, curves):  # a resumed run does not repeat what was reported before it ended
                 _report(trial, score_of(record["validation"]), record["epoch"])
-            self.study.tell(trial, headline(row["validation"]))
+            self.study.tell(trial, score)
         self.tell("done", job, row)
 
     def _pruned(self, job: Job, record: dict[str, Any]) -> bool:
@@ -292,7 +300,7 @@ def _importance(study: optuna.Study) -> dict[str, float]:
     scored = [one for one in study.get_trials(deepcopy=False) if one.state.is_finished() and one.value is not None]
     if len(scored) < 2 * STARTS or len({trial.value for trial in scored}) < 2:
         return {}
-    judged = optuna.create_study(direction="maximize")
+    judged = optuna.create_study(direction=study.direction)
     judged.add_trials(
         [create_trial(params=trial.params, distributions=trial.distributions, value=trial.value) for trial in scored]
     )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from equipoise.models.metrics import METRICS, Metric
 from equipoise.study.executors import Cluster
 from equipoise.study.job import FoldSplits, Job
 from equipoise.study.registry import WITH_COMMAS, Entry, own_name
@@ -82,17 +83,26 @@ def tune(
         judged = {row["config"] for row in store.rows()}
         if not all(any(job.config in judged for job in some) for some in planned.values()):
             raise
-    scores = {row["config"]: headline(row["validation"]) for row in store.rows()}
-    best = {key: max(some, key=lambda job: scores.get(job.config, -math.inf)).entry for key, some in planned.items()}
+    merits = {row["config"]: merit(row) for row in store.rows()}
+    best = {key: max(some, key=lambda job: merits.get(job.config, -math.inf)).entry for key, some in planned.items()}
     return [replace(job, entry=best[job.entry.label, job.fold]) for job in jobs]
 
 
-def headline(validation: dict[str, Any]) -> float:
-    """Return the score of a trial: the fused accuracy, or the mean of the modalities where none is fused."""
+def headline(validation: dict[str, Any]) -> float | None:
+    """Return the score of a trial: the metric of the fused decision, or the mean of the modalities where none is fused.
+
+    None where the metric cannot be told of the validation part.
+    """
     if validation.get("fused") is not None:
         return validation["fused"]
     alone = next(validation[view] for view in ("head", "detached", "split") if validation.get(view))
-    return sum(alone.values()) / len(alone)
+    known = [value for value in alone.values() if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def merit(row: dict[str, Any]) -> float:
+    """Return the score of a row, as a number of which larger is better, whatever its metric."""
+    return METRICS[row.get("metric", "accuracy")].merit(headline(row["validation"]))
 
 
 def _key(entry: Entry) -> str:
@@ -191,7 +201,7 @@ class SearchTrial(NamedTuple):
         values: That were tried.
         state: "finished", "pruned", "diverged", "failed", or "killed": its process was, and the same command runs it
             again.
-        score: Accuracy on validation, at the end or when it was pruned; None where there is none.
+        score: The metric on validation, at the end or when it was pruned; None where there is none.
         epochs: That it trained.
         reason: Why it failed or was killed.
     """
@@ -216,6 +226,7 @@ class SearchResult(NamedTuple):
         trials: In their order.
         importance: The share of each parameter in what decides whether a trial is among the best; none where there are
             too few trials to tell.
+        metric: By which trials are judged.
     """
 
     search: Search
@@ -225,11 +236,13 @@ class SearchResult(NamedTuple):
     seed: int
     trials: list[SearchTrial]
     importance: dict[str, float]
+    metric: Metric = METRICS["accuracy"]
 
     @property
     def best(self) -> SearchTrial:
         """The first of the best that were finished."""
-        return max((one for one in self.trials if one.state == "finished"), key=lambda one: one.score or 0.0)
+        finished = (one for one in self.trials if one.state == "finished")
+        return max(finished, key=lambda one: self.metric.merit(one.score))
 
 
 def search_of(method: str, words: Sequence[str], preset: Preset | None = None) -> Search:
