@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.report import aggregate, read, tables, write_page
-from equipoise.report.figures import accuracy_curves
+from equipoise.report.figures import headline_curves
 from report.example import make_row, write_study
 
 VOID = {"meta", "link", "path", "rect", "circle", "br"}
@@ -168,8 +168,8 @@ def test_a_head_that_nothing_trained_is_no_curve(tmp_path: Path) -> None:
     results = read(tmp_path)
     joint, vote = (next(line for line in aggregate(results.rows) if line.label == name) for name in ("msl", "ensemble"))
     assert any("fused" in epoch["validation"] for epoch in results.curves[vote.rows[0]["config"]])
-    assert "fused" in accuracy_curves(results, joint)
-    assert "fused" not in accuracy_curves(results, vote)
+    assert "fused" in headline_curves(results, joint)
+    assert "fused" not in headline_curves(results, vote)
     assert vote.fused is not None
 
 

@@ -1,6 +1,7 @@
 """`equipoise compare`: every method on the same data."""
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 from equipoise.cli import options
 from equipoise.cli.config import Config
 from equipoise.cli.report import print_tables
+from equipoise.report.table import check_names
 from equipoise.study import compare as comparison
 from equipoise.study.executors import cluster_of
 from equipoise.study.registry import entries
@@ -35,23 +37,29 @@ def compare(
     workers: options.Workers = None,
     on: options.On = None,
     track: options.Track = "",
+    columns: options.Columns = "",
     as_json: options.Json = False,
 ) -> None:
     """Train every method on the same data and print the table; the page is written beside it."""
     lines = partial(entries, methods.split(","), words or ())
-    trackers_and_place = (lambda: options.trackers_of(track), lambda: cluster_of(on))
-    studies, trackers, place = options.every_data_and(data, split, preset, lines, *trackers_and_place)
+    others = (
+        lambda: options.trackers_of(track),
+        lambda: cluster_of(on),
+        lambda: check_names(options.names_of(columns)),
+    )
+    studies, trackers, place, _ = options.every_data_and(data, split, preset, lines, *others)
     if controls:
         studies = [(source, [*chosen, *comparison.controls(chosen, source)]) for source, chosen in studies]
     how: dict[str, Any] = {"folds": folds, "tune": tune, "quick": quick, "workers": workers, "on": place}
     how |= {"trackers": trackers, "quiet": as_json, "command": options.typed_command()}
-    show_rows(out, comparison.compare_each(studies, range(seeds), out, **how), as_json=as_json)
+    rows = comparison.compare_each(studies, range(seeds), out, **how)
+    show_rows(out, rows, as_json=as_json, columns=options.names_of(columns))
 
 
-def show_rows(out: Path, rows: list[dict[str, Any]], *, as_json: bool) -> None:
+def show_rows(out: Path, rows: list[dict[str, Any]], *, as_json: bool, columns: Sequence[str] = ()) -> None:
     """Print the rows as JSON, or the tables of their folder; of several processes, only the first prints."""
     if launch.is_main():
         if as_json:
             print(json.dumps(rows))
         else:
-            print_tables(out)
+            print_tables(out, columns=columns)

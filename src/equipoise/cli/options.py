@@ -66,6 +66,9 @@ Encoder = Annotated[
     typer.Option("--encoder", help="The encoders as named for training, where one was your own: my.module.Encoder."),
 ]
 Trust = Annotated[bool, typer.Option("--trust", help="Run the code of the encoders that the folder names.")]
+Columns = Annotated[
+    str, typer.Option("--columns", help="Columns of the tables, with commas between: fused,committee,worst …")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Words = Annotated[
     list[str] | None,
@@ -78,9 +81,14 @@ def typed_command() -> str:
     return shlex.join(["equipoise", *sys.argv[1:]])
 
 
+def names_of(text: str) -> tuple[str, ...]:
+    """Return the names in a text with commas between, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
 def trackers_of(text: str) -> Trackers:
     """Return the trackers that ``--track`` names."""
-    return Trackers(tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip())))
+    return Trackers(names_of(text))
 
 
 def data_and(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,35 +18,54 @@ from equipoise.util.files import inside
 if TYPE_CHECKING:
     from equipoise.report import Results
 
-EXAMPLE = "Example: equipoise report runs/watch --format latex"
+EXAMPLE = "Example: equipoise report runs/watch --format latex --columns fused,committee,worst"
 MOST_PRINTED = 200  # lines of a table in the terminal
 
 
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder that `compare` or `train` wrote.")],
     form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex, csv or json.")] = "terminal",
+    columns: options.Columns = "",
+    overview: Annotated[
+        bool, typer.Option("--overview", help="Only the table of methods × data sets, in any format.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Print the table of finished runs again, and write the page anew."""
     from equipoise import report
 
-    form = "json" if as_json else form
+    form, names = "json" if as_json else form, options.names_of(columns)
     with _without_collecting():
         _, results = collect(
             lambda: look_up("format", form, {"terminal": None, **report.FORMATS}), lambda: report.read(folder)
         )
-        if form == "terminal":
-            print_tables(folder, results)
+        if overview and form == "terminal":
+            report.print_table(report.overview(results, columns=names))
+        elif form == "terminal":
+            print_tables(folder, results, names)
         else:
-            print(report.render(form, dict(zip(results.by_data(), report.tables(results), strict=True))))
+            print(_rendered(form, results, names, overview=overview))
 
 
-def print_tables(folder: Path, results: Results | None = None) -> None:
-    """Write the page, and print the table of each data set.
+def _rendered(form: str, results: Results, names: Sequence[str], *, overview: bool) -> str:
+    """Write the tables in a format; behind those of several data sets that of all, where people are to read it."""
+    from equipoise import report
+
+    if overview:
+        return report.render(form, {"": report.overview(results, columns=names)})
+    tables = dict(zip(results.by_data(), report.tables(results, columns=names), strict=True))
+    if len(tables) > 1 and form in ("markdown", "latex"):
+        tables[""] = report.overview(results, columns=names)
+    return report.render(form, tables)
+
+
+def print_tables(folder: Path, results: Results | None = None, columns: Sequence[str] = ()) -> None:
+    """Write the page, and print the table of each data set; of several, one of methods × data sets as well.
 
     Args:
         folder: Of a study.
         results: What was read there; None where nobody has done so yet.
+        columns: The columns to show; the usual ones where none is named.
     """
     from equipoise import report
     from equipoise.report.table import shortened
@@ -56,7 +75,8 @@ def print_tables(folder: Path, results: Results | None = None) -> None:
     page = report.write_page(
         results, command=made_by.read_text("utf-8", "replace").strip() if made_by.is_file() else None
     )
-    for table in report.tables(results):
+    several = [report.overview(results, columns=columns)] if len(results.by_data()) > 1 else []
+    for table in [*report.tables(results, columns=columns), *several]:
         report.print_table(shortened(table, MOST_PRINTED))
     print(f"The page: {page}")
 

@@ -13,6 +13,7 @@ from equipoise.report.formats import as_latex as as_latex
 from equipoise.report.formats import as_markdown as as_markdown
 from equipoise.report.formats import print_table as print_table
 from equipoise.report.formats import render as render
+from equipoise.report.overview import overview as overview
 from equipoise.report.page import write_page as write_page
 from equipoise.report.results import Results as Results
 from equipoise.report.results import read as read

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 
-Row = dict[str, Any]
-"""The results of one run, as in ``results.jsonl``."""
+from equipoise.models.metrics import Metric
+from equipoise.report.headline import Headline, Row, baseline_name, headline_of, metric_of_row
 
 OWN_PROTOCOLS = ("head", "detached", "split")
 PROTOCOLS = {
@@ -58,10 +58,10 @@ class RunGroup:
     label: str
     rows: tuple[Row, ...]
 
-    fused = _measure("test", "fused")  # accuracy of the fused prediction, the headline
-    committee = _measure("test", "committee")  # accuracy of the committee of fused and uni-modal heads
-    disparity = _measure("test", "disparity")  # how far the modalities' accuracies lie apart
-    faults = _measure("test", "faults", "mean", "fused")  # fused accuracy, averaged over the sensor faults
+    fused = _measure("test", "fused")  # the metric of the fused prediction, the headline
+    committee = _measure("test", "committee")  # that of the committee of fused and uni-modal heads
+    disparity = _measure("test", "disparity")  # how far the modalities lie apart
+    faults = _measure("test", "faults", "mean", "fused")  # that of fused, averaged over the sensor faults
     step = _measure("seconds", "step")  # seconds of one training step, as it was trained
 
     @property
@@ -69,24 +69,40 @@ class RunGroup:
         """The method's name."""
         return self.rows[0]["method"]
 
+    @property
+    def metric(self) -> Metric:
+        """The metric of its numbers."""
+        return metric_of_row(self.rows[0])
+
+    @property
+    def merit(self) -> float:
+        """The mean of fused as a number of which larger is better; minus infinity where there is none."""
+        return self.metric.merit(self.fused.mean if self.fused else None)
+
     def of(self, *path: str) -> MeanStd | None:
         """Mean and deviation of the number at a path of keys; None where no run has it."""
         return mean_std([number(row, *path) for row in self.rows])
 
+    def interval(self, decision: str) -> tuple[float, float] | None:
+        """The 95 % interval of a decision's number, of a single run that has measured one."""
+        ends = dig(self.rows[0], "test", f"{decision}_interval") if len(self.rows) == 1 else None
+        known = [end for end in map(number, ends) if end is not None] if isinstance(ends, list) else []
+        return (known[0], known[1]) if len(known) == 2 else None
+
     @cached_property
     def protocol(self) -> str | None:
-        """The protocol that belongs to this method and by which its uni-modal accuracy was measured."""
+        """The protocol that belongs to this method and by which each modality alone was measured."""
         recorded = (view for row in self.rows if (view := dig(row, "test", "view")) in OWN_PROTOCOLS)
         measured = (name for name in OWN_PROTOCOLS if any(dig(row, "test", name) for row in self.rows))
         return next(recorded, None) or next(measured, None)
 
     @cached_property
     def alone(self) -> dict[str, MeanStd]:
-        """Accuracy of each modality alone, by this group's protocol."""
+        """The metric of each modality alone, by this group's protocol."""
         if self.protocol is None:
             return {}
-        accuracies = {name: self.of("test", self.protocol, name) for name in modalities(self.rows)}
-        return {name: accuracy for name, accuracy in accuracies.items() if accuracy is not None}
+        means = {name: self.of("test", self.protocol, name) for name in modalities(self.rows)}
+        return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def dig(value: Any, *path: str) -> Any:
@@ -127,15 +143,15 @@ def mean_std(numbers: Iterable[float | None]) -> MeanStd | None:
 
 
 def aggregate(rows: Sequence[Row]) -> list[RunGroup]:
-    """Group runs by label, the best fused accuracy first, those without a fused prediction last.
+    """Group runs by label, the best by fused first, those without a fused prediction last.
 
     Runs of one label with different settings are one group as long as no (fold, seed) occurs twice: tuning may choose
     differently in each fold. Where one does, the label stood for several things, and the settings that differ are
-    added to it. So is the cut, where there are several: accuracies of the fixed cut, of folds, and of a file before and
+    added to it. So is the cut, where there are several: numbers of the fixed cut, of folds, and of a file before and
     after it was changed are never averaged.
 
     Args:
-        rows: Runs of one data set.
+        rows: Runs of one data set, in one metric.
     """
     cuts = _cuts(rows)
     several = len(set(cuts)) > 1
@@ -147,7 +163,26 @@ def aggregate(rows: Sequence[Row]) -> list[RunGroup]:
         for (label, cut), alike in labels.items()
         for name, runs in _by_settings(label, cut, alike).items()
     ]
-    return sorted(groups, key=lambda group: (-(group.fused.mean if group.fused else -math.inf), group.label))
+    return sorted(groups, key=lambda group: (-group.merit, group.label))
+
+
+def headline(groups: Sequence[RunGroup]) -> Headline:
+    """Return the metric of groups of one data set, and how its numbers are written."""
+    means = (mean for group in groups for mean in (group.fused, *group.alone.values()))
+    return headline_of(groups[0].rows[0], (mean.mean for mean in means if mean))
+
+
+def baseline_group(groups: Sequence[RunGroup]) -> RunGroup | None:
+    """Return a line for the answer that reads no sensor, on the splits and seeds of the others; None without one."""
+    runs: dict[tuple[object, ...], Row] = {}
+    for row in (row for group in groups for row in group.rows):
+        value, name = number(row, "test", "baseline"), baseline_name(row)
+        if value is not None:
+            keys = ("data", "fold", "seed", "split", "task", "metric")
+            own = {"label": name, "method": name, "test": {"fused": value}, **{key: row.get(key) for key in keys}}
+            runs.setdefault((row.get("fold"), row.get("seed"), row.get("split")), own)
+    rows = tuple(sorted(runs.values(), key=_order))
+    return RunGroup(rows[0]["label"], rows) if rows else None
 
 
 def modalities(rows: Iterable[Row]) -> list[str]:
@@ -231,11 +266,12 @@ class Difference:
     Args:
         label: The label compared.
         baseline: The label it is compared with.
-        mean: Mean difference; positive is above the baseline.
+        mean: Mean difference; positive is above the baseline, which is better where `higher` is.
         low: Lower end of the 95 % interval; None with fewer than two pairs.
         high: Upper end.
         pairs: How many differences the interval is made of.
         over: What varies between them: folds (seeds of a fold are averaged first) or seeds.
+        higher: Whether larger is better.
     """
 
     label: str
@@ -245,13 +281,21 @@ class Difference:
     high: float | None
     pairs: int
     over: Literal["folds", "seeds"]
+    higher: bool = True
 
     @property
     def verdict(self) -> Literal["better", "worse", "no clear difference", "too few runs"]:
         """The claim it allows: a difference is clear when its interval does not cover zero."""
         if self.low is None or self.high is None:
             return "too few runs"
-        return "better" if self.low > 0 else "worse" if self.high < 0 else "no clear difference"
+        if self.low <= 0 <= self.high:
+            return "no clear difference"
+        return "better" if (self.low > 0) == self.higher else "worse"
+
+    @property
+    def gain(self) -> float:
+        """The mean as a number of which larger is better."""
+        return self.mean if self.higher else -self.mean
 
 
 def paired_differences(
@@ -314,7 +358,7 @@ def _difference(group: RunGroup, ours: Runs, base: RunGroup, theirs: Runs) -> Di
 
         half = float(stdtrit(pairs - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(pairs)
         low, high = mean - half, mean + half
-    return Difference(group.label, base.label, mean, low, high, pairs, over)
+    return Difference(group.label, base.label, mean, low, high, pairs, over, group.metric.higher)
 
 
 def _by_run(group: RunGroup, measure: Sequence[str]) -> Runs:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from equipoise.report.aggregate import Difference, RunGroup, dig, modalities, number
+from equipoise.report.headline import Headline
 from equipoise.report.markup import Axis, Bar, Series, axis, bar_chart, data_table, dot_plot, figure, line_chart
 from equipoise.report.notes import listed
 from equipoise.report.results import Epoch, Results
@@ -53,11 +54,11 @@ class EpochCurve(NamedTuple):
         return Series(name, style, points, band if any(low != high for _, low, high in band) else ())
 
 
-def accuracy_curves(results: Results, group: RunGroup) -> dict[str, EpochCurve]:
-    """Average the validation accuracy of each modality, and of the fused prediction where the group trains one.
+def headline_curves(results: Results, group: RunGroup) -> dict[str, EpochCurve]:
+    """Average the validation metric of each modality, and of the fused prediction where the group trains one.
 
     The sensors of an ensemble are trained alone and vote only afterwards: what runs of earlier versions recorded as
-    its fused accuracy is that of a head that nothing trained.
+    its fused number is that of a head that nothing trained.
     """
     fused = group.fused is not None and group.method != "ensemble"
     curves = {name: _over_epochs(results, group, "validation", name) for name in _keys(results, group, "validation")}
@@ -82,27 +83,28 @@ def balancing_curves(results: Results, group: RunGroup) -> dict[tuple[str, str],
     return named
 
 
-def accuracy_over_epochs(identity: str, results: Results, groups: Sequence[RunGroup]) -> str:
-    """Draw the validation accuracy of fused and each modality, one chart per method, all on one scale."""
-    curves_of = {group.label: curves for group in groups if (curves := accuracy_curves(results, group))}
+def headline_over_epochs(identity: str, results: Results, groups: Sequence[RunGroup], head: Headline) -> str:
+    """Draw the metric of fused and each modality on validation data, one chart per method, all on one scale."""
+    curves_of = {group.label: curves for group in groups if (curves := headline_curves(results, group))}
     if not curves_of:
         return ""
     names = sorted(dict.fromkeys(name for curves in curves_of.values() for name in curves), key=lambda n: n != "fused")
     colours = [f"s{at % STYLES}" for at in range(len(names))]
     styles = dict(zip(names, ["ink", *colours] if names[0] == "fused" else colours, strict=False))
     every = [curve for curves in curves_of.values() for curve in curves.values()]
-    x, y = _axes(every, "validation accuracy (%)", 100)
+    x, y = _axes(every, f"validation {head.in_axis}", head.scale)
     most = max(12, min(_POINTS, _POINTS_OF_ALL // len(every)))
     charts = []
     for at, (label, curves) in enumerate(curves_of.items()):
         shown = {name: curves[name] for name in names if name in curves}
-        series = [curve.thinned(most).series(name, styles[name], 100) for name, curve in shown.items()]
-        last = ", ".join(f"{name} {100 * curve.mean[-1]:.1f} %" for name, curve in shown.items())
-        description = f"Validation accuracy over epochs, mean over runs with range. At the last epoch: {last}."
+        series = [curve.thinned(most).series(name, styles[name], head.scale) for name, curve in shown.items()]
+        last = ", ".join(f"{name} {head.in_words(curve.mean[-1])}" for name, curve in shown.items())
+        description = f"Validation {head.label} over epochs, mean over runs with range. At the last epoch: {last}."
         charts.append(line_chart(f"{identity}-{at}", label, description, x, y, series))
-    data = _curve_table("Validation accuracy in percent, mean over runs", names, curves_of, 100, 1)
+    caption = f"Validation {head.label}{head.in_percent}, mean over runs"
+    data = _curve_table(caption, names, curves_of, head.scale, head.decimals)
     caption = (
-        "Validation accuracy of the fused prediction and of each modality alone. "
+        f"Validation {head.label} of the fused prediction and of each modality alone. "
         "Lines are means over runs, bands their range."
     )
     return figure(caption, charts, [(styles[name], name) for name in names], data)
@@ -137,33 +139,33 @@ def balancing_over_epochs(identity: str, results: Results, groups: Sequence[RunG
     return figure(caption, charts, list(legend), "".join(tables))
 
 
-def noise_curves(identity: str, groups: Sequence[RunGroup], styles: dict[str, str]) -> str:
-    """Draw accuracy against noise, one chart per modality and decision, one line per method."""
+def noise_curves(identity: str, groups: Sequence[RunGroup], styles: dict[str, str], head: Headline) -> str:
+    """Draw the metric against noise, one chart per modality and decision, one line per method."""
     shown: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
     for name in modalities(row for group in groups for row in group.rows):
         for decision in ("fused", "committee"):
-            points_of = {group.label: _noise(group, name, decision) for group in groups}
+            points_of = {group.label: _noise(group, name, decision, head.scale) for group in groups}
             if points_of := {label: points for label, points in points_of.items() if len(points) > 1}:
                 shown[name, decision] = points_of
     if not shown:
         return ""
     every = [point for points_of in shown.values() for points in points_of.values() for point in points]
     x = axis("noise, in standard deviations of the signal", [level for level, _ in every], include=[0.0])
-    y = axis("test accuracy (%)", [value for _, value in every])
+    y = axis(f"test {head.in_axis}", [value for _, value in every])
     levels = sorted({level for level, _ in every})
     charts, rows = [], []
     for at, ((name, decision), points_of) in enumerate(shown.items()):
-        worst = ", ".join(f"{label} {points[-1][1]:.1f} %" for label, points in points_of.items())
+        worst = ", ".join(f"{label} {head.in_words(points[-1][1] / head.scale)}" for label, points in points_of.items())
         series = [Series(label, styles[label], points) for label, points in points_of.items()]
         title, description = f"noise on {name}: {decision}", f"At the highest level: {worst}."
         charts.append(line_chart(f"{identity}-{at}", title, description, x, y, series))
         for label, points in points_of.items():
-            texts = {level: f"{value:.1f}" for level, value in points}
+            texts = {level: f"{value:.{head.decimals}f}" for level, value in points}
             rows.append([label, name, decision, *(texts.get(level, MISSING) for level in levels)])
-    head = ["method", "sensor", "decision", *(f"noise {level:g}" for level in levels)]
+    titles = ["method", "sensor", "decision", *(f"noise {level:g}" for level in levels)]
     labels = [group.label for group in groups if any(group.label in points_of for points_of in shown.values())]
-    caption = "Test accuracy while one sensor is noisy, mean over runs. Noise 0 is the clean test set."
-    data = data_table("Test accuracy in percent by noise level", head, rows)
+    caption = f"Test {head.label} while one sensor is noisy, mean over runs. Noise 0 is the clean test set."
+    data = data_table(f"Test {head.label}{head.in_percent} by noise level", titles, rows)
     return figure(caption, charts, [(styles[label], label) for label in labels], data, pairs=True)
 
 
@@ -192,19 +194,21 @@ def time_per_step(identity: str, groups: Sequence[RunGroup]) -> str:
     return figure(caption, [chart], [(f"bar p{at}", name) for at, name in enumerate(PARTS)], data)
 
 
-def difference_plots(identity: str, differences: dict[str, list[Difference]]) -> str:
+def difference_plots(identity: str, differences: dict[str, list[Difference]], head: Headline) -> str:
     """Draw paired differences with their intervals, one chart per measure."""
     charts, rows, baselines = [], [], {}
     for title, measured in differences.items():
         if not measured:
             continue
-        ends = [100 * end for d in measured for end in (d.low, d.mean, d.high) if end is not None]
-        x = axis("difference (points)", [*ends, 0.0])
-        description = "; ".join(f"{d.label} {_interval(d)}" for d in measured) + "."
-        charts.append(dot_plot(f"{identity}-{len(charts)}", title, description, x, measured))
-        rows += [(d.label, title, _interval(d), f"{d.pairs} {d.over}", d.verdict) for d in measured]
+        ends = [head.scale * end for d in measured for end in (d.low, d.mean, d.high) if end is not None]
+        x = axis(f"difference ({head.points}{'' if head.metric.higher else ', below zero is better'})", [*ends, 0.0])
+        description = "; ".join(f"{d.label} {_interval(d, head)}" for d in measured) + "."
+        charts.append(dot_plot(f"{identity}-{len(charts)}", title, description, x, measured, head.scale))
+        rows += [(d.label, title, _interval(d, head), f"{d.pairs} {d.over}", d.verdict) for d in measured]
         baselines |= dict.fromkeys(d.baseline for d in measured)
-    data = data_table("Paired differences in points", ["method", "measure", "difference", "over", "verdict"], rows)
+    data = data_table(
+        f"Paired differences in {head.points}", ["method", "measure", "difference", "over", "verdict"], rows
+    )
     caption = (
         f"Difference to {listed(list(baselines))} on the same folds and seeds, with 95 % intervals. "
         "Coloured where the interval does not cover zero. Each chart has its own scale."
@@ -258,8 +262,8 @@ def _curve_table(
     return data_table(caption, ["method", "epoch", *names], rows)
 
 
-def _noise(group: RunGroup, name: str, decision: str) -> list[tuple[float, float]]:
-    """Return (level, accuracy in percent) in order, from the clean test set on."""
+def _noise(group: RunGroup, name: str, decision: str, scale: float) -> list[tuple[float, float]]:
+    """Return (level, metric as written) in order, from the clean test set on."""
     levels = {
         level: key
         for row in group.rows
@@ -272,7 +276,7 @@ def _noise(group: RunGroup, name: str, decision: str) -> list[tuple[float, float
         for level, key in sorted(levels.items())
         if level > 0
     ]
-    return [(level, 100 * accuracy.mean) for level, accuracy in measured if accuracy]
+    return [(level, scale * mean.mean) for level, mean in measured if mean]
 
 
 def _as_level(key: str) -> float | None:
@@ -282,6 +286,6 @@ def _as_level(key: str) -> float | None:
         return None
 
 
-def _interval(difference: Difference) -> str:
-    ends = [f"{100 * end:+.1f}" for end in (difference.low, difference.high) if end is not None]
-    return f"{100 * difference.mean:+.1f}" + (f" [{', '.join(ends)}]" if ends else "")
+def _interval(difference: Difference, head: Headline) -> str:
+    ends = [head.written(end, "+") for end in (difference.low, difference.high) if end is not None]
+    return head.written(difference.mean, "+") + (f" [{', '.join(ends)}]" if ends else "")

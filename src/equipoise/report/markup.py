@@ -215,8 +215,10 @@ def line_chart(identity: str, title: str, description: str, x: Axis, y: Axis, se
     return _svg(identity, title, description, HEIGHT, parts)
 
 
-def dot_plot(identity: str, title: str, description: str, x: Axis, differences: Sequence[Difference]) -> str:
-    """Draw a difference in points and its interval per row, against a line at zero."""
+def dot_plot(
+    identity: str, title: str, description: str, x: Axis, differences: Sequence[Difference], scale: float = 100.0
+) -> str:
+    """Draw a difference, times a scale, and its interval per row, against a line at zero."""
     left, bottom = _label_width([difference.label for difference in differences]), TOP + ROW * len(differences)
     across = x.onto(left, WIDTH - RIGHT)
     parts = [_x_axis(x, across, bottom, bottom + BOTTOM, grid_from=TOP)]
@@ -226,9 +228,9 @@ def dot_plot(identity: str, title: str, description: str, x: Axis, differences: 
         parts.append(_row_label(difference.label, left, middle))
         style = "s0" if difference.verdict in ("better", "worse") else "quiet"
         if difference.low is not None and difference.high is not None:
-            low, high = across(100 * difference.low), across(100 * difference.high)
+            low, high = across(scale * difference.low), across(scale * difference.high)
             parts.append(f'<path class="line {style} solid" d="M{low:.1f} {middle:.1f}H{high:.1f}"/>')
-        mean = across(100 * difference.mean)
+        mean = across(scale * difference.mean)
         parts.append(f'<circle class="dot {style}" cx="{mean:.1f}" cy="{middle:.1f}" r="4"/>')
     return _svg(identity, title, description, bottom + BOTTOM, parts)
 

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from equipoise.report.aggregate import PROTOCOLS, Difference, Row, RunGroup, dig, number, varying
+from equipoise.report.aggregate import PROTOCOLS, Difference, RunGroup, dig, headline, number, varying
+from equipoise.report.headline import Headline, Row
 
 MOST_NAMES = 100  # in a note
 MOST_ANSWERED = 6  # names in a sentence of the answer
@@ -22,10 +23,11 @@ def notes_below(groups: Sequence[RunGroup], differences: Sequence[Difference]) -
         _splits(rows),
         _marks(groups),
         _steps(rows),
-        _intervals(differences),
+        _intervals(differences, headline(groups)),
         _mixtures(groups),
         _forms(groups),
         _precision(rows),
+        *_warnings(groups),
     )  # fmt: skip
     return [note for note in notes if note]
 
@@ -57,11 +59,11 @@ def _selection(rows: Sequence[Row]) -> str:
 
 def _runs(groups: Sequence[RunGroup], rows: Sequence[Row]) -> str:
     folds = {row.get("fold") for row in rows} - {None}
-    draws = _plural(len({row.get("seed") for row in rows}), "seed")
-    draws = f"{_plural(len(folds), 'fold')} × {draws}" if folds else draws
+    draws = plural(len({row.get("seed") for row in rows}), "seed")
+    draws = f"{plural(len(folds), 'fold')} × {draws}" if folds else draws
     most = max(len(group.rows) for group in groups)
     fewer = [f"{group.label} ({len(group.rows)})" for group in groups if len(group.rows) < most]
-    return f"{_plural(len(rows), 'run')} ({draws})." + (f" Fewer runs: {listed(fewer)}." if fewer else "")
+    return f"{plural(len(rows), 'run')} ({draws})." + (f" Fewer runs: {listed(fewer)}." if fewer else "")
 
 
 def _splits(rows: Sequence[Row]) -> str:
@@ -78,6 +80,8 @@ def _splits(rows: Sequence[Row]) -> str:
 def _marks(groups: Sequence[RunGroup]) -> str:
     among = " among lines of one protocol" if len({group.protocol for group in groups if group.protocol}) > 1 else ""
     deviation = "± is the standard deviation over runs. " if any(len(group.rows) > 1 for group in groups) else ""
+    if any(group.interval(decision) for group in groups for decision in ("fused", "committee")):
+        deviation += "[low, high] is the 95 % interval of one run, by bootstrap over the groups of the test part. "
     return f"{deviation}Bold: best of its column{among}. Underlined: fastest of the three best by fused."
 
 
@@ -95,11 +99,11 @@ def _steps(rows: Sequence[Row]) -> str:
     how = f"as trained: wall clock of the epochs after the first{first}, by their steps; runs on the machine at the "
     ways = [how + f"same time: {', '.join(beside)}"] if known else []
     old = len(timed) - len(known)
-    ways += [f"of {_plural(old, 'run')} of an earlier version: timed after training, as written"] if old else []
+    ways += [f"of {plural(old, 'run')} of an earlier version: timed after training, as written"] if old else []
     return f"step, {'; '.join(ways)}."
 
 
-def _intervals(differences: Sequence[Difference]) -> str:
+def _intervals(differences: Sequence[Difference], head: Headline) -> str:
     if not differences:
         return ""
     texts = []
@@ -110,7 +114,8 @@ def _intervals(differences: Sequence[Difference]) -> str:
         interval = f"with 95 % intervals (Student's t) over {units}"
         texts.append("from one pair, so without an interval" if pairs == [1] else interval)
     baselines = listed(list(dict.fromkeys(difference.baseline for difference in differences)))
-    return f"Paired differences to {baselines}: fused accuracy, {'; '.join(texts)}."
+    sign = "" if head.metric.higher else " (below zero is better)"
+    return f"Paired differences to {baselines}: fused {head.label}{sign}, {'; '.join(texts)}."
 
 
 def _mixtures(groups: Sequence[RunGroup]) -> str:
@@ -134,12 +139,29 @@ def _precision(rows: Sequence[Row]) -> str:
     if not precisions:
         return ""
     reasons = Counter(str(why) for row in on_gpu if (why := dig(row, "path", "captured")) not in (None, "yes"))
-    slow = [f"{_plural(count, 'run')} as written, since {why}" for why, count in reasons.most_common(3)]
+    slow = [f"{plural(count, 'run')} as written, since {why}" for why, count in reasons.most_common(3)]
     replayed = f"On a GPU in {' and '.join(precisions)}, steps played back from a recording"
     return "; ".join([replayed, *slow]) + "."
 
 
-def _plural(count: int, word: str) -> str:
+def _warnings(groups: Sequence[RunGroup]) -> list[str]:
+    """Write each warning of the runs once, with the runs that it was given for."""
+    said: dict[str, Counter[str]] = {}
+    for group in groups:
+        for row in group.rows:
+            for warning in row.get("warnings") or ():
+                said.setdefault(str(warning), Counter())[group.label] += 1
+    runs = {group.label: len(group.rows) for group in groups}
+    notes = []
+    for warning, labels in said.items():
+        everywhere = labels == runs
+        where = [f"{label} ({count} of {plural(runs[label], 'run')})" for label, count in labels.items()]
+        notes.append(f"Warning of {'every run' if everywhere else listed(where)}: {warning}")
+    return notes
+
+
+def plural(count: int, word: str) -> str:
+    """Write a number of things."""
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
@@ -155,27 +177,31 @@ def answer(groups: Sequence[RunGroup], differences: Sequence[Difference], baseli
         baseline: The label they are taken to.
         measure: The measure's name in a sentence, for example "fused accuracy".
     """
+    head = headline(groups)
     if not differences:
         none = f"These runs hold no pair with joint training ({baseline}), so nothing can be said about {measure}."
         label, fused = groups[0].label, groups[0].fused
-        return none + (f" The highest fused accuracy is {100 * fused.mean:.1f} %, by {label}." if fused else "")
-    ordered = sorted(differences, key=lambda difference: -difference.mean)
+        best = f" The {head.best} fused {head.label} is"
+        return none + (f"{best} {head.in_words(fused.mean)}, by {label}." if fused else "")
+    ordered = sorted(differences, key=lambda difference: -difference.gain)
     better, same, worse, unknown = (
         [difference for difference in ordered if difference.verdict == verdict]
         for verdict in ("better", "no clear difference", "worse", "too few runs")
     )
     parts = []
     if better:
-        parts.append(f"clearly better than joint training: {_names(better)} ({_first(better, 'most')})")
+        parts.append(f"clearly better than joint training: {_names(better)} ({_first(better, 'most', head)})")
     elif same or worse:
         parts.append("none is clearly better than joint training")
     if same:
-        covers = "" if better else f" ({_first(same, 'largest')}, which covers zero)"
+        covers = "" if better else f" ({_first(same, 'largest', head)}, which covers zero)"
         parts.append(f"no clear difference: {_names(same)}{covers}")
     if worse:
         parts.append(f"clearly worse: {_names(worse)}")
     if unknown:
-        parts.append(f"too few runs to compare with joint training: {_names(unknown)} ({_first(unknown, 'largest')})")
+        parts.append(
+            f"too few runs to compare with joint training: {_names(unknown)} ({_first(unknown, 'largest', head)})"
+        )
     return f"In {measure}, {'; '.join(parts)}."
 
 
@@ -196,13 +222,14 @@ def _names(differences: Sequence[Difference]) -> str:
     return listed([difference.label for difference in differences], most=MOST_ANSWERED)
 
 
-def _first(differences: Sequence[Difference], word: str) -> str:
+def _first(differences: Sequence[Difference], word: str, head: Headline) -> str:
     """Write the first of them in numbers, named where there are others."""
     first, interval = differences[0], ""
-    if first.low is not None and first.high is not None:
-        interval = f", 95 % interval {_points(first.low)} to {_points(first.high)} over {first.pairs} {first.over}"
-    return ("" if len(differences) == 1 else f"{word}: {first.label} ") + f"{_points(first.mean)} points{interval}"
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:+.1f}".replace("-", "−")
+    mean, low, high = (
+        "" if value is None else head.written(value, "+").replace("-", "−")
+        for value in (first.mean, first.low, first.high)
+    )
+    if low and high:
+        interval = f", 95 % interval {low} to {high} over {first.pairs} {first.over}"
+    unit = f" {head.points}" if head.metric.percent else ""
+    return ("" if len(differences) == 1 else f"{word}: {first.label} ") + f"{mean}{unit}{interval}"

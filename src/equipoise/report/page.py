@@ -19,10 +19,12 @@ from equipoise.report.aggregate import (
     compared_with,
     differences_between,
     dig,
+    headline,
     modalities,
 )
 from equipoise.report.markup import data_table, folded, html_table, paragraph, section
 from equipoise.report.notes import answer, caution
+from equipoise.report.overview import overview
 from equipoise.report.results import MOST_CURVES, Results, read
 from equipoise.util.files import write_atomic
 
@@ -30,11 +32,12 @@ from equipoise.util.files import write_atomic
 MOST_DRAWN = 40
 MOST_LISTED = 500
 MEASURES = {
-    "fused accuracy": ("test", "fused"),
-    "fused accuracy under faults": ("test", "faults", "mean", "fused"),
-    "committee accuracy": ("test", "committee"),
-    "committee accuracy under faults": ("test", "faults", "mean", "committee"),
+    "fused {}": ("test", "fused"),
+    "fused {} under faults": ("test", "faults", "mean", "fused"),
+    "committee {}": ("test", "committee"),
+    "committee {} under faults": ("test", "faults", "mean", "committee"),
 }
+"""What methods are compared by, with a place for the metric's name."""
 
 
 def write_page(folder: str | Path | Results, command: str | None = None, baseline: str = BASELINE) -> Path:
@@ -61,19 +64,30 @@ def write_page(folder: str | Path | Results, command: str | None = None, baselin
         style_hash=_hash(style),
         script_hash=_hash(script),
         warning=paragraph(results.warning or "", "warning"),
-        main="".join(
-            _study(f"d{at}", data, rows, results, baseline) for at, (data, rows) in enumerate(by_data.items())
-        ),
+        main=_overview(results, baseline)
+        + "".join(_study(f"d{at}", data, rows, results, baseline) for at, (data, rows) in enumerate(by_data.items())),
         repeat=_repeat(results, command),
     )
     return write_atomic(results.folder, "report.html", text.encode("utf-8", "replace"))
 
 
+def _overview(results: Results, baseline: str) -> str:
+    """Write the table of methods × data sets, where there are several."""
+    if len(results.groups) < 2:
+        return ""
+    whole = table.shortened(overview(results, baseline), MOST_LISTED, baseline)
+    return section("overview", "All data sets", html_table(whole, sortable=True))
+
+
 def _study(identity: str, data: str, rows: Sequence[Row], results: Results, baseline: str) -> str:
     """Write everything about one data set, the answer first."""
     groups, names = results.groups[data], modalities(rows)
-    differences = {title: differences_between(groups, baseline, path) for title, path in MEASURES.items()}
-    baseline = compared_with(differences["fused accuracy"], baseline)
+    head = headline(groups)
+    differences = {
+        title.format(head.label): differences_between(groups, baseline, path) for title, path in MEASURES.items()
+    }
+    fused, under_faults, *_ = differences.values()
+    baseline = compared_with(fused, baseline)
     drawn, listed = (
         [group for at, group in enumerate(groups) if at < most or group.label == baseline]
         for most in (MOST_DRAWN, MOST_LISTED)
@@ -81,11 +95,11 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
     curves = _with_curves(drawn)
     labels = {group.label for group in listed}
     shown = {title: [one for one in measured if one.label in labels] for title, measured in differences.items()}
-    answers = [answer(groups, differences["fused accuracy"], baseline, "fused accuracy")]
-    if under_faults := differences["fused accuracy under faults"]:
-        answers.append(answer(groups, under_faults, baseline, "fused accuracy under sensor faults"))
+    answers = [answer(groups, fused, baseline, f"fused {head.label}")]
+    if under_faults:
+        answers.append(answer(groups, under_faults, baseline, f"fused {head.label} under sensor faults"))
     few_drawn = f"Charts show the {MOST_DRAWN} methods best by fused; the tables show all."
-    asides = [caution(differences["fused accuracy"]), few_drawn if len(drawn) < len(groups) else ""]
+    asides = [caution(fused), few_drawn if len(drawn) < len(groups) else ""]
     asides.append(_left_out(groups, listed, curves))
 
     def html(whole: table.ResultTable) -> str:
@@ -96,17 +110,21 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
         "A missing sensor, answered side by side: its input set to zero or to the training mean (fused prediction), or "
         "left out of the committee. Modality dropout, where it was run, is a line of its own."
     )
-    head = f'<h2 id="{identity}">{escape(f"Which methods beat joint training ({baseline}) on {data}?")}</h2>'
+    heading = f'<h2 id="{identity}">{escape(f"Which methods beat joint training ({baseline}) on {data}?")}</h2>'
     said = [*map(paragraph, answers), *(paragraph(text, "quiet") for text in asides)]
     sections = {
         ("table", "The table"): [html(table.main_table(rows, data, baseline, groups=groups))],
-        ("differences", "Differences to joint training"): [figures.difference_plots(f"{identity}-difference", shown)],
-        ("epochs", "Accuracy over epochs"): [figures.accuracy_over_epochs(f"{identity}-epoch", results, curves)],
+        ("differences", "Differences to joint training"): [
+            figures.difference_plots(f"{identity}-difference", shown, head)
+        ],
+        ("epochs", f"{head.label[:1].upper()}{head.label[1:]} over epochs"): [
+            figures.headline_over_epochs(f"{identity}-epoch", results, curves, head)
+        ],
         ("balance", "What the balancers did"): [
             figures.balancing_over_epochs(f"{identity}-balancing", results, curves)
         ],
         ("faults", "Sensor faults"): [
-            figures.noise_curves(f"{identity}-noise", drawn, _styles(drawn, baseline)),
+            figures.noise_curves(f"{identity}-noise", drawn, _styles(drawn, baseline), head),
             paragraph(ways if missing else "", "quiet"),
             missing,
             folded("Every fault, fused", html_table(table.fault_table(drawn, "fused"))),
@@ -120,7 +138,7 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
             folded("Versions and devices", _versions_table(rows)),
         ],
     }
-    return f'<section class="answer" aria-labelledby="{identity}">{head}{"".join(said)}</section>' + "".join(
+    return f'<section class="answer" aria-labelledby="{identity}">{heading}{"".join(said)}</section>' + "".join(
         section(f"{identity}-{name}", title, *content) for (name, title), content in sections.items()
     )
 

@@ -10,7 +10,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, final
 
-from equipoise.report.aggregate import Row, RunGroup, aggregate, number
+from equipoise.report.aggregate import RunGroup, aggregate, number
+from equipoise.report.headline import Row, same_headline
 from equipoise.study.store import SCHEMA, read_lines, read_rows
 from equipoise.util.errors import BadInput
 
@@ -41,11 +42,19 @@ class Results:
     warning: str | None = None
 
     def by_data(self) -> dict[str, list[Row]]:
-        """Return the rows of each data set, under its name. Accuracies of different data sets are never averaged."""
+        """Return the rows of each data set, under its name; nothing of two data sets, tasks or metrics is averaged.
+
+        Of a data set that was run with several metrics, the name has the metric behind it.
+        """
         rows_of: dict[str, list[Row]] = {}
         for row in self.rows:
             rows_of.setdefault(str(row.get("data") or "data"), []).append(row)
-        return dict(sorted(rows_of.items()))
+        named: dict[str, list[Row]] = {}
+        for data, rows in sorted(rows_of.items()):
+            divided = same_headline(rows)
+            for (task, metric), some in divided.items():
+                named[f"{data} ({task}, {metric})" if len(divided) > 1 else data] = some
+        return named
 
     @cached_property
     def groups(self) -> dict[str, list[RunGroup]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from equipoise.report.aggregate import (
     BASELINE,
@@ -15,14 +15,18 @@ from equipoise.report.aggregate import (
     Row,
     RunGroup,
     aggregate,
+    baseline_group,
     compared_with,
     differences_between,
     dig,
+    headline,
     modalities,
     number,
 )
+from equipoise.report.headline import Headline
 from equipoise.report.notes import notes_below
 from equipoise.report.results import Results
+from equipoise.util.errors import raise_all
 
 MISSING = "–"
 SHAPLEY_ERROR = "shapley_error"
@@ -46,7 +50,7 @@ class ResultColumn:
         scale: Raw numbers are shown times this: 100 for percent.
         decimals: Digits after the point.
         better: Which end of it is best, and printed bold; None where neither is.
-        by_protocol: The numbers depend on how uni-modal accuracy is measured, so that only groups of one protocol
+        by_protocol: The numbers depend on how each modality alone is measured, so that only groups of one protocol
             compete.
     """
 
@@ -71,13 +75,14 @@ class ResultColumn:
             return Cell(measured or MISSING)
         if isinstance(measured, MeanStd):
             mean, deviation, _ = measured
-            aside = "" if deviation is None else f"± {self._written(deviation)}"
-            return Cell(self._written(mean), aside, (mean, deviation))
+            aside = "" if deviation is None else f"± {self.written(deviation)}"
+            return Cell(self.written(mean), aside, (mean, deviation))
         mean, low, high = measured.mean, measured.low, measured.high
-        interval = "" if low is None or high is None else f"[{self._written(low, '+')}, {self._written(high, '+')}]"
-        return Cell(self._written(mean, "+"), interval, (mean, low, high))
+        interval = "" if low is None or high is None else f"[{self.written(low, '+')}, {self.written(high, '+')}]"
+        return Cell(self.written(mean, "+"), interval, (mean, low, high))
 
-    def _written(self, value: float, sign: str = "-") -> str:
+    def written(self, value: float, sign: str = "-") -> str:
+        """Write a raw number as the column shows it."""
         text = f"{value * self.scale:{sign}.{self.decimals}f}"
         return text.replace("-", "") if float(text) == 0 and sign == "-" else text
 
@@ -150,9 +155,17 @@ def build_table(
     for column in columns:
         measured = [column.of(group) for group in groups]
         if any(value is not None for value in measured):
-            filled[column] = _mark_best(column, groups, [column.cell(value) for value in measured])
+            cells = [column.cell(value) for value in measured]
+            cells = [_with_interval(column, group, cell) for group, cell in zip(groups, cells, strict=True)]
+            filled[column] = _mark_best(column, groups, cells)
     cells = tuple(zip(*filled.values(), strict=True)) if filled else ((),) * len(groups)
     return ResultTable(title, tuple(filled), tuple(group.label for group in groups), cells, tuple(notes))
+
+
+def _with_interval(column: ResultColumn, group: RunGroup, cell: Cell) -> Cell:
+    """Write the interval of a single run behind its number."""
+    ends = group.interval(column.key) if column.key in ("fused", "committee") and cell.raw else None
+    return replace(cell, aside=f"[{', '.join(map(column.written, ends))}]") if ends else cell
 
 
 def shortened(table: ResultTable, most: int, keep: str = "") -> ResultTable:
@@ -174,11 +187,11 @@ def shortened(table: ResultTable, most: int, keep: str = "") -> ResultTable:
 
 
 def underline_fastest(table: ResultTable, groups: Sequence[RunGroup], key: str) -> ResultTable:
-    """Mark the lowest time in a column among the three best by fused accuracy: good and cheap at once."""
+    """Mark the lowest time in a column among the three best by fused: good and cheap at once."""
     if key not in (keys := [column.key for column in table.columns]):
         return table
     at = keys.index(key)
-    by_fused = sorted((-group.fused.mean, line) for line, group in enumerate(groups) if group.fused)
+    by_fused = sorted((-group.merit, line) for line, group in enumerate(groups) if group.fused)
     timed = {line: time for _, line in by_fused[:3] if (time := table.cells[line][at].value) is not None}
     if len(timed) < 2:
         return table
@@ -205,13 +218,22 @@ def _mark_best(column: ResultColumn, groups: Sequence[RunGroup], cells: list[Cel
 
 # -- the tables of a study --
 
-_accuracy = partial(ResultColumn, better="higher")
 
+def tables(results: Results, baseline: str = BASELINE, columns: Sequence[str] = ()) -> list[ResultTable]:
+    """Build the main table of each data set.
 
-def tables(results: Results, baseline: str = BASELINE) -> list[ResultTable]:
-    """Build the main table of each data set."""
+    Args:
+        results: The finished runs.
+        baseline: The label that paired differences are taken to.
+        columns: The columns to show, by key or the beginning of one (``faults``); all usual ones where none is named.
+
+    Raises:
+        BadInput: If no table has a column of such a name.
+    """
+    check_columns(results, columns)
     notes = (results.warning,) if results.warning else ()
-    return [main_table(rows, data, baseline, notes, results.groups[data]) for data, rows in results.by_data().items()]
+    by_data = results.by_data()
+    return [main_table(rows, data, baseline, notes, results.groups[data], columns) for data, rows in by_data.items()]
 
 
 def main_table(
@@ -220,90 +242,176 @@ def main_table(
     baseline: str = BASELINE,
     extra_notes: Sequence[str] = (),
     groups: Sequence[RunGroup] | None = None,
+    columns: Sequence[str] = (),
 ) -> ResultTable:
-    """Build the table of accuracy, balance, robustness and cost of every label, as the paper prints it.
+    """Build the table of headline, balance, robustness and cost of every label, as the paper prints it.
 
     Args:
-        rows: Runs of one data set.
+        rows: Runs of one data set, in one metric.
         data: Its name.
         baseline: The label that paired differences are taken to.
         extra_notes: Notes to print below the table's own.
         groups: The rows, aggregated; None where that has not been done yet.
+        columns: The columns to show, as for `tables`.
     """
     groups = aggregate(rows) if groups is None else groups
-    differences = {difference.label: difference for difference in differences_between(groups, baseline)}
-    versus = f"vs {compared_with(list(differences.values()), baseline)}"
+    constant = baseline_group(groups)
+    shown = [*groups, *([constant] if constant else [])]
+    differences = differences_between(shown, baseline)
+    every = main_columns(groups, differences, baseline)
+    if columns:
+        every = chosen_columns([*every, *measure_columns(groups)], columns)
+    judged = [difference for difference in differences if constant is None or difference.label != constant.label]
+    notes, head = [*notes_below(groups, judged), *extra_notes], headline(groups)
+    title = f"{data}: {head.label} on the test set{head.about}"
+    return underline_fastest(build_table(title, every, shown, notes), shown, "step")
+
+
+def main_columns(groups: Sequence[RunGroup], differences: Sequence[Difference], baseline: str) -> list[ResultColumn]:
+    """Return the usual columns of a table.
+
+    Args:
+        groups: All groups of one data set.
+        differences: Of them, to the baseline.
+        baseline: As it was asked for.
+    """
+    head, score = _score(groups)
+    by_label = {difference.label: difference for difference in differences}
+    versus = f"vs {compared_with(differences, baseline)}"
     protocols = sorted({group.protocol for group in groups if group.protocol})
     # A protocol that all groups share is named in the heading; several get a column of their own.
-    alone_unit = f"{protocols[0]}, %" if len(protocols) == 1 else "%"
+    alone_unit = f"{protocols[0]}, {head.unit}" if len(protocols) == 1 else head.unit
     alone_by = ResultColumn("protocol", "alone by", lambda group: group.protocol, "", kind="words")
-    columns = [
-        _accuracy("fused", "fused", lambda group: group.fused),
-        ResultColumn("difference", versus, lambda group: differences.get(group.label), "points", kind="difference"),
-        _accuracy("committee", "committee", lambda group: group.committee),
-        *(_accuracy(f"alone.{name}", name, _alone(name), alone_unit, by_protocol=True) for name in modalities(rows)),
+    apart = partial(score, unit=head.points)
+    return [
+        score("fused", "fused", lambda group: group.fused),
+        apart("difference", versus, lambda group: by_label.get(group.label), kind="difference", better=None),
+        score("committee", "committee", lambda group: group.committee),
+        *(
+            score(f"alone.{name}", name, _alone(name), unit=alone_unit, by_protocol=True)
+            for name in modalities(_rows(groups))
+        ),
         *([alone_by] if len(protocols) > 1 else []),
-        ResultColumn("disparity", "disparity", _at("test", "disparity"), "points", better="lower", by_protocol=True),
-        _accuracy("faults.fused", "faults", lambda group: group.faults, "fused, %"),
-        _accuracy("faults.committee", "faults", _at("test", "faults", "mean", "committee"), "committee, %"),
+        apart("disparity", "disparity", _at("test", "disparity"), better="lower", by_protocol=True),
+        score("faults.fused", "faults", lambda group: group.faults, unit=f"fused, {head.unit}"),
+        score("faults.committee", "faults", _at("test", "faults", "mean", "committee"), unit=f"committee, {head.unit}"),
         ResultColumn("step", "step", lambda group: group.step, "ms, as trained", scale=1000.0, decimals=2),
     ]
-    notes = [*notes_below(groups, list(differences.values())), *extra_notes]
-    return underline_fastest(build_table(f"{data}: accuracy on the test set", columns, groups, notes), groups, "step")
 
 
-def missing_table(groups: Sequence[RunGroup], names: Sequence[str]) -> ResultTable:
-    """Build the table of accuracy without one sensor, by each way to go on without it."""
-    faults = ((name, dig(row, "test", "faults", name, "missing") or {}) for name in names for row in _rows(groups))
-    columns = [
-        _accuracy(f"{name}.{answer}", f"no {name}", _without(name, answer), f"{answer}, %")
-        for name, answer in dict.fromkeys((name, answer) for name, answers in faults for answer in answers)
-    ]
-    return build_table("Accuracy without one sensor", columns, groups)
-
-
-def protocol_table(groups: Sequence[RunGroup], names: Sequence[str]) -> ResultTable:
-    """Build the table of uni-modal accuracy by every protocol measured; estimated Shapley values with their error."""
-    columns = [
-        _accuracy(f"{protocol}.{name}", name, _at("test", protocol, name), f"{protocol}, %")
-        for protocol in PROTOCOLS
-        for name in names
-    ]
-    unit = "± standard error of shapley, %"
-    columns += [ResultColumn(f"{SHAPLEY_ERROR}.{name}", name, _at("test", SHAPLEY_ERROR, name), unit) for name in names]
-    notes = [SHAPLEY_NOTE] if any(dig(row, "test", SHAPLEY_ERROR) for row in _rows(groups)) else []
-    return build_table("Accuracy of each modality alone, by every protocol", columns, groups, notes)
-
-
-def measure_table(groups: Sequence[RunGroup]) -> ResultTable:
-    """Build the table of the other measures of both decisions, and of what a run costs."""
+def measure_columns(groups: Sequence[RunGroup]) -> list[ResultColumn]:
+    """Return the columns of the other measures of both decisions, and of what a run costs."""
+    _, score = _score(groups)
     columns, decisions, cost = [], ("fused", "committee"), partial(ResultColumn, scale=1.0)
     for decision in decisions:
         f1, ece, loss = (f"{decision}_{key}" for key in ("f1", "ece", "loss"))
         columns += [
-            _accuracy(f1, f"{decision} macro F1", _at("test", f1)),
+            ResultColumn(f1, f"{decision} macro F1", _at("test", f1), better="higher"),
             ResultColumn(ece, f"{decision} calibration error", _at("test", ece), better="lower"),
             cost(loss, f"{decision} loss", _at("test", loss), "nats", decimals=3, better="lower"),
         ]
     columns.append(ResultColumn("beats", "fused beats best modality", _beats_best, "% of runs", decimals=0))
     worst = ("test", "faults", "worst")
-    columns += [_accuracy(f"worst.{key}", f"worst fault, {key}", _at(*worst, key)) for key in decisions]
-    columns += [
+    columns += [score(f"worst.{key}", f"worst fault, {key}", _at(*worst, key)) for key in decisions]
+    return [
+        *columns,
         cost("total", "whole run", _at("seconds", "total"), "s"),
         cost("memory", "peak memory", _at("memory"), "MB", decimals=0),
         ResultColumn("runs", "runs", lambda group: str(len(group.rows)), "", kind="words"),
     ]
-    return build_table("More measures", columns, groups)
+
+
+def chosen_columns(columns: Sequence[ResultColumn], names: Sequence[str]) -> list[ResultColumn]:
+    """Return the columns that names mean, in the order of the names: by key, or all whose key begins with one."""
+    by_name = {name: [column for column in columns if _means(name, column.key)] for name in names}
+    return list(dict.fromkeys(column for name in names for column in by_name[name]))
+
+
+COLUMNS = (
+    *("fused", "difference", "committee", "alone", "protocol", "disparity", "faults", "step", "beats", "worst"),
+    *(f"{decision}_{score}" for decision in ("fused", "committee") for score in ("f1", "ece", "loss")),
+    *("total", "memory", "runs"),
+)
+"""Names of columns, without the sensors and decisions that some have behind a dot."""
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse names that no study has a column of, before it is run."""
+    unknown = [name for name in names if name.partition(".")[0] not in COLUMNS]
+    raise_all(f"--columns: unknown column {name!r}; expected some of {', '.join(COLUMNS)}" for name in unknown)
+
+
+def check_columns(results: Results, names: Sequence[str]) -> None:
+    """Refuse names that mean no column of any table of a study."""
+    if names:
+        every = [groups for groups in results.groups.values() if groups]
+        columns = [[*main_columns(groups, (), BASELINE), *measure_columns(groups)] for groups in every]
+        keys = dict.fromkeys(column.key for some in columns for column in some)
+        known = dict.fromkeys(name for key in keys for name in (key.partition(".")[0], key))
+        raise_all(
+            f"--columns: unknown column {name!r}; expected some of {', '.join(known)}"
+            for name in names
+            if name not in known
+        )
+
+
+def _means(name: str, key: str) -> bool:
+    return key == name or key.startswith(f"{name}.")
+
+
+def _score(groups: Sequence[RunGroup]) -> tuple[Headline, Callable[..., ResultColumn]]:
+    """Return the headline of groups, and what makes a column in its metric."""
+    head = headline(groups)
+    how: dict[str, Any] = {"unit": head.unit, "scale": head.scale, "decimals": head.decimals, "better": head.better}
+    return head, partial(ResultColumn, **how)
+
+
+def missing_table(groups: Sequence[RunGroup], names: Sequence[str]) -> ResultTable:
+    """Build the table of the headline without one sensor, by each way to go on without it."""
+    head, score = _score(groups)
+    faults = ((name, dig(row, "test", "faults", name, "missing") or {}) for name in names for row in _rows(groups))
+    columns = [
+        score(f"{name}.{answer}", f"no {name}", _without(name, answer), unit=f"{answer}, {head.unit}")
+        for name, answer in dict.fromkeys((name, answer) for name, answers in faults for answer in answers)
+    ]
+    return build_table(f"{_capital(head.label)} without one sensor", columns, groups)
+
+
+def protocol_table(groups: Sequence[RunGroup], names: Sequence[str]) -> ResultTable:
+    """Build the table of each modality alone by every protocol measured; estimated Shapley values with their error."""
+    head, score = _score(groups)
+    columns = [
+        score(f"{protocol}.{name}", name, _at("test", protocol, name), unit=f"{protocol}, {head.unit}")
+        for protocol in PROTOCOLS
+        for name in names
+    ]
+    unit = f"± standard error of shapley, {head.unit}"
+    columns += [
+        score(f"{SHAPLEY_ERROR}.{name}", name, _at("test", SHAPLEY_ERROR, name), unit=unit, better=None)
+        for name in names
+    ]
+    notes = [SHAPLEY_NOTE] if any(dig(row, "test", SHAPLEY_ERROR) for row in _rows(groups)) else []
+    return build_table(f"{_capital(head.label)} of each modality alone, by every protocol", columns, groups, notes)
+
+
+def measure_table(groups: Sequence[RunGroup]) -> ResultTable:
+    """Build the table of the other measures of both decisions, and of what a run costs."""
+    return build_table("More measures", measure_columns(groups), groups)
 
 
 def fault_table(groups: Sequence[RunGroup], decision: str) -> ResultTable:
-    """Build the table of the accuracy of one decision under every fault at every level."""
+    """Build the table of one decision under every fault at every level."""
+    head, score = _score(groups)
     rows = _rows(groups)
     names = modalities(rows)
     faults = ((name, dig(row, "test", "faults", name)) for row in rows for name in names)
     paths = dict.fromkeys((name, *path) for name, levels in faults for path in _paths(levels, decision))
-    columns = [_accuracy(".".join(path), " ".join(path), _at("test", "faults", *path, decision)) for path in paths]
-    return build_table(f"Accuracy under every fault, {decision}", columns, groups)
+    columns = [score(".".join(path), " ".join(path), _at("test", "faults", *path, decision)) for path in paths]
+    return build_table(f"{_capital(head.label)} under every fault, {decision}", columns, groups)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _rows(groups: Sequence[RunGroup]) -> list[Row]:

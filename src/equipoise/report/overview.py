@@ -1,0 +1,103 @@
+"""One table for a study of several data sets: methods × data sets."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from equipoise.report.aggregate import (
+    BASELINE,
+    Difference,
+    MeanStd,
+    RunGroup,
+    baseline_group,
+    differences_between,
+    headline,
+)
+from equipoise.report.headline import Row
+from equipoise.report.notes import plural
+from equipoise.report.results import Results
+from equipoise.report.table import (
+    ResultColumn,
+    ResultTable,
+    build_table,
+    check_columns,
+    chosen_columns,
+    main_columns,
+    measure_columns,
+)
+
+
+def overview(results: Results, baseline: str = BASELINE, columns: Sequence[str] = ("fused",)) -> ResultTable:
+    """Build the table of every method on every data set, the best on average first.
+
+    Args:
+        results: The finished runs.
+        baseline: The label that paired differences are taken to.
+        columns: The columns of each data set, as for `tables`; fused where none is named.
+
+    Raises:
+        BadInput: If no table has a column of such a name.
+    """
+    columns = columns or ("fused",)
+    check_columns(results, columns)
+    constants = {data: baseline_group(groups) for data, groups in results.groups.items()}
+    lines = {
+        data: {group.label: group for group in [*groups, *filter(None, [constants[data]])]}
+        for data, groups in results.groups.items()
+    }
+    every = [
+        _column(data, column, lines[data], several=len(columns) > 1)
+        for data, groups in results.groups.items()
+        for column in _columns(groups, list(lines[data].values()), baseline, columns)
+    ]
+    last, ranks = {constant.label for constant in constants.values() if constant}, _ranks(results.groups)
+    rows: dict[str, list[Row]] = {}
+    for label, group in ((label, group) for own in lines.values() for label, group in own.items()):
+        rows.setdefault(label, []).extend(group.rows)
+    labels = sorted(rows, key=lambda label: (label in last, ranks.get(label, math.inf), label))
+    groups = [RunGroup(label, tuple(rows[label])) for label in labels]
+    table = build_table("Methods × data sets, on the test sets", every, groups, _notes(results))
+    return replace(table, notes=(*table.notes, *([results.warning] if results.warning else [])))
+
+
+def _columns(
+    groups: Sequence[RunGroup], shown: Sequence[RunGroup], baseline: str, names: Sequence[str]
+) -> list[ResultColumn]:
+    differences = differences_between(shown, baseline)
+    return chosen_columns([*main_columns(groups, differences, baseline), *measure_columns(groups)], names)
+
+
+def _column(data: str, column: ResultColumn, lines: dict[str, RunGroup], *, several: bool) -> ResultColumn:
+    """Return a column of one data set as one of all: its title is the data's."""
+
+    def of(group: RunGroup) -> MeanStd | Difference | str | None:
+        own = lines.get(group.label)
+        return None if own is None else column.of(own)
+
+    heading = column.title + (f", {column.unit}" if column.unit else "")
+    return replace(
+        column,
+        key=f"{data}.{column.key}" if several else data,
+        title=data,
+        unit=heading if several or column.key != "fused" else column.unit,
+        of=of,
+    )
+
+
+def _ranks(groups_of: dict[str, list[RunGroup]]) -> dict[str, float]:
+    """Return the mean rank of each label over the data sets it was run on."""
+    places: dict[str, list[int]] = {}
+    for groups in groups_of.values():
+        for place, group in enumerate(groups):  # they are sorted, the best first
+            places.setdefault(group.label, []).append(place)
+    return {label: sum(own) / len(own) for label, own in places.items()}
+
+
+def _notes(results: Results) -> list[str]:
+    about = []
+    for data, groups in results.groups.items():
+        head, runs = headline(groups), sorted({len(group.rows) for group in groups})
+        count = plural(runs[0], "run") if len(runs) == 1 else f"{runs[0]} to {runs[-1]} runs"
+        about.append(f"{data}: {head.label}{head.about}, {count} of each method")
+    deviation = "± is the standard deviation over seeds and folds. "
+    return [". ".join(about) + ".", deviation + "Bold: best of its column. Lines are ordered by their mean rank."]
