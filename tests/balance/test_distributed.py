@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from equipoise import MIMO, MSES, Balancer, Window, methods
-from equipoise.testing import SmallModel, batch, gradients_of, losses_of, names
-from everything import GRADIENT_PATH, LOSS_ROUTE, METHODS, assert_same, batches, metrics, parameters_of, part
+from equipoise.balance import collectives
+from equipoise.testing import SmallModel, batch, gradients_of, losses_of, masks_for, names
+from everything import GRADIENT_PATH, LOSS_ROUTE, METHODS, WEIGHING, assert_same, batches, metrics, parameters_of, part
 
 RANKS = 2
 STEPS = 3
@@ -37,6 +38,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "gradient_as_bucket_view": {"count": 3, "options": {"gradient_as_bucket_view": True}},
     "inner module attached": {"count": 3, "inner": True},
     "adamw": {"count": 3, "adaptive": True},
+    "masks": {"count": 3, "masks": True},
 }
 
 pytestmark = pytest.mark.slow
@@ -69,6 +71,7 @@ def trained(
     spare: bool = False,
     inner: bool = False,
     adaptive: bool = False,
+    masks: bool = False,
     options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     model = model_for(count, spare=spare)
@@ -80,7 +83,8 @@ def trained(
     for number, data in enumerate(batches(names(count), STEPS * accumulate)):
         last = (number + 1) % accumulate == 0
         with nullcontext() if last else unsynchronised(wrapped):
-            (balancer(losses_of(wrapped, shard(data, rank))) / accumulate).backward()
+            present = present_of(count, number, rank) if masks else None
+            (balancer(losses_of(wrapped, shard(data, rank)), present=present) / accumulate).backward()
         tables.append(balancer.table.values.nan_to_num(-1.0))  # -1 where a loss does not reach a block
         if last:
             optimizer.step()
@@ -89,6 +93,30 @@ def trained(
             balancer.end_epoch(metrics(names(count), number, shift))
     state = {name: tensor.clone() for name, tensor in balancer.named_buffers()}
     return {"parameters": parameters_of(model), "state": state, "tables": dict(enumerate(tables))}
+
+
+def present_of(count: int, step: int, rank: int | None) -> dict[str, Tensor]:
+    """Masks that differ between ranks; at first no sample of rank 1 has video, and no sample at all has the last."""
+    masks = masks_for(names(count), seed=step)
+    if step == 0:
+        masks["video"][1::RANKS] = False
+        masks[names(count)[-1]][:] = False
+    return {name: mask[slice(rank, None, RANKS if rank is not None else 1)] for name, mask in masks.items()}
+
+
+def unequal(method: str, rank: int | None) -> dict[str, Tensor]:
+    """Gradients with masks where rank 0 has eight samples of a batch and rank 1 the other four."""
+    model, (inputs, label), masks = model_for(3), batch(names(3)), masks_for(names(3))
+    rows = [slice(0, 8), slice(8, 12), slice(None)][2 if rank is None else rank]
+    weight = 1.0 if rank is None else RANKS * len(label[rows]) / len(label)
+    wrapped = model if rank is None else DistributedDataParallel(model)
+    balancer = METHODS[method]().attach(wrapped, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    balancer.refine = lambda modality, mixed, parts: mixed  # noqa: ARG005
+    losses = losses_of(wrapped, ({name: values[rows] for name, values in inputs.items()}, label[rows]))
+    with collectives.rank_weight(weight):
+        loss = balancer(losses, present={name: mask[rows] for name, mask in masks.items()})
+    (loss * weight).backward()
+    return gradients_of(model)
 
 
 def opposed(rank: int | None, group: Any, *, rows: slice = slice(None)) -> dict[str, Tensor]:
@@ -179,6 +207,8 @@ def everything(rank: int) -> dict[str, Any]:
         for inner in (False, True):
             options = {"inner": inner, "options": {"static_graph": True}}
             found[f"static/{inner}/{method}"] = outcome(trained, method, rank, 2, **options)
+    for method in WEIGHING:
+        found[f"unequal/{method}"] = outcome(unequal, method, rank)
     found["averaged"], found["alone"] = opposed(rank, "world"), opposed(rank, None)
     found["overflow"] = overflow_on_the_last_rank(rank)
     found["stopped"] = stopping(rank)
@@ -252,6 +282,12 @@ def test_attaching_the_wrapper_or_the_inner_module_is_the_same(ranks: list[dict[
     for rank in ranks:
         wrapper, inner = rank[f"three modalities/{method}"], rank[f"inner module attached/{method}"]
         assert_same(inner["parameters"], wrapper["parameters"])
+
+
+@pytest.mark.parametrize("method", WEIGHING)
+def test_masks_are_exact_where_ranks_have_unequal_numbers_of_samples(ranks: list[dict[str, Any]], method: str) -> None:
+    for rank in ranks:
+        assert_same(rank[f"unequal/{method}"], unequal(method, None), atol=1e-9)
 
 
 def test_averaging_losses_first_gives_the_gradient_of_the_whole_batch(ranks: list[dict[str, Any]]) -> None:
