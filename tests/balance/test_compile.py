@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
 from equipoise import LateFusion
-from equipoise.testing import gradients_of, losses_of, names
+from equipoise.testing import gradients_of, losses_of, masks_for, names
 from everything import GRADIENT_PATH, METHODS, Data, assert_same, batches, parameters_of, taught, train
 
 pytestmark = [
@@ -126,6 +126,21 @@ def test_a_model_compiled_as_a_whole_gives_the_eager_result_or_is_refused(method
     else:
         with pytest.raises(ValueError, match="compile the encoders alone"):
             trained(method, model, whole)
+
+
+@pytest.mark.parametrize("method", ["mimo", "dgl", "mgda"])
+def test_a_model_compiled_as_a_whole_learns_from_masked_losses(method: str) -> None:
+    masks = masks_for(names(COUNT))
+    found = []
+    for compiled in (False, True):
+        model = fusion()
+        runs = compiled_whole(model, "aot_eager") if compiled else model
+        balancer = METHODS[method]().attach(runs)
+        for present in (masks | {"video": torch.zeros(12)}, masks):  # at first no sample has video
+            model.zero_grad()
+            balancer(losses_of(runs, data()[0]), present=present).backward()
+        found.append(gradients_of(model))
+    assert_same(found[1], found[0], atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("way", [*WAYS, "whole"])

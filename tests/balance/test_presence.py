@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from equipoise import AGM, EW, MIMO, MLB, OGM, Balancer, Window
 from equipoise.balance import collectives
@@ -166,6 +167,33 @@ def test_a_window_that_lags_takes_masks_and_scores_in_every_window() -> None:
     with window.open():
         balancer(losses_of(model, data), present=masks)
         assert balancer.table.numbers() == {key: pytest.approx(row) for key, row in expected.items()}
+
+
+def stacked_losses(model: SmallModel, mask: Tensor) -> dict[str, Tensor]:
+    """Losses that are pieces of one tensor, of a model that hides the video of some samples from its heads."""
+    inputs, label = batch(names(2))
+    hook = model.encoders["video"].register_forward_hook(lambda *call: call[-1].where(mask[:, None], 0))
+    outputs = model(inputs)
+    hook.remove()
+    stacked = torch.stack(list(outputs.values()))
+    losses = cross_entropy(stacked.flatten(0, 1), label.repeat(len(stacked)), reduction="none").view(len(stacked), -1)
+    return dict(zip(outputs, losses, strict=True))
+
+
+@pytest.mark.parametrize("method", [name for name, make in METHODS.items() if make().at == "parameters"])
+def test_a_first_batch_without_a_sensor_does_not_hide_what_its_loss_depends_on(method: str) -> None:
+    model = SmallModel(names(2))
+    found = []
+    for first in (torch.zeros(12).bool(), torch.ones(12).bool()):
+        balancer = attached(METHODS[method](), model)
+        balancer.refine = lambda modality, mixed, parts: mixed  # noqa: ARG005
+        for mask in (first, torch.arange(12) < 6):
+            model.zero_grad()
+            if mask is not first and isinstance(balancer, AGM):
+                balancer.mean_score.zero_()  # which remembers the first batch
+            balancer(stacked_losses(model, mask), present={"video": mask}).backward()
+        found.append(gradients_of(model))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
 
 
 def test_nothing_is_computed_for_masks_that_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HE
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+@pytest.mark.parametrize("gaps", [False, True])
 @pytest.mark.parametrize("name", METHODS)
-def test_no_step_waits_for_the_device(name: str) -> None:
+def test_no_step_waits_for_the_device(name: str, gaps: bool) -> None:
     device = torch.device("cuda")
     balancer = METHODS[name]()
     encoders = {"audio": CNN1d(2), "video": CNN1d(3), "text": CNN1d(4)}
@@ -38,12 +39,14 @@ def test_no_step_waits_for_the_device(name: str) -> None:
         name: torch.randn(8, channels, 32, device=device) for name, channels in zip(encoders, (2, 3, 4), strict=True)
     }
     label = torch.randint(0, 3, (8,), device=device)
+    present = {name: torch.rand(8, device=device) < 0.5 for name in encoders} if gaps else None
+    inputs |= {f"{name}_present": mask for name, mask in (present or {}).items()}
     for step in range(3):
         torch.cuda.set_sync_debug_mode("error" if step else "default")
         try:
             losses = {key: F.cross_entropy(z, label, reduction="none") for key, z in model(inputs).items()}
             optimizer.zero_grad()
-            balancer(losses).backward()
+            balancer(losses, present=present).backward()
             optimizer.step()
         finally:
             torch.cuda.set_sync_debug_mode("default")

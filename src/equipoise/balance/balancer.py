@@ -94,9 +94,10 @@ class Balancer(ScheduledMethod):
                     raise ValueError(f"{name}: a Window holds the decision; expected none here, {instead}")
         values = self.values_of(losses, scores, present)
         scalars = scalars_of(losses, self.objectives, present, values.presence)
+        unmasked = None if values.presence is None else [losses.get(name) for name in self.objectives]
         rest = sum_of_extra(extra) if extra else None
         if self.route == "gram":
-            return self._deliver(Step(scalars, rest, values, None, values.fused + values.unimodal.sum()))
+            return self._deliver(Step(scalars, rest, values, None, values.fused + values.unimodal.sum(), unmasked))
         weights = held.weights if held is not None else None
         weights = self.decide(values) if weights is None else weights
         if held is not None or collectives.size(self.group) > 1:
@@ -111,7 +112,7 @@ class Balancer(ScheduledMethod):
         value = weights.value
         if value is None:
             value = torch.dot(weights.losses, torch.cat([values.fused[None], values.unimodal]))
-        return self._deliver(Step(scalars, rest, values, weights, value))
+        return self._deliver(Step(scalars, rest, values, weights, value, unmasked))
 
     @final
     def attach(

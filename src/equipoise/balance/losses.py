@@ -80,6 +80,7 @@ class Step(NamedTuple):
         values: The values of the losses.
         weights: The method's decision; None for a mixture, which gradients decide.
         value: Of the objective.
+        unmasked: The losses of the samples before masks, by objective; None where no masks were given.
     """
 
     losses: Sequence[Tensor | None]
@@ -87,6 +88,7 @@ class Step(NamedTuple):
     values: LossValues
     weights: Weights | None
     value: Tensor
+    unmasked: Sequence[Tensor | None] | None = None
 
 
 def _refuse(losses: Tensor) -> Tensor:  # noqa: ARG001
