@@ -170,8 +170,8 @@ def scores(outputs: Outputs, scorer: Scorer | None = None) -> dict[str, dict[str
         scorer: The metric of the headline; None for the accuracy of classes.
 
     Returns:
-        Under "fused" and under "committee": the headline under the name of its metric; "loss", the mean loss without weights of classes
-        (of classes the negative log-likelihood); and of classes "f1" (see `macro_f1`) and "ece" (see
+        Under "fused" and under "committee": the headline under the name of its metric; "loss", the mean loss without
+        weights of classes (of classes the negative log-likelihood); and of classes "f1" (see `macro_f1`) and "ece" (see
         `calibration_error`). "committee" is None where the model has no uni-modal outputs.
     """
     if scorer is None:

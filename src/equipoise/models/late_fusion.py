@@ -357,8 +357,8 @@ def _fill_gaps(sensors: Tensors, steps: Tensors, present: Tensors) -> tuple[Tens
     sensors, steps = dict(sensors), dict(steps)
     for name, mask in present.items():
         order = (~mask).to(torch.uint8).argsort(stable=True)  # those that have it first
-        row = torch.arange(len(mask), device=mask.device)
-        row = torch.where(mask, row, order[row % mask.sum().clamp(min=1)])
+        turn = (~mask).cumsum(dim=0) % mask.sum().clamp(min=1)  # one after the other, so that all are copied alike
+        row = torch.where(mask, torch.arange(len(mask), device=mask.device), order[turn])
         sensors[name] = sensors[name][row]
         if name in steps:
             steps[name] = steps[name][row]
