@@ -86,7 +86,8 @@ def data_set(text: str, split: str | None = None) -> DataSet:
             return known[text]
         if not path.exists():
             raise BadInput(_not_found(path))
-        folds = samples_of(path).folds if path.suffix.lower() == ".npz" else read_manifest(path).folds
+        manifest = None if path.suffix.lower() == ".npz" else read_manifest(path)
+        folds = samples_of(path).folds if manifest is None or manifest.recorded else manifest.folds
         return DataSet(path.name, OwnFile(os.path.realpath(path)), folds, f"Your own data, from {path}.")
     folder = _prepared_folder(text)
     prepared = Prepared.open(folder)

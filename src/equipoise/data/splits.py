@@ -203,7 +203,6 @@ class Splits:
         seed: int = 0,
         fold: int | None = None,
         standardise: bool = True,
-        space: Collection[str] = (),
     ) -> Splits:
         """Cut long recordings into windows, and these into training, validation and test parts.
 
@@ -222,7 +221,6 @@ class Splits:
             seed: Of the drawing.
             fold: The fold to test on.
             standardise: Shift and scale every channel by the statistics of the training part.
-            space: Modalities whose last axis is not time.
 
         Raises:
             BadInput: With everything that is wrong.
@@ -237,7 +235,7 @@ class Splits:
             {'imu': (3, 100), 'radar': (1, 40)}
         """
         samples = samples_of_recordings(
-            recordings, window=window, stride=stride, label_at=label_at, classes=classes, name=name, space=space
+            recordings, window=window, stride=stride, label_at=label_at, classes=classes, name=name
         )
         return cls.from_samples(samples, fold, seed, standardise=standardise)
 

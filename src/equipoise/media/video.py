@@ -14,6 +14,7 @@ import numpy as np
 from equipoise.media.container import LARGEST_PICTURE, decoded, opened
 from equipoise.util.errors import Unreadable
 from equipoise.util.files import reading
+from equipoise.util.processes import free_memory, memory_problem
 
 if TYPE_CHECKING:
     from av import VideoFrame, VideoStream
@@ -69,6 +70,7 @@ BYTES_HELD = 2**28  # of frames from which the returned ones are chosen
 
 SLOWEST, FASTEST = Fraction(1, 60), Fraction(240)  # frames per second that are believed
 RATE_WHERE_UNKNOWN = Fraction(25)
+TOGETHER = 1e-3  # of a stretch between two frames: times are rounded
 
 
 def read_frames(path: str | Path, per_second: float | None, most: int, size: int) -> np.ndarray:
@@ -100,6 +102,41 @@ def read_frames(path: str | Path, per_second: float | None, most: int, size: int
         if not frames:
             raise Unreadable(f"{path}: a video without frames")
         return np.ascontiguousarray(np.stack(frames).transpose(0, 3, 1, 2))
+
+
+def read_timed_frames(path: str | Path, per_second: float, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Read frames of a video with their times: the first of each stretch of 1 / `per_second` seconds.
+
+    Args:
+        path: flv, mp4, avi or webm; turned as its camera says.
+        per_second: How many to keep of each second; all where it has fewer.
+        size: Of each side after resizing.
+
+    Returns:
+        uint8 [F, 3, size, size], red, green, blue; and the seconds from the first of them, [F].
+
+    Raises:
+        Unreadable: As `read_frames`, or if the frames need more memory than is free.
+    """
+    frames: list[np.ndarray] = []
+    times: list[float] = []
+    with reading(path) as path, opened(path, "video") as (container, stream):
+        rate = float(stream.average_rate or RATE_WHERE_UNKNOWN)
+        free, last = free_memory(), -1
+        for number, frame in enumerate(_checked(path, decoded(container, stream))):
+            time = number / rate if frame.time is None else float(frame.time)
+            place = math.floor(time * per_second + TOGETHER)
+            if times and (place <= last or time <= times[-1]):
+                continue
+            last = place
+            times.append(time)
+            frames.append(_resized(frame, size))
+            if why := memory_problem(2 * len(frames) * frames[0].nbytes, free):
+                raise Unreadable(f"{path}: {why}; cut it into shorter recordings")
+        if not frames:
+            raise Unreadable(f"{path}: a video without frames")
+        pictures = np.ascontiguousarray(np.stack(frames).transpose(0, 3, 1, 2))
+        return pictures, np.array(times) - times[0]
 
 
 def _checked(path: Path, frames: Iterable[VideoFrame]) -> Iterator[VideoFrame]:

@@ -216,12 +216,21 @@ class Manifest:
     modalities: list[ManifestColumn] = field(default_factory=list)
 
     @property
+    def recorded(self) -> bool:
+        """Whether its rows are intervals of recordings, which are cut into windows."""
+        return "window" in self.columns
+
+    @property
     def folds(self) -> int:
-        """The number of folds that can be made; no file is read for that."""
-        return self._samples({}, [], []).folds
+        """The number of folds that can be made; no file is read for that, unless windows have to be counted."""
+        return self.samples().folds if self.recorded else self._samples({}, [], []).folds
 
     def samples(self) -> Samples:
         """Read the samples, with everything that is wrong with them."""
+        if self.recorded:
+            from equipoise.data.own.recorded import samples_of_recorded  # which is built on this module
+
+            return samples_of_recorded(self)
         arrays: dict[str, Any] = {}
         problems, notes = list(self.problems), list(self.notes)
         marks = [MARKS.get(str(value).lower()) for value in self.columns.get("split", ())]
@@ -258,7 +267,7 @@ def read_manifest(path: str | Path) -> Manifest:
     path = Path(path)
     try:
         with reading(path):
-            manifest = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+            manifest = _read_table(path)
     except Unreadable as why:
         raise BadInput(f"{why}. Expected a manifest: {FORM}") from why
     columns, names, problems = manifest.columns, manifest.names, manifest.problems
@@ -269,6 +278,11 @@ def read_manifest(path: str | Path) -> Manifest:
             problems.append(f"id: expected another in every row, found again {shown}")
     if not names:
         problems.append(f"expected a row per sample, found none below the names {list(columns)}")
+    if manifest.recorded:
+        return manifest
+    if {"start", "end"} <= columns.keys():
+        advice = "give window, such as 2s, beside them; or names that begin with _, and they are left out"
+        problems.append(f"columns start, end: expected a column window where rows are intervals, found none; {advice}")
     kept = []
     for header, values in columns.items():
         if header not in COLUMNS:
@@ -283,6 +297,10 @@ def read_manifest(path: str | Path) -> Manifest:
     twice = {name: count for name, count in counts.items() if count > 1}
     problems += [f"column {name}: expected one modality of this name, found {twice[name]}" for name in twice]
     return manifest
+
+
+def _read_table(path: Path) -> Manifest:
+    return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
 
 
 def _numbers(values: Any) -> np.ndarray | None:

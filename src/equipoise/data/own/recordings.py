@@ -158,7 +158,7 @@ def _read_intervals(given: Any, name: str, problems: list[str]) -> tuple[np.ndar
         try:
             start, end, value = row
             rows.append((float(start), float(end), value))
-            wrong = not start < end or not np.isfinite([float(start), float(end)]).all()
+            wrong = not float(start) < float(end)
         except (TypeError, ValueError):
             wrong = True
         if wrong:
@@ -203,7 +203,7 @@ def _read_signal(recording: Recording, sensor: str, given: Any, window: float) -
             raise BadInput(f"expected times that increase from step to step, {where or 'found no finite number'}")
         if rate is None and not len(jumps):
             raise BadInput("expected two samples or more, or a rate, found one sample with its time")
-        step = 1 / float(rate) if rate else float(np.median(jumps))
+        step = float(np.median(jumps)) if len(jumps) else 1 / float(rate or 1)
         rate = None if rate is None else float(rate)
     if sensor == "label":
         known = ~np.isnan(values).any(axis=0) if values.dtype.kind == "f" else np.ones(count, bool)

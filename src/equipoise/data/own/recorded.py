@@ -1,0 +1,274 @@
+"""A manifest of recordings: its rows are labelled intervals of long files, which are cut into windows.
+
+A column `window` makes a manifest one of recordings; `stride`, `start` and `end`, NAME_rate and NAME_times go with it.
+Rows that name the same files belong to one recording.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from equipoise.data.own.manifest import (
+    BANDS,
+    COLUMNS,
+    FRAMES,
+    SIDE,
+    SUFFIXES,
+    Manifest,
+    _answers,
+    _most_common,
+    _numbers,
+    _read_all,
+    _read_table,
+    _sound_facts,
+)
+from equipoise.data.own.npz import read_npy
+from equipoise.data.own.recordings import Recording, seconds_of
+from equipoise.data.own.samples import Samples, first_few
+from equipoise.data.own.windows import samples_of_recordings
+from equipoise.util.errors import BadInput, Unreadable
+
+TIMING = ("window", "stride", "start", "end")
+TIMED = {**{kind: SUFFIXES[kind] for kind in ("sound", "video", "array")}, "table": (".csv", ".parquet")}
+TIMES = ("time", "times", "timestamp", "t", "seconds")
+AT_ONCE = 6000  # frames of a spectrogram: a minute
+
+
+def samples_of_recorded(manifest: Manifest) -> Samples:
+    """Read the recordings of a manifest and cut them into windows, with everything that is wrong with them."""
+    columns, problems = dict(manifest.columns), list(manifest.problems)
+    window, stride = (_only(name, columns, problems) for name in ("window", "stride"))
+    try:
+        long = seconds_of(window, "window")
+    except BadInput:  # said again where windows are cut
+        long = 1.0
+    marks = [name for name in columns if name.endswith(("_rate", "_times")) and _owner(name) in _sensors(columns)]
+    told = {name: columns.pop(name) for name in marks}
+    kinds = _kinds(columns, problems)
+    first_rows, recording_of = _joined(manifest, columns, kinds, told, problems)
+    signals, given_rates, given_times = _read_files(manifest, columns, kinds, told, first_rows, long, problems)
+    intervals = _intervals(manifest, columns, recording_of, problems, by_row="label" not in kinds)
+    recordings = []
+    for number, row in enumerate(first_rows):
+        plain = {name: columns[name][row] for name in ("group", "split") if name in columns}
+        group = _answers("group", columns["group"])[row] if "group" in columns else None
+        recordings.append(
+            Recording(
+                {name: values[number] for name, values in signals.items()},
+                intervals.get(number, ()),
+                {name: values[number] for name, values in given_rates.items() if values[number] is not None},
+                {name: values[number] for name, values in given_times.items() if values[number] is not None},
+                group=group,
+                part=str(plain["split"]) if "split" in plain else None,
+                name=manifest.names[row],
+            )
+        )
+    more: dict[str, Any] = {"name": manifest.path.name, "problems": problems, "notes": manifest.notes}
+    if problems:  # what else is wrong with the recordings would follow from that
+        return Samples(manifest.path.name, {}, {}, None, None, None, tuple(manifest.notes), tuple(problems))
+    pictures = [name for name, kind in kinds.items() if kind == "sound"]
+    return samples_of_recordings(recordings, window=window, stride=stride, pictures=pictures, **more)
+
+
+def _owner(name: str) -> str:
+    return name.removesuffix("_rate").removesuffix("_times")
+
+
+def _sensors(columns: Mapping[str, Any]) -> set[str]:
+    return {header.partition(":")[0] for header in columns}
+
+
+def _blank(value: Any) -> bool:
+    return value is None or value == "" or (isinstance(value, float) and np.isnan(value))
+
+
+def _only(name: str, columns: dict[str, Any], problems: list[str]) -> Any:
+    """Take a column off the table that says the same in every row, or in one; None where there is none."""
+    if name not in columns:
+        return None
+    values = sorted({str(value) for value in columns.pop(name) if not _blank(value)})
+    if len(values) != 1:
+        found = ", ".join(values[:5]) or "none"
+        problems.append(f"column {name}: expected one duration for all rows, such as 2s, found {found}")
+        return "1s"
+    return values[0]
+
+
+def _kinds(columns: Mapping[str, Any], problems: list[str]) -> dict[str, str]:
+    """Return the kind of file of each sensor, and of the label where that is a file."""
+    kinds = {}
+    for header, values in columns.items():
+        name, colon, kind = header.partition(":")
+        if header in TIMING or (header in COLUMNS and header != "label"):
+            continue
+        suffixes = {Path(value).suffix.lower() for value in values if isinstance(value, str) and value}
+        if name == "label" and not (suffixes and suffixes <= {*TIMED["array"], *TIMED["table"]}):
+            continue
+        fitting = [known for known, endings in TIMED.items() if suffixes and suffixes <= {*endings}]
+        if colon and kind in TIMED:
+            kinds[name] = kind
+        elif fitting and not colon:
+            kinds[name] = fitting[0]
+        else:
+            known = ", ".join(ending for endings in TIMED.values() for ending in endings)
+            found = ", ".join(sorted(suffixes)[:5]) or "no paths"
+            problems.append(f"column {header}: expected files of one kind that have a time, {known}; found {found}")
+    if not {*kinds} - {"label"} and not problems:
+        problems.append("expected a column of files per sensor beside label, start, end, window and stride, found none")
+    return kinds
+
+
+def _column(columns: Mapping[str, Any], name: str) -> Any:
+    return next(values for header, values in columns.items() if header.partition(":")[0] == name)
+
+
+def _joined(
+    manifest: Manifest,
+    columns: Mapping[str, Any],
+    kinds: Mapping[str, str],
+    told: Mapping[str, Any],
+    problems: list[str],
+) -> tuple[list[int], list[int]]:
+    """Return the first row of each recording, and the recording of each row: those that name the same files."""
+    files = [tuple(str(_column(columns, name)[row] or "") for name in kinds) for row in range(len(manifest.names))]
+    places = {each: number for number, each in enumerate(dict.fromkeys(files))}
+    recording_of = [places[each] for each in files]
+    first_rows = [recording_of.index(number) for number in range(len(places))]
+    alike = {name: columns[name] for name in ("group", "split") if name in columns} | dict(told)
+    for name, values in alike.items():
+        differing = [
+            row for row, number in enumerate(recording_of) if str(values[row]) != str(values[first_rows[number]])
+        ]
+        if differing:
+            rows = first_few(differing, manifest.names)
+            problems.append(f"column {name}: expected one value for the rows of a recording, found another in {rows}")
+    owner: dict[tuple[str, str], int] = {}
+    for each, number in places.items():
+        for name, file in zip(kinds, each, strict=True):
+            if file and owner.setdefault((name, file), number) != number:
+                row = manifest.names[first_rows[number]]
+                problems.append(f"{name}, {row}: expected a file of one recording, found {file} beside other files too")
+    return first_rows, recording_of
+
+
+def _intervals(
+    manifest: Manifest, columns: Mapping[str, Any], recording_of: Sequence[int], problems: list[str], *, by_row: bool
+) -> dict[int, list[tuple[float, float, Any]]]:
+    """Return the labelled intervals of each recording; a row without start and end is all of it."""
+    if not by_row:
+        return {}
+    count = len(manifest.names)
+    bounds = []
+    for name, outside in (("start", -np.inf), ("end", np.inf)):
+        values = _numbers(columns[name]) if name in columns else np.full(count, np.nan)
+        if values is None:
+            problems.append(f"column {name}: expected seconds from the beginning of the recording, found text")
+            return {}
+        bounds.append(np.where(np.isnan(values), outside, values))
+    labels = [name for name in columns if name == "label" or name.startswith("label:")]
+    if not labels:
+        problems.append("label: expected the label of each interval, found no column called label")
+        return {}
+    answers = [_answers("label", columns[name]) for name in labels]
+    found: dict[int, list[tuple[float, float, Any]]] = {}
+    for row, number in enumerate(recording_of):
+        values = [column[row].item() if hasattr(column[row], "item") else column[row] for column in answers]
+        if not any(map(_blank, values)):
+            value = values[0] if labels == ["label"] else values
+            found.setdefault(number, []).append((float(bounds[0][row]), float(bounds[1][row]), value))
+    return found
+
+
+# -- files --
+
+
+def _read_files(
+    manifest: Manifest,
+    columns: Mapping[str, Any],
+    kinds: Mapping[str, str],
+    told: Mapping[str, Any],
+    rows: Sequence[int],
+    window: float,
+    problems: list[str],
+) -> tuple[dict[str, list[Any]], dict[str, list[Any]], dict[str, list[Any]]]:
+    """Return signals, rates and times of each sensor, a value per recording; None where there is none."""
+    folder = manifest.path.parent
+    signals: dict[str, list[Any]] = {}
+    rates: dict[str, list[Any]] = {}
+    times: dict[str, list[Any]] = {}
+
+    def read(name: str, values: Any, reader: Callable[[Path], Any]) -> list[Any]:
+        there = [place for place, row in enumerate(rows) if not _blank(values[row])]
+        paths = [folder / str(values[rows[place]]) for place in there]
+        found, failures = _read_all(reader, paths, f"reading {name}")
+        problems.extend(f"{name}, {manifest.names[rows[there[at]]]}: {why}" for at, why in sorted(failures.items()))
+        whole: list[Any] = [None] * len(rows)
+        for place, value in zip(there, found, strict=True):
+            whole[place] = value
+        return whole
+
+    for name, kind in kinds.items():
+        values = _column(columns, name)
+        reader: Callable[[Path], Any] = read_npy
+        if kind == "sound":
+            facts = [fact for fact in read(name, values, _sound_facts) if fact is not None]
+            reader = _sound_reader(_most_common([rate for rate, _ in facts]) if facts else 16_000)
+        elif kind != "array":
+            reader = _read_series if kind == "table" else _video_reader(window)
+        found = read(name, values, reader)
+        triples = [one if isinstance(one, tuple) else (one, None, None) for one in found]
+        signals[name], rates[name], times[name] = (list(column) for column in zip(*triples, strict=True))
+        if f"{name}_rate" in told:
+            numbers = _numbers(told[f"{name}_rate"])
+            if numbers is None:
+                problems.append(f"column {name}_rate: expected samples per second, found text")
+            else:
+                rates[name] = [None if np.isnan(numbers[row]) else float(numbers[row]) for row in rows]
+        if f"{name}_times" in told:
+            times[name] = read(f"{name}_times", told[f"{name}_times"], read_npy)
+    return signals, rates, times
+
+
+def _read_series(path: Path) -> tuple[np.ndarray, None, np.ndarray | None]:
+    """Read a table of numbers, a row per step: a column of times, where there is one, and the channels."""
+    columns = _read_table(path).columns
+    numbers = {name: _numbers(values) for name, values in columns.items()}
+    if text := [name for name, values in numbers.items() if values is None]:
+        raise Unreadable(f"{path}: expected columns of numbers, found others in {', '.join(text[:5])}")
+    time = next((name for name in numbers if name.lower() in TIMES), None)
+    times = None if time is None else numbers.pop(time)
+    if not numbers:
+        raise Unreadable(f"{path}: expected columns of numbers beside the time, found none")
+    return np.stack([np.asarray(values, np.float64) for values in numbers.values()]), None, times
+
+
+def _sound_reader(rate: int) -> Callable[[Path], tuple[np.ndarray, float, None]]:
+    def read(path: Path) -> tuple[np.ndarray, float, None]:
+        from equipoise.media.sound import read_sound
+        from equipoise.media.spectrogram import FRAME_SECONDS, SHIFT_SECONDS, fbank
+
+        wave = torch.from_numpy(read_sound(path, rate)[0])
+        frame, shift = int(rate * FRAME_SECONDS), int(rate * SHIFT_SECONDS)
+        count = (len(wave) - frame) // shift + 1
+        if count < 1:
+            raise Unreadable(f"{path}: expected a sound of {FRAME_SECONDS} s at least")
+        pieces = [
+            fbank(wave[first * shift : (min(first + AT_ONCE, count) - 1) * shift + frame], rate, BANDS)
+            for first in range(0, count, AT_ONCE)
+        ]
+        return torch.cat(pieces).T.numpy(), rate / shift, None
+
+    return read
+
+
+def _video_reader(window: float) -> Callable[[Path], tuple[np.ndarray, float, np.ndarray]]:
+    def read(path: Path) -> tuple[np.ndarray, float, np.ndarray]:
+        from equipoise.media.video import read_timed_frames
+
+        frames, times = read_timed_frames(path, FRAMES / window, SIDE)
+        return np.moveaxis(frames, 1, 0), FRAMES / window, times
+
+    return read

@@ -1,0 +1,176 @@
+"""Manifests of recordings: rows that are intervals of long files, each kind of file, and everything that is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+
+from equipoise.data.check import check_data
+from equipoise.data.own.manifest import read_manifest, samples_of_manifest
+from equipoise.data.own.recordings import Recording
+from equipoise.data.own.windows import cut_windows
+from equipoise.data.source import data_set
+from equipoise.media.spectrogram import fbank
+from media.made import make_video, make_wav
+
+RATES = {"imu": 50, "radar": 20, "ecg": 200}
+SECONDS = 12
+PEOPLE = 5
+
+
+def signals(person: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(person)
+    found = {name: random.normal(size=(2, SECONDS * rate)).astype("f4") for name, rate in RATES.items()}
+    found["radar"][:, 80:140] = np.nan  # off from 4 to 7 s
+    return found
+
+
+def write(folder: Path, suffix: str, *, intervals: bool = True, **more: Any) -> Path:
+    """A manifest of drives with two intervals each; `more` are further columns, or other values of these."""
+    rows: list[dict[str, Any]] = []
+    for person in range(PEOPLE):
+        for name, values in signals(person).items():
+            np.save(folder / f"{name}{person}.npy", values)
+        for start, end, label in ((0, 5, "walk"), (5, 11, "run")):
+            row = {"label": label, "start": start, "end": end, "group": f"person {person}", "window": "2s"}
+            row |= {"stride": "1s", **{name: f"{name}{person}.npy" for name in RATES}}
+            row |= {f"{name}_rate": rate for name, rate in RATES.items()}
+            rows.append(row | {name: value(person) if callable(value) else value for name, value in more.items()})
+    if not intervals:
+        rows = [{key: value for key, value in row.items() if key not in ("start", "end")} for row in rows[::2]]
+    rows = [{key: value for key, value in row.items() if value is not None} for row in rows]
+    path = folder / f"drives{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_rows_of_the_same_files_are_one_recording(suffix: str, tmp_path: Path) -> None:
+    found = samples_of_manifest(write(tmp_path, suffix))
+    labels = [(0, 5, "walk"), (5, 11, "run")]
+    drives = [Recording(signals(person), labels, RATES, group=f"person {person}") for person in range(PEOPLE)]
+    expected = cut_windows(drives, "2s", "1s", "auto")
+    assert [line for line in found.problems if "_present" not in line] == []
+    assert {name: tuple(found.inputs[name].shape) for name in RATES} == {
+        name: (PEOPLE * 11, 2, 2 * rate) for name, rate in RATES.items()
+    }
+    for name in RATES:
+        assert np.array_equal(found.inputs[name].numpy(), expected.arrays[name])
+    assert found.group is not None
+    assert len(found.group.names) == PEOPLE
+    assert any("radar: 40 steps at 20 Hz, absent in 20 of 55 windows" in note for note in found.notes)
+
+
+def test_a_row_without_an_interval_is_the_whole_recording(tmp_path: Path) -> None:
+    found = samples_of_manifest(write(tmp_path, ".csv", intervals=False, label=lambda person: "ab"[person % 2]))
+    assert len(found.inputs["imu"]) == PEOPLE * 11
+
+
+def test_check_shows_what_was_cut(tmp_path: Path) -> None:
+    found = check_data(str(write(tmp_path, ".csv")))
+    assert "windows of 2 s every 1 s of 5 recordings: 55" in found.about
+    assert "absent in 20 of 55 windows" in found.about
+
+
+def test_folds_are_those_of_the_people(tmp_path: Path) -> None:
+    path = write(tmp_path, ".csv")
+    assert data_set(str(path)).folds == PEOPLE == read_manifest(path).folds
+
+
+def test_a_blank_is_a_sensor_that_was_off(tmp_path: Path) -> None:
+    found = samples_of_manifest(write(tmp_path, ".csv", ecg=lambda person: "" if person == 2 else f"ecg{person}.npy"))
+    assert any("absent in 11 of 55 windows" in note for note in found.notes if note.startswith("ecg"))
+
+
+def test_times_stand_in_files_of_their_own(tmp_path: Path) -> None:
+    times = np.arange(SECONDS * 50) / 50
+    np.save(tmp_path / "times.npy", times)
+    found = samples_of_manifest(write(tmp_path, ".csv", imu_rate=None, imu_times="times.npy"))
+    plain = samples_of_manifest(write(tmp_path, ".csv"))
+    assert torch.allclose(found.inputs["imu"], plain.inputs["imu"], atol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_tables_of_channels(suffix: str, tmp_path: Path) -> None:
+    times = np.arange(SECONDS * 50) / 50
+    for person in range(PEOPLE):
+        x, y = signals(person)["imu"]
+        table = {"time": times, "x": x, "y": y}
+        if suffix == ".csv":
+            lines = [",".join(map(repr, map(float, row))) for row in zip(*table.values(), strict=True)]
+            (tmp_path / f"log{person}.csv").write_text("\n".join(["time,x,y", *lines]))
+        else:
+            pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / f"log{person}.parquet")
+    logs = write(tmp_path, ".csv", imu_rate=None, imu=lambda person: f"log{person}{suffix}")
+    found = samples_of_manifest(logs)
+    plain = samples_of_manifest(write(tmp_path, ".csv"))
+    assert torch.allclose(found.inputs["imu"], plain.inputs["imu"], atol=1e-5)
+
+
+def test_the_label_may_be_a_signal(tmp_path: Path) -> None:
+    for person in range(PEOPLE):
+        np.save(tmp_path / f"angle{person}.npy", np.repeat(np.arange(3), 4) % 2)
+    path = write(tmp_path, ".csv", intervals=False, label=lambda person: f"angle{person}.npy", label_rate=1)
+    found = samples_of_manifest(path)
+    assert len(found.inputs["imu"]) == PEOPLE * 11
+    assert found.label is not None
+
+
+def test_sounds_and_videos_have_their_own_rate(tmp_path: Path) -> None:
+    waves = []
+    for person in range(PEOPLE):
+        waves.append(np.random.default_rng(person).uniform(-0.5, 0.5, SECONDS * 8000).astype("f4"))
+        make_wav(tmp_path / f"voice{person}.wav", rate=8000, wave=waves[-1])
+        make_video(tmp_path / f"film{person}.mp4", seconds=SECONDS, fps=10, sound=False)
+    more = {"voice": lambda person: f"voice{person}.wav", "film": lambda person: f"film{person}.mp4"}
+    found = samples_of_manifest(write(tmp_path, ".csv", **more))
+    assert [line for line in found.problems if "_present" not in line] == []
+    assert found.inputs["film"].shape == (55, 3, 8, 112, 112)
+    assert found.inputs["voice"].shape == (55, 1, 64, 200)
+    whole = fbank(torch.from_numpy(waves[0]), 8000, 64).T
+    assert torch.allclose(found.inputs["voice"][3, 0], whole[:, 300:500], atol=0.05)
+    shades = found.inputs["film"][:11].float().mean(dim=(1, 3, 4))
+    assert torch.equal(shades[0, 4:], shades[1, :4]), "a stride of a second is four frames"
+
+
+def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path, ".csv", window=lambda person: f"{person}s", note="text", end="soon", radar_rate="fast")
+    (tmp_path / "imu3.npy").unlink()
+    text = "\n".join(samples_of_manifest(path).problems)
+    for part in (
+        "column window: expected one duration for all rows, such as 2s, found 0s, 1s, 2s, 3s, 4s",
+        "column note: expected files of one kind that have a time",
+        "column end: expected seconds",
+        "column radar_rate: expected samples per second, found text",
+        "imu, line 8: ",
+    ):
+        assert part in text, text
+
+
+def test_files_of_one_recording_have_one_group_and_no_other_recording(tmp_path: Path) -> None:
+    path = write(tmp_path, ".csv", imu="imu0.npy")
+    assert "expected a file of one recording, found imu0.npy" in "\n".join(samples_of_manifest(path).problems)
+    lines = write(tmp_path, ".csv").read_text().splitlines()
+    lines[1] = lines[1].replace("person 0", "somebody")
+    path.write_text("\n".join(lines))
+    assert samples_of_manifest(path).problems == (
+        "column group: expected one value for the rows of a recording, found another in line 3",
+    )
+
+
+@pytest.mark.parametrize("rate", [None, -1])
+def test_rates_that_are_missing_or_wrong(rate: int | None, tmp_path: Path) -> None:
+    text = "\n".join(samples_of_manifest(write(tmp_path, ".csv", imu_rate=rate)).problems)
+    assert ("expected its rate or its times" if rate is None else "expected a rate above zero") in text
+
+
+def test_intervals_without_a_window_are_refused(tmp_path: Path) -> None:
+    text = "\n".join(samples_of_manifest(write(tmp_path, ".csv", window=None)).problems)
+    assert "columns start, end: expected a column window where rows are intervals" in text
