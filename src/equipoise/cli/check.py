@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,10 +13,15 @@ from equipoise.report.formats import text_table
 from equipoise.util.errors import printable
 
 if TYPE_CHECKING:
-    from equipoise.data.check import DataReport
+    from equipoise.data.check import DataReport, NumberSummary
 
-EXAMPLE = "Example: equipoise check --data my.npz"
+EXAMPLE = "Example: equipoise check --data my.npz task=regression"
 MOST_CLASSES = 40
+NUMBERS: dict[str, Callable[[NumberSummary], str]] = {
+    "range": lambda numbers: f"{numbers.least:.4g} to {numbers.most:.4g}",
+    "mean ± deviation": lambda numbers: f"{numbers.mean:.4g} ± {numbers.deviation:.4g}",
+    "5, 50, 95 %": lambda numbers: ", ".join(f"{numbers.quantiles[at]:.4g}" for at in (0, 2, 4)),
+}
 
 
 def check(
@@ -24,10 +29,13 @@ def check(
     split: options.Split = None,
     as_json: options.Json = False,
     words: Annotated[
-        list[str] | None, typer.Argument(help="encoder=text:words: the encoders that are to read it; see `compare`.")
+        list[str] | None,
+        typer.Argument(
+            help="task=regression: what the label is; encoder=text:words: what is to read it; see `compare`."
+        ),
     ] = None,
 ) -> None:
-    """Look a data set over: everything that is wrong with it at once, its classes, parts and modalities."""
+    """Look a data set over: everything that is wrong with it at once, its labels, parts and modalities."""
     import torch
 
     torch.set_num_threads(1)
@@ -38,7 +46,7 @@ def check(
 
     ((chosen,),) = collect(lambda: entries(["msl"], words or ()))
     encoder, features = chosen.settings.encoder, chosen.settings.features
-    found = check_data(data, split, _tokens(data, encoder, features))
+    found = check_data(data, split, _tokens(data, encoder, features), chosen.settings.task)
     kinds, wrong = kinds_of(encoder, found.modalities)
     # An array that cannot be read is no modality: whoever named it did nothing wrong.
     collect(lambda: raise_all([] if found.errors else wrong))
@@ -93,16 +101,29 @@ def _print(report: DataReport, encoders: dict[str, str]) -> None:
         rows = [[name, shapes[name], lengths[name], modalities[name].numbers, encoders[name]] for name in modalities]
         _table(["modality", "one sample", "steps", "numbers", "encoder"], rows)
     if report.samples:
-        classes = [[name, *counts.values()] for name, counts in list(report.classes.items())[:MOST_CLASSES]]
-        if len(report.classes) > MOST_CLASSES:
-            classes.append([f"… {len(report.classes) - MOST_CLASSES} more", *[""] * len(report.samples)])
-        groups = [["groups", *report.groups.values()]] if report.groups else []
-        _table(["class", *report.samples], [*classes, ["samples", *report.samples.values()], *groups])
+        _print_labels(report)
+    if report.baseline:
+        print(f"\n{printable(report.baseline)}")
     for title, lines in (("Wrong", report.errors), ("Odd", report.warnings)):
         if lines:
             print(f"\n{title}, {len(lines)}:", *(f"  {printable(line)}" for line in lines), sep="\n")
     if not report.errors:
         print("\nNothing is wrong.")
+
+
+def _print_labels(report: DataReport) -> None:
+    rows: list[list[object]] = [
+        [name, *counts.values()] for name, counts in list(report.classes.items())[:MOST_CLASSES]
+    ]
+    if len(report.classes) > MOST_CLASSES:
+        rows.append([f"… {len(report.classes) - MOST_CLASSES} more", *[""] * len(report.samples)])
+    for name, parts in report.numbers.items():
+        for title, show in NUMBERS.items():
+            rows.append([f"{name}, {title}", *(show(parts[part]) if part in parts else "" for part in report.samples)])
+    rows.append(["samples", *report.samples.values()])
+    rows += [["groups", *report.groups.values()]] if report.groups else []
+    first = {"regression": "number", "labels": "label"}.get(report.task, "class")
+    _table([first, *report.samples], rows)
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

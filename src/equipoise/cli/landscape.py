@@ -111,12 +111,13 @@ def _results(
     source: DataSet, chosen: Sequence[Entry], picture: LandscapeSettings, out: Path, tell: Tell
 ) -> LandscapeResults:
     """Return the results of an earlier call with the same settings, or else compute them."""
-    from equipoise.data.source import mark_tokens
+    from equipoise.data.source import mark_task, mark_tokens
     from equipoise.paper.landscape import gather, load_results, save_results
 
     tell("loading the data")
     encoders = [(entry.settings.encoder, entry.settings.features) for entry in chosen]
-    splits = mark_tokens(source, encoders).load(None).check()
+    source = mark_task(mark_tokens(source, encoders), [entry.settings.task for entry in chosen])
+    splits = source.load(None).check()
     asked = {
         "version": VERSION,
         "data": splits.fingerprint(),

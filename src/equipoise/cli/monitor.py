@@ -37,7 +37,7 @@ def monitor(
 
     torch.set_num_threads(1)
     from equipoise.data.sets import PUBLISHED
-    from equipoise.data.source import all_data, data_set, mark_tokens
+    from equipoise.data.source import all_data, data_set, mark_task, mark_tokens
     from equipoise.deploy import evaluate_monitor, fit_monitor, load_saved_model
     from equipoise.measure import training_statistics
     from equipoise.training.settings import Settings
@@ -53,7 +53,8 @@ def monitor(
     source = source.cut_into(kept.row.get("folds") or source.folds)
     if fold is not None and fold >= source.folds:
         raise BadInput(f"{kept.folder}: expected one of the {source.folds} folds of {source.name}, found fold {fold}")
-    (splits,) = collect(lambda: mark_tokens(source, [(read.encoder, read.features)]).load(fold))
+    source = mark_task(mark_tokens(source, [(read.encoder, read.features)]), [kept.row.get("task", "auto")])
+    (splits,) = collect(lambda: source.load(fold))
     if (found := splits.fingerprint()) != kept.row["split"]:
         raise BadInput(
             f"the data of this run has the fingerprint {kept.row['split']}; found {found}. Give the same data, cut the "

@@ -10,14 +10,18 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from equipoise.data.own.samples import NAMED, UNGROUPED, Samples
-from equipoise.data.source import data_set, is_file, samples_of
+from equipoise.data.own.columns import NAMED
+from equipoise.data.own.samples import UNGROUPED, Samples
+from equipoise.data.source import data_set, is_file, mark_task, samples_of
 from equipoise.data.splits import PARTS, Part, Splits, is_length, parts_of
+from equipoise.models.task import TaskKind
 from equipoise.util.errors import BadInput
 
 FEW = 50  # samples: one more or less moves the accuracy by two points
 UNEVEN = 10  # times as many samples of one class as of another
 LONG = 4096  # numbers: what is so long is rarely a vector
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+OUTSIDE = 0.01  # of a part's numbers beyond the range of training that are worth a word
 GLANCE = 4096  # bytes from the middle of a sample that tell most samples apart
 
 
@@ -38,6 +42,26 @@ class ModalitySummary:
 
 
 @final
+@dataclass(frozen=True)
+class NumberSummary:
+    """The numbers of one column of the label in one part.
+
+    Args:
+        least: The smallest.
+        most: The largest.
+        mean: Their mean.
+        deviation: Their deviation.
+        quantiles: At 5, 25, 50, 75 and 95 %.
+    """
+
+    least: float
+    most: float
+    mean: float
+    deviation: float
+    quantiles: tuple[float, ...]
+
+
+@final
 @dataclass
 class DataReport:
     """The result of checking a data set.
@@ -49,7 +73,10 @@ class DataReport:
         warnings: What is odd.
         samples: Samples of each part.
         groups: Groups of each part; empty where there are none.
-        classes: Per class the samples of each part.
+        task: The task that its labels are for; "" where they could not be read.
+        classes: Per class the samples of each part; of several labels, per label the samples that have it.
+        numbers: Per column of numbers what there is in each part.
+        baseline: What a model scores that reads no sensor, in words.
         modalities: Shape and numbers of each.
     """
 
@@ -59,7 +86,10 @@ class DataReport:
     warnings: list[str] = field(default_factory=list)
     samples: dict[str, int] = field(default_factory=dict)
     groups: dict[str, int] = field(default_factory=dict)
+    task: str = ""
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    numbers: dict[str, dict[str, NumberSummary]] = field(default_factory=dict)
+    baseline: str = ""
     modalities: dict[str, ModalitySummary] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,23 +97,24 @@ class DataReport:
         return asdict(self)
 
 
-def check_data(text: str, split: str | None = None, tokens: Collection[str] = ()) -> DataReport:
+def check_data(text: str, split: str | None = None, tokens: Collection[str] = (), task: str = "auto") -> DataReport:
     """Check the data that a text means; what is wrong with it is reported, not raised.
 
     Args:
         text: As for ``--data``.
         split: The protocol by which prepared data is cut.
         tokens: Modalities of a file whose encoders read token numbers.
+        task: What the labels are; "auto" to see it from them.
 
     Raises:
         BadInput: If there is no such data.
     """
     report = DataReport(text)
     try:
-        source = data_set(text, split)
+        source = mark_task(data_set(text, split), [task])
         report.data = source.name
         if is_file(text):
-            _check_samples(samples_of(text), report, tokens)
+            _check_samples(samples_of(text).for_task(task), report, tokens)
         else:
             _check_splits(source.load(None), report)
     except BadInput as problem:
@@ -108,7 +139,9 @@ def _check_samples(samples: Samples, report: DataReport, tokens: Collection[str]
     for name in samples.whole:
         least, most = (int(value) for value in samples.inputs[name].aminmax())
         numbers[name] = f"whole, {least} to {most}: {'kept, as token numbers' if name in tokens else 'standardised'}"
-    _count(parts, samples.label.classes, numbers, report)
+    report.warnings += samples.label.warnings
+    _count_labels(parts, samples.label.kind, samples.label.names, report)
+    _describe(parts, numbers, report)
     _compare(parts, {part: [names[row] for row in rows[part]] for part in rows}, report)
 
 
@@ -118,14 +151,55 @@ def _check_splits(splits: Splits, report: DataReport) -> None:
         splits.check()
     except BadInput as problem:
         report.errors += [line.strip() for line in str(problem).splitlines()[1:]]  # below the line that names the data
-    _count(splits.parts, splits.classes, dict.fromkeys(splits.scales, "standardised"), report)
+    _count_labels(splits.parts, splits.task.kind, splits.classes, report)
+    _describe(splits.parts, dict.fromkeys(splits.scales, "standardised"), report)
     _compare(splits.parts, {name: list(map(str, range(len(part)))) for name, part in splits.parts.items()}, report)
 
 
-def _count(parts: Mapping[str, Part], classes: Sequence[str], numbers: Mapping[str, str], report: DataReport) -> None:
+def _count_labels(parts: Mapping[str, Part], kind: TaskKind, names: Sequence[str], report: DataReport) -> None:
+    """Say how the labels are spread over the parts, and what answers without any sensor are worth."""
+    labels = {key: part.label.numpy() for key, part in parts.items()}
+    report.task = kind
+    if kind == "regression":
+        report.numbers = {
+            name: {key: _summary(label[:, at]) for key, label in labels.items() if len(label)}
+            for at, name in enumerate(names)
+        }
+    else:
+        ones = {key: np.eye(len(names))[label] if kind == "classes" else label for key, label in labels.items()}
+        counts = {key: table.sum(axis=0).astype(int).tolist() for key, table in ones.items()}
+        report.classes = {name: {key: counts[key][at] for key in parts} for at, name in enumerate(names)}
+    if len(labels["train"]) and len(labels["test"]):
+        report.baseline = _baseline(kind, names, labels["train"], labels["test"])
+
+
+def _summary(values: np.ndarray) -> NumberSummary:
+    values = values.astype(np.float64)
+    middle = (float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0)
+    return NumberSummary(
+        float(values.min()), float(values.max()), *middle, tuple(np.quantile(values, QUANTILES).tolist())
+    )
+
+
+def _baseline(kind: TaskKind, names: Sequence[str], train: np.ndarray, test: np.ndarray) -> str:
+    if kind == "classes":
+        most = int(np.bincount(train).argmax())
+        return (
+            f"Always saying {names[most]}, as most of train, is right in {100 * (test == most).mean():.0f} % of test."
+        )
+    if kind == "labels":
+        right = 100 * (test == (train.mean(axis=0) > 0.5)).mean()
+        return f"Always saying what most of train have, label by label, is right in {right:.0f} % of test."
+    errors = np.abs(test - np.median(train, axis=0)).mean(axis=0)
+    said = [
+        f"{error:.4g}" + (f" in {name}" if len(names) > 1 else "") for name, error in zip(names, errors, strict=True)
+    ]
+    return f"Always saying the median of train errs by {', '.join(said)} on average in test."
+
+
+def _describe(parts: Mapping[str, Part], numbers: Mapping[str, str], report: DataReport) -> None:
+    """Say how many samples and groups there are, and what each modality holds."""
     report.samples = {name: len(part) for name, part in parts.items()}
-    counts = {name: torch.bincount(part.label, minlength=len(classes)).tolist() for name, part in parts.items()}
-    report.classes = {label: {name: counts[name][at] for name in parts} for at, label in enumerate(classes)}
     report.groups = {name: len(part.group.unique()) for name, part in parts.items() if part.group is not None}
     train = parts["train"]
     for name, array in train.inputs.items():
@@ -189,16 +263,21 @@ def _oddities(parts: Mapping[str, Part], report: DataReport) -> Iterable[str]:
     for name in PARTS[1:]:
         if 0 < (count := report.samples[name]) < FEW:
             points = f"one more that is right moves the accuracy by {100 / count:.1f} points"
+            points = points if report.task == "classes" else "what is measured on them is uncertain"
             yield f"{name}: {count} samples are few; {points}. Give more, or run every fold: --folds"
         if absent := [label for label, counts in report.classes.items() if not counts[name]]:
             yield f"{name}: no samples of {', '.join(absent[:NAMED])}{', …' if len(absent) > NAMED else ''}"
+        yield from _beyond(name, parts, report)
     learnt = {label: counts["train"] for label, counts in report.classes.items() if counts["train"]}
     if learnt and max(learnt.values()) > UNEVEN * min(learnt.values()):
         most, least = max(learnt, key=lambda label: learnt[label]), min(learnt, key=lambda label: learnt[label])
         counts = f"{learnt[most]} training samples of {most}, {learnt[least]} of {least}"
-        share = 100 * learnt[most] / sum(learnt.values())
-        advice = "type class_weight=balanced metric=balanced_accuracy"
-        yield f"classes are uneven: {counts}; always saying {most} is right in {share:.0f} %; {advice}"
+        if report.task == "labels":
+            yield f"labels are uneven: {counts}; type class_weight=balanced"
+        else:
+            share = 100 * learnt[most] / sum(learnt.values())
+            advice = "type class_weight=balanced metric=balanced_accuracy"
+            yield f"classes are uneven: {counts}; always saying {most} is right in {share:.0f} %; {advice}"
     if len(report.modalities) == 1 and not report.errors:
         yield f"{next(iter(report.modalities))} is the only modality: there is nothing to balance; give another"
     for name, modality in report.modalities.items():
@@ -213,3 +292,14 @@ def _oddities(parts: Mapping[str, Part], report: DataReport) -> Iterable[str]:
             yield f"{name}: one whole number per sample, read as a sensor; {advice}"
         if parts["train"].rows is None and len(array) > 1 and bool((array == array[:1]).all()):
             yield f"{name}: all training samples are the same; it says nothing"
+
+
+def _beyond(name: str, parts: Mapping[str, Part], report: DataReport) -> Iterable[str]:
+    """Report numbers of a part that lie outside of what training saw."""
+    for at, (column, summaries) in enumerate(report.numbers.items()):
+        if name in summaries and "train" in summaries:
+            known, label = summaries["train"], parts[name].label[:, at]
+            share = float(((label < known.least) | (label > known.most)).float().mean())
+            if share > OUTSIDE:
+                seen = f"{known.least:.4g} to {known.most:.4g}"
+                yield f"{name}: {100 * share:.0f} % of {column} lie outside the range of train, {seen}"

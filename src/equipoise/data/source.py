@@ -120,15 +120,17 @@ class OwnFile:
         path: Of the ``.npz``, ``.csv`` or ``.parquet``.
         tokens: The modalities that are read as token numbers.
         folds: How many folds its groups are cut into; None for the usual number.
+        task: What its labels are; "auto" to see it from them.
     """
 
     path: str
     tokens: tuple[str, ...] = ()
     folds: int | None = None
+    task: str = "auto"
 
     def __call__(self, fold: int | None) -> Splits:
         """Divide its samples into parts."""
-        return _splits_of(samples_of(self.path), fold, self.tokens, self.folds)
+        return _splits_of(samples_of(self.path), fold, self.tokens, self.folds, self.task)
 
     def cut_into(self, folds: int) -> OwnFile:
         """Return the same with another number of folds; reading tells whether there are as many groups."""
@@ -213,6 +215,27 @@ def mark_tokens(data: DataSet, encoders: Iterable[tuple[str, int]]) -> DataSet:
     return replace(data, load=replace(data.load, tokens=next(iter(tokens.values()), ())))
 
 
+def mark_task(data: DataSet, tasks: Iterable[str]) -> DataSet:
+    """Return the data with its labels read for the task of some runs.
+
+    Args:
+        data: Whose labels.
+        tasks: The setting ``task`` of each run.
+
+    Raises:
+        BadInput: If runs have different tasks, or the data of the package has another one.
+    """
+    asked = dict.fromkeys(tasks)
+    if len(asked) > 1:
+        raise BadInput(f"{data.name}: expected runs of one task, found {', '.join(asked)}; run them apart")
+    (task,) = asked or ("auto",)
+    if isinstance(data.load, OwnFile):
+        return replace(data, load=replace(data.load, task=task))
+    if task not in ("auto", "classes"):
+        raise BadInput(f"{data.name} holds classes; leave out task={task}")
+    return data
+
+
 def tokens_of(samples: Samples, encoder: str, features: int) -> tuple[str, ...]:
     """Return the modalities whose encoder reads token numbers.
 
@@ -260,8 +283,9 @@ def _samples_of(path: str, _version: tuple[int, int] | None) -> Samples:
 
 
 @lru_cache(maxsize=8)
-def _splits_of(samples: Samples, fold: int | None, tokens: tuple[str, ...], folds: int | None) -> Splits:
-    return Splits.from_samples(samples, fold, tokens=tokens, folds=folds)
+def _splits_of(samples: Samples, fold: int | None, tokens: tuple[str, ...], folds: int | None, task: str) -> Splits:
+    read = samples if task == "auto" else samples.for_task(task)
+    return Splits.from_samples(read, fold, tokens=tokens, folds=folds)
 
 
 def _prepared_folder(text: str) -> Path:

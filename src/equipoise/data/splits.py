@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from equipoise.data.own.arrays import read_samples
+from equipoise.data.own.draw import PARTS
+from equipoise.data.own.labels import Labels, training_problems
 from equipoise.data.own.recordings import Recording
-from equipoise.data.own.samples import PARTS, Samples
+from equipoise.data.own.samples import Samples
 from equipoise.data.own.windows import LabelAt, samples_of_recordings
 from equipoise.data.views import View
 from equipoise.models.encoders import real_steps
-from equipoise.models.task import Classification, Task
+from equipoise.models.task import Classification, MultiLabel, Regression, Task
 from equipoise.util.errors import raise_all
 
 MOST_SHOWN = 20  # problems in one message
@@ -31,7 +33,7 @@ class Part:
 
     Args:
         inputs: Per modality a tensor [N, …], or a longer one of which the part has some `rows`.
-        label: Classes, [N].
+        label: Classes, [N]; numbers, floats [N, D]; or several labels, floats 0 and 1, [N, L].
         group: Person, speaker or video of each sample, [N]; None where there are none.
         rows: Which rows of the inputs are the samples of this part, [N]; None where all are. So parts of one prepared
             file share its memory map, and only what is taken is read.
@@ -152,6 +154,7 @@ class Splits:
         tokens: Collection[str] = (),
         space: Collection[str] = (),
         folds: int | None = None,
+        task: str = "auto",
     ) -> Splits:
         """Cut arrays of your own into training, validation and test parts.
 
@@ -159,13 +162,14 @@ class Splits:
             arrays: Per modality an array or tensor with samples first, [N, D], [N, C, T], [N, C, H, W] or
                 [N, C, T, H, W]; or N arrays [C, T_i], which are padded and masked. Beside "imu", "imu_length" may hold
                 its lengths.
-            label: The class of each sample: whole numbers, names or truth values.
+            label: The answer of each sample. Classes: whole numbers, names or truth values, [N]. Numbers: floats, [N]
+                or [N, D]. Several labels: 0 and 1 for each, [N, L].
             split: The part of each sample: train, validation (val, valid) and test, or 0, 1, 2. Without validation
                 samples, a quarter of the training samples becomes that.
             group: Person, speaker or recording of each sample, numbers or names. Without `split`, parts are drawn that
                 share no group, about 60, 20 and 20 % of the samples, the classes as even as can be; without both, parts
                 are drawn within each class.
-            classes: Names of the classes, in the order of the labels.
+            classes: Names of the classes, in the order of the labels; or of the columns of `label`.
             name: The name of the data in tables.
             lengths: How many steps of each sample are real, per modality.
             seed: Of the drawing.
@@ -175,6 +179,8 @@ class Splits:
             space: Modalities whose last axis is not time, such as the beams of a lidar or the bins of a spectrum,
                 [N, C, bins]: "delayed" is not among the faults that are tried on them.
             folds: How many folds there are, three or more; None for five, or as many as there are groups, if fewer.
+            task: "classes", "regression" or "labels", where the label does not say it: whole numbers to predict as
+                numbers, or classes stored as floats.
 
         Raises:
             BadInput: With everything that is wrong.
@@ -186,7 +192,15 @@ class Splits:
             {'imu': (3, 50), 'sound': (8,)}
         """
         samples = read_samples(
-            arrays, label, split=split, group=group, classes=classes, name=name, lengths=lengths or {}, space=space
+            arrays,
+            label,
+            split=split,
+            group=group,
+            classes=classes,
+            name=name,
+            lengths=lengths or {},
+            space=space,
+            task=task,
         )
         return cls.from_samples(samples, fold, seed, standardise=standardise, tokens=tokens, folds=folds)
 
@@ -260,7 +274,8 @@ class Splits:
         assert samples.label is not None
         about = "; ".join([assignment.about, *samples.notes])
         train, validation, test = (parts[name] for name in PARTS)
-        splits = cls(samples.name, train, validation, test, samples.label.classes, about)
+        task = _task(samples.label, train.label)
+        splits = cls(samples.name, train, validation, test, samples.label.names, about, task=task)
         return splits.standardised() if standardise else splits
 
     @property
@@ -301,12 +316,9 @@ class Splits:
     def check(self) -> Splits:
         """Return these splits if a model can learn from them; otherwise raise one message with all problems."""
         problems = [problem for name, part in self.parts.items() for problem in self._problems_of(name, part)]
-        if len(self.classes) < 2:
+        if self.task.kind == "classes" and len(self.classes) < 2:
             problems.append(f"expected two classes or more, found {list(self.classes)}")
-        missing = sorted(set(range(len(self.classes))) - set(self.train.label.tolist()))
-        if missing and len(self.train):
-            absent = ", ".join(self.classes[number] for number in missing)
-            problems.append(f"train: expected samples of every class, found none of {absent}")
+        problems += training_problems(self.task.kind, self.classes, self.train.label.cpu().numpy())
         groups = {name: set(part.group.tolist()) for name, part in self.parts.items() if part.group is not None}
         for one, other in itertools.combinations(groups, 2):
             shared = sorted(groups[one] & groups[other])
@@ -319,8 +331,7 @@ class Splits:
         if len(part) == 0:
             yield f"{name}: expected at least one sample, found none"
             return
-        if outside := sorted(set(part.label.tolist()) - set(range(len(self.classes)))):
-            yield f"{name}: expected labels from 0 to {len(self.classes) - 1}, found {outside[:5]}"
+        yield from (f"{name}: {problem}" for problem in self._label_problems(part.label))
         if set(part.inputs) != set(self.train.inputs):
             yield f"{name}: expected the arrays {list(self.train.inputs)}, found {list(part.inputs)}"
         shapes = self._stored_shapes
@@ -333,6 +344,19 @@ class Splits:
                 continue
             elif bad := int((~array.isfinite()).reshape(len(array), -1).any(dim=1).sum()):
                 yield f"{name}, {key}: expected finite numbers, found NaN or infinity in {bad} of {len(part)} samples"
+
+    def _label_problems(self, label: Tensor) -> Iterable[str]:
+        count = len(self.classes)
+        if self.task.kind == "classes":
+            if outside := sorted(set(label.tolist()) - set(range(count))):
+                yield f"expected labels from 0 to {count - 1}, found {outside[:5]}"
+        elif tuple(label.shape) != (len(label), count) or not label.is_floating_point():
+            found = f"{label.dtype} of shape {list(label.shape)}"
+            yield f"expected floats as labels, {count} for each of {len(label)} samples, found {found}"
+        elif bad := int((~label.isfinite()).any(dim=1).sum()):
+            yield f"expected finite numbers as labels, found NaN or infinity in {bad} of {len(label)} samples"
+        elif self.task.kind == "labels" and not bool(((label == 0) | (label == 1)).all()):
+            yield f"expected labels of 0 and 1, found {label.min():g} to {label.max():g}"
 
     def standardised(self) -> Splits:
         """Return splits whose channels are shifted and scaled to mean 0 and deviation 1 on the training part.
@@ -355,11 +379,19 @@ class Splits:
         return replace(self, **parts, scales=statistics)
 
 
+def _task(label: Labels, train: Tensor) -> Task:
+    """Return the task of labels; numbers are scaled by those of the training part."""
+    if label.kind == "regression":
+        deviation, mean = torch.std_mean(train.double(), dim=0)
+        return Regression(label.names, mean, deviation)
+    return MultiLabel(label.names) if label.kind == "labels" else Classification(label.names)
+
+
 def parts_of(samples: Samples, marks: np.ndarray | None, tokens: Collection[str] = ()) -> dict[str, Part]:
     """Return the parts of samples, with the modalities that have a row for every label; none without marks."""
     if marks is None or samples.label is None:
         return {}
-    label, group = torch.from_numpy(samples.label.numbers), None
+    label, group = torch.from_numpy(samples.label.values), None
     if samples.group is not None:  # groups that have numbers keep them
         numbers, names = samples.group.numbers, np.array(samples.group.names)
         group = torch.from_numpy(names[numbers] if names.dtype.kind in "iu" else numbers).long()

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.data.own.arrays import COLOURS, read_modality
+from equipoise.data.own.columns import as_numpy
 from equipoise.data.own.manifest import ManifestColumn, join_vectors
-from equipoise.data.own.samples import as_numpy
 from equipoise.data.views import LogSTFT, TimeLast, VideoFrames
 from equipoise.deploy.deployable import LENGTH, VALID, InputSpec
 from equipoise.util.errors import BadInput, raise_all, unknown_name

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.own.samples import as_numpy
+from equipoise.data.own.columns import as_numpy
 from equipoise.data.views import TimeLast, VideoFrames
 from equipoise.deploy.deployable import HEAD, LENGTH, VALID, InputSpec
 from equipoise.deploy.monitor import SensorMonitor

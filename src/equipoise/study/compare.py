@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal, NamedTuple
 
-from equipoise.data.source import DataSet
+from equipoise.data.source import DataSet, mark_task
 from equipoise.study import tuning
 from equipoise.study.executors import Cluster
 from equipoise.study.job import Measure, finite
@@ -129,7 +129,7 @@ def controls(chosen: Sequence[Entry], source: DataSet) -> list[Entry]:
     """Return the lines that have to stand beside MIMO and beside every claim on missing sensors."""
     known, base = all_methods(), chosen[0].settings
     penalty = next((entry.params["penalty"] for entry in chosen if "penalty" in entry.params), 10.0)
-    weight = penalty / len(source.load(None).modalities)
+    weight = penalty / len(mark_task(source, [base.task]).load(None).modalities)
     ew = Entry("ew at λ/K", known["ew"], {"weight": weight}, base, fixed=("weight",))
     dropout = Entry("msl + dropout", known["msl"], {}, base.changed({"dropout": 0.3}))
     return [ew, dropout]

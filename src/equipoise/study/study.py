@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from equipoise.data.source import DataSet, mark_tokens
+from equipoise.data.source import DataSet, mark_task, mark_tokens
 from equipoise.models.choose import kinds_of
 from equipoise.study.executors import Cluster, Executor, RunFunction
 from equipoise.study.executors.local import RanksExecutor, local_executor, pending_on_ranks
@@ -47,6 +47,7 @@ def plan(
 ) -> tuple[list[Job], FoldSplits]:
     """Return every run of a comparison, and the data they share, checked."""
     data = mark_tokens(data, [(entry.settings.encoder, entry.settings.features) for entry in entries])
+    data = mark_task(data, [entry.settings.task for entry in entries])
     device = device_of if on is None else on.device_of
     (splits,) = collect(lambda: {fold: data.load(fold).check() for fold in folds})
     modalities = splits[folds[0]].modalities

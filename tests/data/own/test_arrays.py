@@ -297,11 +297,47 @@ SENSORS: dict[str, tuple[Any, Any, str]] = {  # the array, its lengths, and what
 }
 ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
     "no label": ({"label": None}, "found none; give an array or a column called label"),
-    "regression": ({"label": np.linspace(0, 1, 30)}, "label: expected classes, found the numbers 0.0, 0.03"),
+    "no classes": (
+        {"label": np.linspace(0, 1, 30), "task": "classes"},
+        "label: expected classes, whole numbers or names, found the numbers 0.0, 0.03",
+    ),
+    "no numbers": ({"label": ["a", "b"] * 15, "task": "regression"}, "label: expected numbers, as task=regression"),
+    "no labels": ({"task": "labels"}, "label: expected 0 and 1 for each of several labels [N, L], found one value"),
+    "no task": ({"task": "ranking"}, "task: expected one of auto, classes, regression, labels, found 'ranking'"),
+    "one value": ({"label": [0.5] * 30}, "label: expected numbers that differ, found one only in label"),
+    "counts": (
+        {"label": np.arange(60).reshape(30, 2)},
+        "found whole numbers from 0 to 59, [30, 2]. If they are numbers to predict, type task=regression",
+    ),
+    "gaps": (
+        {"label": np.where(np.arange(30) < 7, np.nan, 1.5)},
+        "label: expected a value for every sample, found none in 7 of 30 (0, 1, 2, 3, 4, …)",
+    ),
+    "gaps in rows": (
+        {"label": np.where(np.arange(60).reshape(30, 2) == 5, np.nan, 1.5)},
+        "label: expected a value for every sample, found none in 1 of 30 (2); leave them out",
+    ),
+    "infinite": (
+        {"label": np.where(np.arange(30) == 7, np.inf, 1.5)},
+        "label: expected a finite number for every sample, found infinity in 1 of 30 (7)",
+    ),
+    "too large": ({"label": np.geomspace(1, 1e300, 30)}, "label: expected numbers that fit 32 bits, found 1e+300"),
+    "three axes": ({"label": np.zeros((30, 2, 2))}, "or one row of numbers [N, D], found an array of shape (30, 2, 2)"),
+    "ragged": ({"label": [[1.0] * (1 + at % 2) for at in range(30)]}, "label: expected one value per sample, or rows"),
+    "texts": ({"label": [["a", "b"]] * 30}, "label: expected numbers in rows [N, D], or 0 and 1 for each of several"),
+    "records": ({"label": np.zeros(30, [("x", float), ("y", float)])}, "records with the fields x, y; for several"),
+    "several at once": (
+        {"label": np.ones((30, 2), int), "task": "classes"},
+        "label: expected one class per sample, or one 1 in each row, found rows of shape [30, 2]; type task=labels",
+    ),
+    "never": ({"label": np.eye(4, 3, dtype=int)[np.arange(30) % 2]}, "found none with label_2"),
+    "names of columns": (
+        {"label": np.ones((30, 2)) * np.arange(30)[:, None] / 7, "classes": ["steer"]},
+        "classes: expected 2 names, one per column of label, found 1",
+    ),
     "one class": ({"label": ["x"] * 30}, "label: expected two classes or more, found ['x']"),
     "one number": ({"label": [4] * 30}, "label: expected two classes or more, found ['4']"),
     "one truth": ({"label": [True] * 30}, "label: expected two classes or more, found ['True']"),
-    "one-hot": ({"label": np.eye(3)[LABEL]}, "of one-hot rows give array.argmax(axis=1)"),
     "label missing": (
         {"label": [None, *"ab" * 14, ""]},
         "label: expected a value for every sample, found none in 2 of 30",
@@ -319,7 +355,7 @@ ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
         {"label": ["x"] * 30, "classes": ["a", "b"]},
         "label: expected one of the classes ['a', 'b'], found 'x'",
     ),
-    "class twice": ({"classes": ["x", "y", "x"]}, "classes: expected two names or more, every one another"),
+    "class twice": ({"classes": ["x", "y", "x"]}, "classes: expected names, every one another"),
 }
 CUTS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown part": ({"split": ["train"] * 29 + ["later"]}, "split: expected train, validation or test, or 0, 1, 2"),
@@ -406,6 +442,7 @@ def test_many_mistakes_at_once() -> None:
         "fused", "b: expected finite", "c: expected numbers", "label: expected classes", "found 'later'", "found a 29",
         arrays={"fused": some(30, 2), "a": some(29, 2), "b": NAN, "c": np.array(["x"] * 30)},
         label=np.linspace(0, 1, 30),
+        task="classes",
         split=["train"] * 29 + ["later"],
     )  # fmt: skip
     assert len(text.splitlines()) == 7

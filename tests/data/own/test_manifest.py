@@ -155,7 +155,7 @@ def test_columns_that_are_none_are_left_out_and_said(tmp_path: Path) -> None:
 def test_labels_by_hand(label: list[str], classes: tuple[str, ...], tmp_path: Path) -> None:
     found = fine(read(tmp_path / "a.csv", heat=lambda at: at, label=lambda at: label[at % 3]))
     assert found.label is not None
-    assert found.label.classes == classes
+    assert found.label.names == classes
 
 
 def test_parts_are_those_of_the_column(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_shapes_that_differ_are_named_by_row(folder: Path) -> None:
         ({"classes": lambda at: at}, "No modality may be called 'classes'"),
         ({"sepal_length": lambda at: at}, "sepal_length: expected a modality 'sepal' whose lengths these are"),
         ({"id": lambda at: at // 2}, "id: expected another in every row, found again 0, 1, 2, 3, 4, …"),
-        ({"label": lambda at: at / 4}, "label: expected classes, found the numbers 0.0, 0.25"),
+        ({"label": lambda _: 0.5}, "label: expected numbers that differ, found one only in label"),
         ({"split": lambda at: "later" if at else "train"}, "split: expected train, validation or test"),
     ],
 )  # fmt: skip
@@ -347,7 +347,7 @@ def test_a_manifest_without_modalities_or_rows(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("label,heat\n")
     assert "expected a row per sample, found none below" in samples_of_manifest(tmp_path / "b.csv").problems[0]
     (tmp_path / "c.csv").write_text("heat\n1\n2\n")
-    assert "label: expected the class of each sample" in samples_of_manifest(tmp_path / "c.csv").problems[0]
+    assert "label: expected the answer of each sample" in samples_of_manifest(tmp_path / "c.csv").problems[0]
     (tmp_path / "d.csv").write_text("label,heat,heat\na,1,2\nb,1\n\nb,3,4,5\n")
     found = samples_of_manifest(tmp_path / "d.csv").problems
     assert "column heat: expected one of this name, found several" in found

@@ -274,7 +274,7 @@ def test_padding_has_to_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_column_has_to_fit_as_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path / "my.npz", a=np.ones((30, 1)), label=np.zeros(100_000, np.int8))
     monkeypatch.setattr(processes, "free_memory", lambda: 2**20)
-    assert samples_of_npz(path).problems[0].startswith("label: needs about")
+    assert any(problem.startswith("label: needs about") for problem in samples_of_npz(path).problems)
 
 
 @pytest.mark.parametrize("packing", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -350,7 +350,7 @@ def test_many_classes_with_names_are_told_apart_quickly(tmp_path: Path) -> None:
     names = np.array([f"class {number}" for number in range(60_000)])
     found = samples_of_npz(saved(tmp_path / "a.npz", a=np.zeros((60_000, 1)), label=names[::-1], classes=names))
     assert found.label is not None
-    assert found.label.numbers[:2].tolist() == [59_999, 59_998]
+    assert found.label.values[:2].tolist() == [59_999, 59_998]
 
 
 def test_a_directory_that_lies_about_sizes_does_not_make_it_read_more(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from equipoise.data.own import samples as rules
-from equipoise.data.own.samples import SHARES, assign_groups, draw, draw_fold, fold_count, hold_out, unevenness
+from equipoise.data.own import draw as rules
+from equipoise.data.own.draw import SHARES, assign_groups, draw, draw_fold, fold_count, hold_out, unevenness
 from equipoise.data.splits import Splits
 
 from_arrays = Splits.from_arrays

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.own.samples import Samples, as_numpy, first_few, read_groups, read_labels, read_marks
+from equipoise.data.own.columns import as_numpy, first_few, read_groups, read_marks, size_of
+from equipoise.data.own.samples import Given, Samples
 from equipoise.data.views import Rescaled
 from equipoise.util.errors import BadInput, name_problems, printable
 from equipoise.util.processes import memory_problem
@@ -44,6 +45,7 @@ def read_samples(
     classes: Any = None,
     name: str = "own data",
     lengths: Mapping[str, Any] | None = None,
+    task: str = "auto",
     problems: Iterable[str] = (),
     notes: Iterable[str] = (),
     samples: Sequence[str] | None = None,
@@ -59,6 +61,7 @@ def read_samples(
         classes: None where they have no names.
         name: The name of the data.
         lengths: Per modality, where time is ragged.
+        task: What the labels are, see `read_labels`.
         problems: What was wrong before.
         notes: What was done before.
         samples: Names of the samples in messages; their numbers, from 0, where this is None.
@@ -83,24 +86,24 @@ def read_samples(
     }
     inputs = {key: modality.values for key, modality in read.items()}
     inputs |= {f"{key}_length": one.lengths for key, one in read.items() if one.lengths is not None}
-    labels = attempt(read_labels, label, classes, problems)
     if label is None and not any(problem.startswith("label:") for problem in problems):  # the reason may be there
         rename = next((f"; rename {key!r}, if that is it" for key in modalities if key.lower() in LABEL_NAMES), "")
-        expected = "label: expected the class of each sample, found none; give an array or a column called label"
+        expected = "label: expected the answer of each sample, found none; give an array or a column called label"
         problems.append(expected + rename)
     marks, groups = attempt(read_marks, split), attempt(read_groups, group)
     columns = {**modalities, "label": label, "split": split, "group": group}
-    sizes = {key: size for key, given in columns.items() if (size := _size(given)) is not None}
+    sizes = {key: size for key, given in columns.items() if (size := size_of(given)) is not None}
     if len({*sizes.values()}) > 1:
         found = ", ".join(f"{key} {size}" for key, size in sizes.items())
         problems.append(f"expected one entry per sample in every array, found {found}")
     decisive, column = (split, marks) if split is not None else (group, groups)
-    if decisive is not None and column is None:
-        labels = None  # parts would be drawn in another way than was meant
+    drawable = decisive is None or column is not None  # else parts would be drawn in another way than was meant
     notes += [modality.note for modality in read.values() if modality.note]
     views = {key: Rescaled(1 / 255) for key, modality in read.items() if modality.values.dtype == torch.uint8}
     whole = frozenset(key for key, modality in read.items() if modality.whole)
-    return Samples(name, inputs, views, labels, marks, groups, tuple(notes), tuple(problems), samples, whole, spatial)
+    given = Given(label, classes, tuple(problems), tuple(notes), drawable)
+    found = Samples(name, inputs, views, None, marks, groups, names=samples, whole=whole, spatial=spatial, given=given)
+    return found.for_task(task)
 
 
 def _spatial(
@@ -150,13 +153,6 @@ def _modalities(
     unknown = [name for name in lengths if name not in arrays]
     problems += [f"lengths: expected those of {list(modalities)}, found {name!r}" for name in unknown]
     return modalities, all_lengths
-
-
-def _size(given: Any) -> int | None:
-    if given is None or isinstance(given, (list, tuple)):
-        return None if given is None else len(given)
-    array = as_numpy(given)
-    return len(array) if array.ndim else None
 
 
 class Modality(NamedTuple):

@@ -1,6 +1,7 @@
 """A manifest: a table with a row per sample, whose columns hold paths to files, or numbers.
 
-`label`, `split`, `group` and `id` mean what they say. Every other column is a modality:
+`label`, `split`, `group` and `id` mean what they say; columns label:NAME are several numbers or labels of each sample.
+Every other column is a modality:
 
 - paths, relative to the manifest's folder, whose endings say what they are; "NAME:KIND" as the name of a column says it
   outright, such as "audio:sound" for the sound tracks of videos;
@@ -24,8 +25,10 @@ import numpy as np
 import torch
 
 from equipoise.data.own.arrays import read_samples
+from equipoise.data.own.columns import MARKS, first_few
+from equipoise.data.own.draw import TRAIN
 from equipoise.data.own.npz import read_npy
-from equipoise.data.own.samples import MARKS, TRAIN, Samples, first_few
+from equipoise.data.own.samples import Samples
 from equipoise.util.errors import BadInput, Unreadable
 from equipoise.util.files import reading
 from equipoise.util.processes import free_memory, memory_problem
@@ -177,6 +180,7 @@ def _read_all(read: Callable[[Path], Any], paths: Sequence[Path], title: str) ->
 
 
 COLUMNS = ("label", "split", "group")
+SEVERAL = "label:"  # begins the names of columns that are the label together
 NUMBERED = re.compile(r"(?P<name>.+)_(?P<number>\d{1,4})", re.ASCII)
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 WHOLE = re.compile(r"0|-?[1-9]\d{0,17}", re.ASCII)  # "007" is a name: it would not be written like that
@@ -248,8 +252,13 @@ class Manifest:
 
     def _samples(self, arrays: dict[str, Any], problems: list[str], notes: list[str]) -> Samples:
         columns = {name: _answers(name, self.columns[name]) for name in COLUMNS if name in self.columns}
-        label = columns.pop("label", None)
-        more: dict[str, Any] = {"problems": problems, "notes": notes, "samples": self.names}
+        label, classes = columns.pop("label", None), None
+        if several := [name for name in self.columns if name.startswith(SEVERAL)]:
+            if label is not None:
+                problems = [*problems, f"column label: expected either it or {', '.join(several)}, found both"]
+            label = _stacked([self.columns[name] for name in several])
+            classes = [name.removeprefix(SEVERAL) for name in several]
+        more: dict[str, Any] = {"problems": problems, "notes": notes, "samples": self.names, "classes": classes}
         return read_samples(arrays, label, **columns, name=self.path.name, **more)
 
 
@@ -285,7 +294,7 @@ def read_manifest(path: str | Path) -> Manifest:
         problems.append(f"columns start, end: expected a column window where rows are intervals, found none; {advice}")
     kept = []
     for header, values in columns.items():
-        if header not in COLUMNS:
+        if header not in COLUMNS and not header.startswith(SEVERAL):
             try:
                 kept.append(_column(header, values, names))
             except BadInput as problem:
@@ -321,6 +330,17 @@ def _answers(name: str, values: Any) -> Any:
     broken = name == "label" and any(isinstance(value, str) and "." in value for value in values)
     numbers = _numbers(values) if broken else None
     return np.array(values, dtype=object) if numbers is None else numbers
+
+
+def _stacked(given: list[Any]) -> np.ndarray:
+    """Return several columns as one table: of numbers where all are, NaN where they are blank."""
+    read = [_answers("label", values) for values in given]
+    columns = [
+        numbers if (numbers := _numbers(values)) is not None and one.dtype == object else one
+        for values, one in zip(given, read, strict=True)
+    ]
+    plain = all(isinstance(column, np.ndarray) and column.dtype.kind in "biuf" for column in columns)
+    return np.stack(columns if plain else [np.array(column, object) for column in columns], axis=1)
 
 
 def _column(header: str, values: Any, names: list[str]) -> ManifestColumn:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from equipoise.data.own.arrays import COLOURS
-from equipoise.data.own.samples import as_numpy
+from equipoise.data.own.columns import as_numpy
 from equipoise.util.errors import BadInput, name_problems
 
 UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
