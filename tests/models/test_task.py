@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from equipoise.models import MLP, LateFusion, fit_committee
 from equipoise.models.committee import fit_mean_weights
+from equipoise.models.late_fusion import Decision
 from equipoise.models.task import Classification, MultiLabel, Regression, Task, task_of
 
 MEAN, DEVIATION = torch.tensor([10.0, -3.0]), torch.tensor([2.0, 0.5])
@@ -43,7 +44,7 @@ def test_losses_are_those_of_torch() -> None:
     huber = torch.where(gap < 1, gap.square() / 2, gap - 0.5).mean(dim=1)
     torch.testing.assert_close(numbers.loss(output, label), huber)
     for name, expected in {"mse": gap.square().mean(dim=1), "mae": gap.mean(dim=1)}.items():
-        torch.testing.assert_close(Regression(["a", "b"], MEAN, DEVIATION, name).loss(output, label), expected)  # ty: ignore[invalid-argument-type]
+        torch.testing.assert_close(Regression(["a", "b"], MEAN, DEVIATION, name).loss(output, label), expected)
 
 
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.kind)
@@ -119,8 +120,9 @@ def test_the_committee_of_numbers_is_convex_and_its_interval_covers() -> None:
     assert model.committee.sum().item() == pytest.approx(1)
     assert model.committee[2] < 0.1  # the sensor with noise has little of a say
     rest = {name: x[200:] for name, x in inputs.items()}
-    for decision, kind in enumerate(("fused", "committee")):
-        answer = model.predict(rest, kind)  # ty: ignore[invalid-argument-type]
+    kinds: list[Decision] = ["fused", "committee"]
+    for decision, kind in enumerate(kinds):
+        answer = model.predict(rest, kind)
         inside = ((answer - label[200:]).abs() <= model.radius({}, 200, decision)).float().mean().item()
         assert 0.82 <= inside <= 0.98
     absent = {"s0": torch.zeros(200, dtype=torch.bool)}
@@ -167,8 +169,8 @@ def test_a_sample_without_a_sensor_is_answered_as_if_the_sensor_were_missing(tas
     inputs = {"a": torch.randn(6, 2), "b": torch.randn(6, 3)}
     mask = torch.tensor([True, False, True, True, False, True])
     for decision in ("fused", "committee"):
-        answer = model.predict({**inputs, "b_present": mask}, decision)  # ty: ignore[invalid-argument-type]
-        whole, without = (model.predict(some, decision) for some in (inputs, {"a": inputs["a"]}))  # ty: ignore[invalid-argument-type]
+        answer = model.predict({**inputs, "b_present": mask}, decision)
+        whole, without = (model.predict(some, decision) for some in (inputs, {"a": inputs["a"]}))
         torch.testing.assert_close(answer, torch.where(mask[:, None], whole, without))
 
 
@@ -176,7 +178,6 @@ def test_batch_statistics_are_those_of_the_samples_that_have_the_sensor() -> Non
     """A gap holds zeros, which would shift the running mean of a sensor whose signal is far from zero."""
     torch.manual_seed(7)
     norm = torch.nn.BatchNorm1d(3, momentum=1.0)
-    norm.num_features_out = 3  # ty: ignore[unresolved-attribute]
     model = LateFusion({"a": norm, "b": MLP(2)}, classes=2, features={"a": 3}).train()
     mask = torch.arange(8) % 2 == 0
     signal = torch.where(mask[:, None], 5 + torch.randn(8, 3), torch.zeros(8, 3))

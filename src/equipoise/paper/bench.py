@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -28,7 +27,6 @@ from equipoise.measure import timing
 from equipoise.measure.timing import PIECES, Stopwatch, TimedStep
 from equipoise.models import LateFusion, SequenceTransformer
 from equipoise.models.choose import build_encoders
-from equipoise.models.evaluation import cross_entropies
 from equipoise.study.registry import OR_YOUR_OWN, Method, all_methods, method_of
 from equipoise.training.launch import precision_of
 from equipoise.training.optimisers import make_optimizer
@@ -179,7 +177,7 @@ def bare_step(model: LateFusion, optimizer: Optimizer) -> TimedStep:
 
     def step(watch: Stopwatch, part: Part) -> None:
         with watch("forward"):
-            loss = F.cross_entropy(model(part.inputs)["fused"], part.label)
+            loss = model.known_task().loss(model(part.inputs)["fused"], part.label).mean()
         timing.backward_and_update(watch, loss, optimizer)
 
     return step
@@ -196,16 +194,17 @@ def torchjd_step(model: LateFusion, optimizer: Optimizer, beside: bool = False) 
     from torchjd import aggregation
     from torchjd.autojac import backward, jac_to_grad
 
-    aggregator = aggregation.MGDA()
+    aggregator, task = aggregation.MGDA(), model.known_task()
     encoders = {name: list(encoder.parameters()) for name, encoder in model.encoders.items()}
     owned = {id(tensor) for tensors in encoders.values() for tensor in tensors}
     heads = [tensor for tensor in model.parameters() if id(tensor) not in owned]
 
     def step(watch: Stopwatch, part: Part) -> None:
         if beside:
-            timing.plain_backward(watch, F.cross_entropy(model(part.inputs)["fused"], part.label), optimizer)
+            fused = task.loss(model(part.inputs)["fused"], part.label).mean()
+            timing.plain_backward(watch, fused, optimizer)
         with watch("forward"):
-            losses = cross_entropies(model(part.inputs), part.label, "mean")
+            losses = {name: loss.mean() for name, loss in task.losses(model(part.inputs), part.label).items()}
         with watch("backward"):
             torch.stack(list(losses.values())).sum().backward(inputs=heads, retain_graph=True)
             for name, tensors in encoders.items():

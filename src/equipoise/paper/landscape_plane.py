@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
 from equipoise.data.splits import Part
@@ -163,13 +162,13 @@ def batches_well(model: nn.Module, device: torch.device) -> bool:
 
 def _sums(model: LateFusion, plane: Plane, points: Tensor, part: Part, rows: int, *, batched: bool) -> Tensor:
     """Per point, over all samples: the sum of losses, of their squares, and the hits of every output, [P, …]."""
-    moved = plane.at(points)
+    moved, task = plane.at(points), model.known_task()
     still = {name: value for name, value in plane.start.items() if name not in moved}
 
     def evaluate(weights: Weights, inputs: Weights, label: Tensor) -> Tensor:
         outputs = functional_call(model, weights | still, (inputs,))
-        loss = F.cross_entropy(outputs["fused"], label, reduction="none").double()
-        hits = [(logits.argmax(dim=1) == label).double().sum() for logits in outputs.values()]
+        loss = task.loss(outputs["fused"], label, weighted=False).double()
+        hits = [task.hits(output, label).double().sum() for output in outputs.values()]
         return torch.stack([loss.sum(), loss.square().sum(), *hits])
 
     def one_by_one(weights: Weights, inputs: Weights, label: Tensor) -> Tensor:
