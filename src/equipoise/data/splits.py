@@ -227,7 +227,7 @@ class Splits:
             recordings: One per person, drive or session.
             window: The length of a sample: "2s", "500ms", "1min", or a number of seconds.
             stride: From the start of a window to that of the next, in the same form; a window where None.
-            label_at: The label of a window: "majority", that which covers most of it, and half at least; "mean" over the
+            label_at: The label of a window: "majority", that which covers most of it, half at least; "mean" over the
                 part of it that has a label, half at least; "end", the label at its end. "auto" takes the mean of
                 floating-point numbers and the majority of anything else. Windows without a label are left out.
             classes: As for `from_arrays`, like all that follow.

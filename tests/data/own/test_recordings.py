@@ -381,3 +381,18 @@ def test_other_mistakes(options: dict[str, Any], expected: str) -> None:
 def test_shapes_that_differ_between_recordings() -> None:
     found = problems(made(), made(signals={**made().signals, "imu": np.zeros((4, 1000))}))
     assert found == ["imu: expected arrays that differ in time only, found [3, 1000] and [4, 1000]"]
+
+
+@pytest.mark.parametrize("kind", ["jitter", "bursts", "losses"])
+def test_a_rate_is_found_from_times(kind: str) -> None:
+    random = np.random.default_rng(0)
+    times = np.arange(2000) / 50
+    if kind == "jitter":
+        times = times + random.uniform(-0.009, 0.009, 2000)
+    elif kind == "bursts":  # packets of five samples, as a radio delivers them
+        times = np.repeat(times[::5], 5) + np.tile(np.arange(5) * 1e-4, 400)
+    else:
+        times = times[random.random(2000) > 0.03]
+    one = Recording({"a": np.zeros(len(times))}, [(0, 40, 1)], times={"a": times})
+    assert cut(one).arrays["a"].shape[1:] == (1, 100)
+    assert "a_present" not in cut(one).arrays

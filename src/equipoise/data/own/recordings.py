@@ -203,12 +203,19 @@ def _read_signal(recording: Recording, sensor: str, given: Any, window: float) -
             raise BadInput(f"expected times that increase from step to step, {where or 'found no finite number'}")
         if rate is None and not len(jumps):
             raise BadInput("expected two samples or more, or a rate, found one sample with its time")
-        step = float(np.median(jumps)) if len(jumps) else 1 / float(rate or 1)
+        step = _usual(jumps, window) if len(jumps) else 1 / float(rate or 1)
         rate = None if rate is None else float(rate)
     if sensor == "label":
         known = ~np.isnan(values).any(axis=0) if values.dtype.kind == "f" else np.ones(count, bool)
         return Signal(values[:, known], times[known], rate, step, regular)
     return _without_holes(Signal(values, times, rate, step, regular), window)
+
+
+def _usual(jumps: np.ndarray, window: float) -> float:
+    """Return the usual distance of two samples: the median, or the mean without gaps where samples come in bursts."""
+    median = float(np.median(jumps))
+    mean = float(jumps[jumps <= max(LATE * median, BRIDGED * window)].mean())
+    return median if abs(median - mean) < BRIDGED * mean else mean
 
 
 def _steps_second(values: np.ndarray, sensor: str) -> np.ndarray:

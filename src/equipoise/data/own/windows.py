@@ -89,21 +89,21 @@ def cut_windows(
 ) -> Windows:
     """Cut recordings into windows; see `Splits.from_recordings`."""
     problems: list[str] = []
-    lengths = []
-    for owner, given in (("window", window), ("stride", window if stride is None else stride)):
+    lengths: list[float] = []
+    for owner, given in (("window", window), ("stride", stride)):
         try:
-            lengths.append(seconds_of(given, owner))
+            lengths += [seconds_of(given, owner)] if given is not None else lengths[:1]
         except BadInput as problem:
             problems.append(str(problem))
     if label_at not in LABEL_AT:
         problems.append(f"label_at: expected one of {', '.join(LABEL_AT)}, found {label_at!r}")
     if not recordings:
         problems.append("expected at least one recording, found none")
-    if problems:
-        return Windows({}, None, None, None, [], [], list(dict.fromkeys(problems)))
-    long, every = lengths
+    cut, (long, every) = not problems, lengths if len(lengths) == 2 else (1.0, 1.0)
     names = _names(recordings)
     read = [read_recording(one, name, long, problems) for one, name in zip(recordings, names, strict=True)]
+    if not cut:
+        return Windows({}, None, None, None, [], [], problems)
     starts = [_starts(one, name, long, every, problems) for one, name in zip(read, names, strict=True)]
     labels = _labels(read, starts, long, label_at, problems)
     sensors = list(dict.fromkeys(name for one in read for name in one.signals))
@@ -303,7 +303,8 @@ def _rate(signals: Sequence[Signal]) -> tuple[float, str]:
     """Return the rate of all windows of a sensor: the most common one that is given, or that of the usual step."""
     given = Counter(signal.rate for signal in signals if signal.rate is not None)
     if not given:
-        return 1 / float(np.median([signal.step for signal in signals])), " by its times"
+        rate = 1 / float(np.median([signal.step for signal in signals]))
+        return float(f"{rate:.3g}"), " by its times"
     rate = min(given, key=lambda one: (-given[one], one))
     others = [f"{one:g}" for one in sorted(given) if one != rate]
     return rate, f" (recordings at {', '.join(others)} Hz brought to that)" if others else ""
