@@ -394,5 +394,6 @@ def test_a_rate_is_found_from_times(kind: str) -> None:
     else:
         times = times[random.random(2000) > 0.03]
     one = Recording({"a": np.zeros(len(times))}, [(0, 40, 1)], times={"a": times})
-    assert cut(one).arrays["a"].shape[1:] == (1, 100)
-    assert "a_present" not in cut(one).arrays
+    found = cut(one).arrays
+    assert abs(found["a"].shape[2] - 100) <= 1
+    assert "a_present" not in found

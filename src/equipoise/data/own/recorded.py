@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from equipoise.data.own.columns import first_few
 from equipoise.data.own.manifest import (
     BANDS,
     COLUMNS,
@@ -27,7 +28,7 @@ from equipoise.data.own.manifest import (
 )
 from equipoise.data.own.npz import read_npy
 from equipoise.data.own.recordings import Recording, seconds_of
-from equipoise.data.own.samples import Samples, first_few
+from equipoise.data.own.samples import Samples
 from equipoise.data.own.windows import samples_of_recordings
 from equipoise.util.errors import BadInput, Unreadable
 
