@@ -26,8 +26,8 @@ from equipoise.report import (
     tables,
 )
 from equipoise.report.aggregate import MeanStd, modalities
+from equipoise.report.details import missing_table, protocol_table
 from equipoise.report.markup import html_table
-from equipoise.report.table import missing_table, protocol_table
 from report.example import make_row, write_study
 
 

@@ -2,19 +2,27 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from equipoise.cli import options
 
-EXAMPLE = "Example: equipoise export runs/one --to onnx"
+EXAMPLE = "Example: equipoise export runs/one --to onnx, or equipoise export runs/watch --best"
 
 
 def export(
     run: options.RunFolder,
+    best: Annotated[
+        bool, typer.Option("--best", help="Of a folder of several runs: rank the methods, and export the best.")
+    ] = False,
+    data: Annotated[
+        str | None, typer.Option("--data", help="With --best: the data set, where the folder holds several.")
+    ] = None,
     to: Annotated[str, typer.Option("--to", help="onnx or torch-export.")] = "onnx",
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the file and its card; RUN/export.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the file and its card; RUN/export, with --best OUT/export.")
+    ] = None,
     encoder: options.Encoder = None,
     trust: options.Trust = False,
     as_json: options.Json = False,
@@ -26,9 +34,22 @@ def export(
     from equipoise.deploy.exporting import card, write_card
     from equipoise.deploy.exporting import export as write
     from equipoise.deploy.saved_model import load_saved_model
+    from equipoise.util.errors import BadInput
     from equipoise.util.files import inside
     from equipoise.util.progress import status_line
 
+    if data is not None and not best:
+        raise BadInput("--data chooses among the data sets of a folder; type --best --data NAME")
+    ranked: list[dict[str, Any]] = []
+    if best:
+        from equipoise import report
+
+        results = report.read(run)
+        order = report.ranking(results, data)
+        ranked = report.ranking_as_dicts(order)
+        if not as_json:
+            print(report.ranking_text(order, results))
+        run, out = results.run_folder(order[0].row), out or inside(run, "export")
     kept = load_saved_model(run, encoder=encoder, trust=trust)
     folder = out or inside(kept.folder, "export")
     facts = {
@@ -42,7 +63,8 @@ def export(
         written = write(kept.deployable(), folder, to, facts=facts)
     files = [written.file, *write_card(kept, written, folder)]
     if as_json:
-        print(json.dumps({"files": [str(each) for each in files], **card(kept, written)}))
+        chosen = {"ranking": ranked} if ranked else {}
+        print(json.dumps({"files": [str(each) for each in files], **chosen, **card(kept, written)}))
         return
     print(f"{written.file}: inputs {', '.join(written.inputs)}; outputs {', '.join(written.outputs)}.")
     if written.difference is None:

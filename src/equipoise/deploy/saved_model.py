@@ -22,6 +22,7 @@ from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, build_encoders, kinds_of
 from equipoise.models.encoders import known_features
 from equipoise.models.late_fusion import takes_lengths
+from equipoise.models.metrics import METRICS
 from equipoise.study.job import DESCRIPTION, WEIGHTS
 from equipoise.study.registry import Method, all_methods
 from equipoise.util.errors import BadInput, first_line, raise_all
@@ -120,7 +121,8 @@ def _find(path: Path) -> Path:
     old = " (its runs were made before models were kept: train again)" if any(path.glob("**/epoch-*")) else ""
     problem = f"{path}: expected the folder of a finished run, found no {DESCRIPTION} in it{old}. Make one: {TRAIN}"
     if runs:
-        problem = f"{path} holds {len(runs)} finished runs; name one of them:\n" + "\n".join(_listed(runs))
+        one = f"name one of them, or take the best by `equipoise export {shlex.quote(str(path))} --best`"
+        problem = f"{path} holds {len(runs)} finished runs; {one}:\n" + "\n".join(_listed(runs))
     elif not path.is_dir():
         problem = f"no such folder: {path}; expected the folder of a finished run. Make one: {TRAIN}"
     elif (path / "tune.db").is_file():
@@ -142,14 +144,24 @@ def _listed(folders: list[Path]) -> list[str]:
     values: defaultdict[str, set[str]] = defaultdict(set)
     for key, value in chain.from_iterable(own.items() for own in settings.values()):
         values[key].add(value)
-    accuracies = {folder: row.get("validation", {}).get("fused") for folder, row in rows.items()}
-    for folder in sorted(rows, key=lambda folder: (rows[folder]["data"], -(accuracies[folder] or 0.0))):
-        row, accuracy = rows[folder], accuracies[folder]
+    metrics = {folder: METRICS.get(str(row.get("metric")), METRICS["accuracy"]) for folder, row in rows.items()}
+    found = {folder: _shipped(row.get("validation", {})) for folder, row in rows.items()}
+    merits = {folder: metrics[folder].merit(value) for folder, value in found.items()}
+    for folder in sorted(rows, key=lambda folder: (rows[folder]["data"], metrics[folder].name, -merits[folder])):
+        row, value, metric = rows[folder], found[folder], metrics[folder]
         fold = "" if row["fold"] is None else f", fold {row['fold']}"
         differs = "".join(f", {key}={value}" for key, value in settings[folder].items() if len(values[key]) > 1)
-        known = "" if accuracy is None else f": {100 * accuracy:.1f} % on validation data"
+        known = "" if value is None else f": {metric.label} {value:.4g} on validation data"
+        if metric.percent and value is not None:
+            known = f": {100 * value:.1f} %{'' if metric.name == 'accuracy' else f' {metric.label}'} on validation data"
         lines.append(f"  {folder}  {row['label']} on {row['data']}, seed {row['seed']}{fold}{differs}{known}")
     return [*lines, *damaged]
+
+
+def _shipped(validation: dict[str, Any]) -> float | None:
+    """Return the number of the decision that is shipped: that of the committee where there is one."""
+    values = (validation.get(decision) for decision in ("committee", "fused"))
+    return next((value for value in values if isinstance(value, (int, float))), None)
 
 
 def _settings(row: dict[str, Any]) -> dict[str, str]:

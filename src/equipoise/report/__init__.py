@@ -15,6 +15,10 @@ from equipoise.report.formats import print_table as print_table
 from equipoise.report.formats import render as render
 from equipoise.report.overview import overview as overview
 from equipoise.report.page import write_page as write_page
+from equipoise.report.ranking import Ranked as Ranked
+from equipoise.report.ranking import ranking as ranking
+from equipoise.report.ranking import ranking_as_dicts as ranking_as_dicts
+from equipoise.report.ranking import ranking_text as ranking_text
 from equipoise.report.results import Results as Results
 from equipoise.report.results import read as read
 from equipoise.report.table import Cell as Cell

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from equipoise.report import figures, table
+from equipoise.report import details, figures, table
 from equipoise.report.aggregate import (
     BASELINE,
     Row,
@@ -105,7 +105,7 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
     def html(whole: table.ResultTable) -> str:
         return html_table(table.shortened(whole, MOST_LISTED, baseline), sortable=True)
 
-    missing = html(table.missing_table(groups, names))
+    missing = html(details.missing_table(groups, names))
     ways = (
         "A missing sensor, answered side by side: its input set to zero or to the training mean (fused prediction), or "
         "left out of the committee. Modality dropout, where it was run, is a line of its own."
@@ -127,13 +127,13 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
             figures.noise_curves(f"{identity}-noise", drawn, _styles(drawn, baseline), head),
             paragraph(ways if missing else "", "quiet"),
             missing,
-            folded("Every fault, fused", html_table(table.fault_table(drawn, "fused"))),
-            folded("Every fault, committee", html_table(table.fault_table(drawn, "committee"))),
+            folded("Every fault, fused", html_table(details.fault_table(drawn, "fused"))),
+            folded("Every fault, committee", html_table(details.fault_table(drawn, "committee"))),
         ],
         ("time", "Training time"): [figures.time_per_step(f"{identity}-step", drawn)],
         ("more", "In detail"): [
-            folded("Each modality alone, by every protocol", html(table.protocol_table(groups, names))),
-            folded("F1, calibration, loss, worst fault, memory", html(table.measure_table(groups))),
+            folded("Each modality alone, by every protocol", html(details.protocol_table(groups, names))),
+            folded("F1, calibration, loss, worst fault, memory", html(details.measure_table(groups))),
             folded("Every hyper-parameter", _settings_tables(rows, listed)),
             folded("Versions and devices", _versions_table(rows)),
         ],

@@ -14,6 +14,7 @@ from equipoise.report.aggregate import RunGroup, aggregate, number
 from equipoise.report.headline import Row, same_headline
 from equipoise.study.store import SCHEMA, read_lines, read_rows
 from equipoise.util.errors import BadInput
+from equipoise.util.files import inside
 
 RESULTS = "results.jsonl"
 MOST_CURVES = 1000  # runs whose epochs are drawn, of one data set
@@ -55,6 +56,10 @@ class Results:
             for (task, metric), some in divided.items():
                 named[f"{data} ({task}, {metric})" if len(divided) > 1 else data] = some
         return named
+
+    def run_folder(self, row: Row) -> Path:
+        """Return the folder of a run's curves, model and predictions."""
+        return inside(self.folder, "runs", str(row["config"]).removeprefix("sha256:")[:12])
 
     @cached_property
     def groups(self) -> dict[str, list[RunGroup]]:

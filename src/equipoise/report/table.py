@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, final
 
 from equipoise.report.aggregate import (
     BASELINE,
-    PROTOCOLS,
     Difference,
     MeanStd,
     Row,
@@ -21,7 +20,6 @@ from equipoise.report.aggregate import (
     dig,
     headline,
     modalities,
-    number,
 )
 from equipoise.report.headline import Headline
 from equipoise.report.notes import notes_below
@@ -29,11 +27,6 @@ from equipoise.report.results import Results
 from equipoise.util.errors import raise_all
 
 MISSING = "–"
-SHAPLEY_ERROR = "shapley_error"
-SHAPLEY_NOTE = (
-    "Shapley values of more than eight modalities are estimated from random orders; ± standard error is that of one "
-    "run's estimate, mean over runs."
-)
 
 
 @final
@@ -275,7 +268,7 @@ def main_columns(groups: Sequence[RunGroup], differences: Sequence[Difference], 
         differences: Of them, to the baseline.
         baseline: As it was asked for.
     """
-    head, score = _score(groups)
+    head, score = score_columns(groups)
     by_label = {difference.label: difference for difference in differences}
     versus = f"vs {compared_with(differences, baseline)}"
     protocols = sorted({group.protocol for group in groups if group.protocol})
@@ -289,34 +282,47 @@ def main_columns(groups: Sequence[RunGroup], differences: Sequence[Difference], 
         score("committee", "committee", lambda group: group.committee),
         *(
             score(f"alone.{name}", name, _alone(name), unit=alone_unit, by_protocol=True)
-            for name in modalities(_rows(groups))
+            for name in modalities(rows_of(groups))
         ),
         *([alone_by] if len(protocols) > 1 else []),
-        apart("disparity", "disparity", _at("test", "disparity"), better="lower", by_protocol=True),
+        apart("disparity", "disparity", measured("test", "disparity"), better="lower", by_protocol=True),
         score("faults.fused", "faults", lambda group: group.faults, unit=f"fused, {head.unit}"),
-        score("faults.committee", "faults", _at("test", "faults", "mean", "committee"), unit=f"committee, {head.unit}"),
+        score(
+            "faults.committee",
+            "faults",
+            measured("test", "faults", "mean", "committee"),
+            unit=f"committee, {head.unit}",
+        ),
         ResultColumn("step", "step", lambda group: group.step, "ms, as trained", scale=1000.0, decimals=2),
     ]
 
 
 def measure_columns(groups: Sequence[RunGroup]) -> list[ResultColumn]:
     """Return the columns of the other measures of both decisions, and of what a run costs."""
-    _, score = _score(groups)
+    _, score = score_columns(groups)
+    nats = "nats" if (groups[0].rows[0].get("task") or "classes") == "classes" else "mean"
     columns, decisions, cost = [], ("fused", "committee"), partial(ResultColumn, scale=1.0)
     for decision in decisions:
         f1, ece, loss = (f"{decision}_{key}" for key in ("f1", "ece", "loss"))
         columns += [
-            ResultColumn(f1, f"{decision} macro F1", _at("test", f1), better="higher"),
-            ResultColumn(ece, f"{decision} calibration error", _at("test", ece), better="lower"),
-            cost(loss, f"{decision} loss", _at("test", loss), "nats", decimals=3, better="lower"),
+            ResultColumn(f1, f"{decision} macro F1", measured("test", f1), better="higher"),
+            ResultColumn(ece, f"{decision} calibration error", measured("test", ece), better="lower"),
+            cost(loss, f"{decision} loss", measured("test", loss), nats, decimals=3, better="lower"),
+            ResultColumn(f"{decision}_coverage", f"{decision} coverage", measured("test", f"{decision}_coverage")),
+            score(
+                f"{decision}_width",
+                f"{decision} interval width",
+                measured("test", f"{decision}_width"),
+                unit="of target",
+            ),
         ]
     columns.append(ResultColumn("beats", "fused beats best modality", _beats_best, "% of runs", decimals=0))
     worst = ("test", "faults", "worst")
-    columns += [score(f"worst.{key}", f"worst fault, {key}", _at(*worst, key)) for key in decisions]
+    columns += [score(f"worst.{key}", f"worst fault, {key}", measured(*worst, key)) for key in decisions]
     return [
         *columns,
-        cost("total", "whole run", _at("seconds", "total"), "s"),
-        cost("memory", "peak memory", _at("memory"), "MB", decimals=0),
+        cost("total", "whole run", measured("seconds", "total"), "s"),
+        cost("memory", "peak memory", measured("memory"), "MB", decimals=0),
         ResultColumn("runs", "runs", lambda group: str(len(group.rows)), "", kind="words"),
     ]
 
@@ -329,7 +335,11 @@ def chosen_columns(columns: Sequence[ResultColumn], names: Sequence[str]) -> lis
 
 COLUMNS = (
     *("fused", "difference", "committee", "alone", "protocol", "disparity", "faults", "step", "beats", "worst"),
-    *(f"{decision}_{score}" for decision in ("fused", "committee") for score in ("f1", "ece", "loss")),
+    *(
+        f"{decision}_{score}"
+        for decision in ("fused", "committee")
+        for score in ("f1", "ece", "loss", "coverage", "width")
+    ),
     *("total", "memory", "runs"),
 )
 """Names of columns, without the sensors and decisions that some have behind a dot."""
@@ -359,66 +369,20 @@ def _means(name: str, key: str) -> bool:
     return key == name or key.startswith(f"{name}.")
 
 
-def _score(groups: Sequence[RunGroup]) -> tuple[Headline, Callable[..., ResultColumn]]:
+def score_columns(groups: Sequence[RunGroup]) -> tuple[Headline, Callable[..., ResultColumn]]:
     """Return the headline of groups, and what makes a column in its metric."""
     head = headline(groups)
     how: dict[str, Any] = {"unit": head.unit, "scale": head.scale, "decimals": head.decimals, "better": head.better}
     return head, partial(ResultColumn, **how)
 
 
-def missing_table(groups: Sequence[RunGroup], names: Sequence[str]) -> ResultTable:
-    """Build the table of the headline without one sensor, by each way to go on without it."""
-    head, score = _score(groups)
-    faults = ((name, dig(row, "test", "faults", name, "missing") or {}) for name in names for row in _rows(groups))
-    columns = [
-        score(f"{name}.{answer}", f"no {name}", _without(name, answer), unit=f"{answer}, {head.unit}")
-        for name, answer in dict.fromkeys((name, answer) for name, answers in faults for answer in answers)
-    ]
-    return build_table(f"{_capital(head.label)} without one sensor", columns, groups)
-
-
-def protocol_table(groups: Sequence[RunGroup], names: Sequence[str]) -> ResultTable:
-    """Build the table of each modality alone by every protocol measured; estimated Shapley values with their error."""
-    head, score = _score(groups)
-    columns = [
-        score(f"{protocol}.{name}", name, _at("test", protocol, name), unit=f"{protocol}, {head.unit}")
-        for protocol in PROTOCOLS
-        for name in names
-    ]
-    unit = f"± standard error of shapley, {head.unit}"
-    columns += [
-        score(f"{SHAPLEY_ERROR}.{name}", name, _at("test", SHAPLEY_ERROR, name), unit=unit, better=None)
-        for name in names
-    ]
-    notes = [SHAPLEY_NOTE] if any(dig(row, "test", SHAPLEY_ERROR) for row in _rows(groups)) else []
-    return build_table(f"{_capital(head.label)} of each modality alone, by every protocol", columns, groups, notes)
-
-
-def measure_table(groups: Sequence[RunGroup]) -> ResultTable:
-    """Build the table of the other measures of both decisions, and of what a run costs."""
-    return build_table("More measures", measure_columns(groups), groups)
-
-
-def fault_table(groups: Sequence[RunGroup], decision: str) -> ResultTable:
-    """Build the table of one decision under every fault at every level."""
-    head, score = _score(groups)
-    rows = _rows(groups)
-    names = modalities(rows)
-    faults = ((name, dig(row, "test", "faults", name)) for row in rows for name in names)
-    paths = dict.fromkeys((name, *path) for name, levels in faults for path in _paths(levels, decision))
-    columns = [score(".".join(path), " ".join(path), _at("test", "faults", *path, decision)) for path in paths]
-    return build_table(f"{_capital(head.label)} under every fault, {decision}", columns, groups)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _rows(groups: Sequence[RunGroup]) -> list[Row]:
+def rows_of(groups: Sequence[RunGroup]) -> list[Row]:
+    """Return every run of some groups."""
     return [row for group in groups for row in group.rows]
 
 
-def _at(*path: str) -> Callable[[RunGroup], MeanStd | None]:
+def measured(*path: str) -> Callable[[RunGroup], MeanStd | None]:
+    """Return what takes a group and gives the mean of the number at a path of keys."""
     return lambda group: group.of(*path)
 
 
@@ -426,23 +390,7 @@ def _alone(name: str) -> Callable[[RunGroup], MeanStd | None]:
     return lambda group: group.alone.get(name)
 
 
-def _without(name: str, answer: str) -> Callable[[RunGroup], MeanStd | None]:
-    """Filled inputs are judged by the fused prediction; the committee drops a member and needs no filling."""
-    path = ("test", "faults", name, "missing", answer)
-    decision = "fused" if answer in ("zeros", "mean") else "committee"
-    return lambda group: group.of(*path) or group.of(*path, decision)
-
-
 def _beats_best(group: RunGroup) -> MeanStd | None:
     answers = [dig(row, "test", "beats_best_single") for row in group.rows]
     known = [answer for answer in answers if isinstance(answer, bool)]
     return MeanStd(sum(known) / len(known), None, len(known)) if known else None
-
-
-def _paths(faults: object, decision: str) -> Iterator[tuple[str, ...]]:
-    """List the paths of keys below which the decision has a number."""
-    if isinstance(faults, dict):
-        if number(faults, decision) is not None:
-            yield ()
-        for key, inner in faults.items():
-            yield from ((key, *path) for path in _paths(inner, decision))

@@ -173,7 +173,7 @@ class _Scheduler:
         self.begun += 1
         known = self.study.get_trials(deepcopy=False)
         sampler = TPESampler(seed=len(known), constant_liar=True)
-        choosing = optuna.create_study(sampler=sampler, direction="maximize")
+        choosing = optuna.create_study(sampler=sampler, direction=self.study.direction)
         choosing.add_trials(known)
         if not known and (start := self.search.start()) is not None:
             choosing.enqueue_trial(start)
