@@ -10,7 +10,7 @@ import pytest
 from equipoise.study.registry import all_methods, entries
 from equipoise.study.store import Store
 from equipoise.study.study import plan
-from equipoise.study.tuning import Choice, Interval, Search, as_typed, headline, search_of, trials, tune
+from equipoise.study.tuning import Choice, Interval, Search, as_typed, headline, merit, search_of, trials, tune
 from equipoise.util.errors import BadInput
 from small_study import DATA
 
@@ -51,11 +51,11 @@ def test_tuning_is_equal_and_never_sees_the_test_part(tmp_path: Path) -> None:
             after.measure,
         )
         tried = [row for row in rows if (row["label"], row["fold"]) == (before.entry.label, before.fold)]
-        best = max(headline(row["validation"]) for row in tried)
+        best = max(merit(row) for row in tried)
         (winner, *_) = [
             row for row in tried if row["params"] == after.entry.params and row["run"] == after.entry.settings.as_dict()
         ]
-        assert headline(winner["validation"]) == best
+        assert merit(winner) == best == headline(winner["validation"])
     assert tune(chosen, jobs, closed, store, 3) == tuned
     assert len(store.rows()) == len(rows)
 
@@ -68,6 +68,14 @@ def test_a_small_grid_is_tried_whole() -> None:
 def test_a_trial_row_of_a_method_without_fused_decision_has_a_headline() -> None:
     assert headline({"fused": 0.5, "head": {"a": 0.1}}) == 0.5
     assert headline({"fused": None, "head": {"a": 0.2, "b": 0.4}}) == pytest.approx(0.3)
+
+
+def test_smaller_errors_have_more_merit_and_what_cannot_be_told_has_least() -> None:
+    low, high, untold = ({"metric": "mae", "validation": {"fused": value, "head": {"a": value}}} for value in (1.5, 2.5, None))
+    assert merit(low) > merit(high) > merit(untold)
+    assert headline(untold["validation"]) is None
+    older = {"validation": {"fused": 0.5}}  # a row without a metric is of accuracies
+    assert merit(older) == 0.5 < merit({"metric": "auroc", "validation": {"fused": 0.6}})
 
 
 # -- what is looked for --

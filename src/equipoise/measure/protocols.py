@@ -198,7 +198,9 @@ def _features_of_zeros(model: LateFusion, part: Part, batch: int) -> dict[str, T
     """Give the features of a part whose inputs are zero: one sample stands for all, unless they differ in length."""
     if not set(part.inputs) <= set(model.encoders):
         return read_features(model, part, batch, silent=True)
-    one = read_features(model, part.take(torch.zeros_like(part.label[:1])), batch, silent=True)
+    one = read_features(
+        model, part.take(torch.zeros(1, dtype=torch.long, device=part.label.device)), batch, silent=True
+    )
     return {name: feature.expand(len(part), -1) for name, feature in one.items()}
 
 
