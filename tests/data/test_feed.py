@@ -35,7 +35,7 @@ def test_resident_and_streamed_are_the_same(mode: Mode, tmp_path: Path) -> None:
     assert all(torch.equal(one.inputs["video"], two.inputs["video"]) for one, two in zip(found, other, strict=True))
     again = list(training(feed, rows, epoch=3))
     assert not torch.equal(found[0].inputs["video"], again[0].inputs["video"])  # another epoch, other crops
-    fixed = torch.cat([each.inputs["video"] for each, _ in feed.evaluation_batches(9)])
+    fixed = torch.cat([each.inputs["video"] for each, *_ in feed.evaluation_batches(9)])
     torch.testing.assert_close(fixed, part.in_memory().ready().inputs["video"])
 
 
@@ -90,8 +90,9 @@ def test_processes_together_look_at_every_sample_once(ranks: int) -> None:
     part = Part({"a": torch.arange(10)}, torch.arange(10))
     found = [list(Feed(part, "cpu", rank=rank, ranks=ranks).evaluation_batches(4)) for rank in range(ranks)]
     assert len({len(each) for each in found}) == 1
-    labels = [some.label for each in found for some, counts in each if counts]
+    labels = [some.label for each in found for some, counts, _ in each if counts]
     assert sorted(torch.cat(labels).tolist()) == list(range(10))
+    assert all(some.label.tolist() == rows.tolist() for each in found for some, _, rows in each)
 
 
 def test_data_on_disk_is_not_read_whole_on_a_cpu(tmp_path: Path) -> None:

@@ -94,8 +94,10 @@ class Feed:
     def __len__(self) -> int:
         return len(self.part)
 
-    def evaluation_batches(self, batch: int) -> Iterator[tuple[Part, bool]]:
-        """Yield the batches of this process of all samples, in order, in the fixed view, and whether each counts.
+    def evaluation_batches(self, batch: int) -> Iterator[tuple[Part, bool, Tensor]]:
+        """Yield the batches of this process of all samples, in order, in the fixed view.
+
+        With each comes whether it counts, and the numbers of its samples in the part.
 
         Args:
             batch: Samples of all processes together.
@@ -103,7 +105,7 @@ class Feed:
         batches = torch.arange(len(self.part)).split(batch)
         shares = [share for rows in batches for share in micro_batches(rows, self.rank, self.ranks)]
         for share, stored in zip(shares, self.batches([share.rows for share in shares]), strict=True):
-            yield self.make(stored, at_random=False), share.weight > 0
+            yield self.make(stored, at_random=False), share.weight > 0, share.rows
 
     def batches(self, rows: Sequence[Tensor]) -> Iterator[Batch]:
         """Yield the batches of these rows on the device, for `make`."""

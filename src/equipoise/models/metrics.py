@@ -54,12 +54,16 @@ class Metric:
             label: As a part holds it.
             task: The task.
         """
-        if self.name == "accuracy" and task.kind == "classes":
+        if self.is_accuracy(task):
             return (answer.argmax(dim=1) == label).double().mean().item()
         answers = answer.detach().double().cpu().numpy()
         if len(answers) == 0 or not np.isfinite(answers).all():
             return math.nan
         return float(self.compute(answers, label.detach().cpu().numpy(), task.kind == "classes"))
+
+    def is_accuracy(self, task: Task) -> bool:
+        """Tell whether it is the accuracy of classes, which is a mean over samples and can be added up."""
+        return self.name == "accuracy" and task.kind == "classes"
 
     def merit(self, value: float | None) -> float:
         """Return a value of the metric as a number of which larger is better; −∞ for None and NaN."""

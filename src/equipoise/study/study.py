@@ -9,6 +9,7 @@ import torch
 
 from equipoise.data.source import DataSet, mark_task, mark_tokens
 from equipoise.models.choose import kinds_of
+from equipoise.models.metrics import METRICS, metric_of
 from equipoise.study.executors import Cluster, Executor, RunFunction
 from equipoise.study.executors.local import RanksExecutor, local_executor, pending_on_ranks
 from equipoise.study.job import FoldSplits, Job, Measure, pending, run_job
@@ -16,6 +17,7 @@ from equipoise.study.registry import Entry
 from equipoise.study.store import Store
 from equipoise.training import launch
 from equipoise.training.launch import device_of
+from equipoise.training.step import task_for
 from equipoise.training.trackers import Trackers
 from equipoise.util.errors import BadInput, FailedRuns, collect, raise_all, unknown_name
 from equipoise.util.processes import threads
@@ -55,6 +57,8 @@ def plan(
         *(partial(device, entry.settings) for entry in entries),
         *(partial(launch.check_launch, entry.settings, entry.balancer()) for entry in entries),
         *(partial(_check_modality, entry, modalities) for entry in entries),
+        *(partial(metric_of, entry.settings.metric, splits[folds[0]].task) for entry in entries),
+        *(partial(task_for, splits[folds[0]], entry.settings) for entry in entries),
         *(partial(raise_all, kinds_of(entry.settings.encoder, modalities)[1]) for entry in entries),
     )
     marks = {fold: parts.fingerprint() for fold, parts in splits.items()}
@@ -170,8 +174,9 @@ def run_progress(total: int, title: str, *, quiet: bool = False) -> Generator[On
         progress.remove(job.config)
         progress.bar("", title, finished, total)
         fused = None if kind == "failed" else content["validation"].get("fused")
-        accuracy = "done" if fused is None else f"validation accuracy {fused:.3f}"
-        progress.line(f"{finished}/{total} {job.name}: {content['reason'] if kind == 'failed' else accuracy}")
+        label = METRICS[content.get("metric", "accuracy")].label
+        score = "done" if fused is None else f"validation {label} {fused:.3f}"
+        progress.line(f"{finished}/{total} {job.name}: {content['reason'] if kind == 'failed' else score}")
 
     with Progress(quiet=quiet) as progress:
         progress.bar("", title, 0, total)

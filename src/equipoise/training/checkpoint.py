@@ -4,6 +4,7 @@ They are written so that a kill at any moment leaves them whole, seldom enough t
 all processes of a run.
 """
 
+import math
 import hashlib
 import io
 import itertools
@@ -138,7 +139,7 @@ class RunState:
         epoch: Epochs that are done.
         seconds: Spent in them.
         curves: One record per epoch.
-        best: Score, number and weights of the best epoch.
+        best: Merit (see `Metric.merit`), number and weights of the best epoch.
         batch: Batches that are done of the present epoch.
         samples: Of these batches.
         sums: Of their losses by objective, over the samples of this process.
@@ -151,7 +152,7 @@ class RunState:
     epoch: int = 0
     seconds: float = 0.0
     curves: list[dict[str, Any]] = field(default_factory=list)
-    best: tuple[float, int, dict[str, Tensor]] = (-1.0, 0, {})
+    best: tuple[float, int, dict[str, Tensor]] = (-math.inf, 0, {})
     batch: int = 0
     samples: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -19,7 +20,8 @@ from equipoise.methods.agm import ApproximationWarning
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
 from equipoise.models.evaluation import evaluating
-from equipoise.models.task import Regression, Task
+from equipoise.models.metrics import Metric
+from equipoise.models.task import Classification, Regression, Task
 from equipoise.training.parallel import ParallelModel
 from equipoise.training.settings import Settings
 from equipoise.training.weights import weighted_task
@@ -102,7 +104,13 @@ def losses_of(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Tensor
     """Return the balanced loss of a batch, and the losses of its samples by objective."""
     compared, extra, losses = step_losses(model, balancer, part)
     gaps = {name: mask for name, mask in part.present.items() if name in compared}
-    return balancer(compared, extra=extra, present=gaps or None), losses
+    task, scores = model.known_task(), None
+    if isinstance(task, Classification) and task.weight is not None and balancer.logarithmic_scores:
+        # What such methods read off a loss is the probability of the right class: exp(−f / w), w being its weight.
+        weight = task.weight[part.label]
+        right = {name: (-loss.detach() / weight).exp() for name, loss in compared.items()}
+        scores = {name: masked_mean(p, gaps[name]) if name in gaps else p.mean() for name, p in right.items()}
+    return balancer(compared, scores=scores, extra=extra, present=gaps or None), losses
 
 
 def step_losses(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Losses, Losses | None, Losses]:
@@ -137,25 +145,51 @@ def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:
         yield part.take(rows)
 
 
-def evaluate(model: LateFusion, part: Part | Feed, batch: int = 1024) -> dict[str, dict[str, float]]:
+def evaluate(
+    model: LateFusion, part: Part | Feed, batch: int = 1024, metric: Metric | None = None
+) -> dict[str, dict[str, float]]:
     """Return loss and accuracy of the fused decision and of every head, counting each sample that has the sensor once.
 
     The accuracy of labels and numbers is the mean of `Task.hits`. The processes that share a feed each take a part of
     it, and all return the result of all.
+
+    Args:
+        model: The model.
+        part: The samples.
+        batch: How many are read at a time, by all processes together.
+        metric: Computed too, under "metric", where there is one: of all answers at once, since a metric of parts says
+            nothing about that of the whole.
     """
     feed, task = part if isinstance(part, Feed) else Feed(part, part.label.device), model.known_task()
+    gathers = metric is not None and not metric.is_accuracy(task)
+    zeros = partial(torch.zeros, len(feed), task.size, dtype=torch.float64)
     sums: Losses = {}
+    answers: dict[str, Tensor] = {}
     with evaluating(model), torch.no_grad():
-        for some, counts in feed.evaluation_batches(batch):
+        for some, counts, numbers in feed.evaluation_batches(batch):
             gaps = some.present
             for name, output in model(some.inputs).items():
                 mask = gaps.get(name, torch.ones_like(output[:, 0], dtype=torch.bool))
                 rows = [task.loss(output, some.label, weighted=False), task.hits(output, some.label), mask.to(output)]
                 sums[name] = sums.get(name, 0) + torch.stack([row.where(mask, 0).sum() for row in rows]) * counts
+                if gathers and counts:
+                    whole = answers.setdefault(name, zeros(device=output.device))
+                    whole[numbers.to(whole.device)] = task.answer(task.member(output)).double()
     totals = torch.stack(list(sums.values()))
     totals = collectives.total(totals) if feed.ranks > 1 else totals
     means = (totals[:, :2] / totals[:, 2:].clamp(min=1)).tolist()
-    return {name: {"loss": loss, "accuracy": hits} for name, (loss, hits) in zip(sums, means, strict=True)}
+    results = {name: {"loss": loss, "accuracy": hits} for name, (loss, hits) in zip(sums, means, strict=True)}
+    for name, values in results.items() if metric is not None else ():
+        values["metric"] = values["accuracy"]
+        if gathers:
+            whole, label = answers.get(name, zeros(device=totals.device)), feed.part.label
+            if feed.ranks > 1:  # each has the rows of its own samples, and zeros elsewhere
+                whole = collectives.total(whole)
+            if name in feed.part.present:
+                has = feed.part.present[name]
+                whole, label = whole[has.to(whole.device)], label[has.to(label.device)]
+            values["metric"] = metric(whole, label.to(whole.device), task)
+    return results
 
 
 def task_for(splits: Splits, settings: Settings) -> Task:

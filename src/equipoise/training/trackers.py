@@ -101,7 +101,7 @@ def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
             blocks = {f"/{block}": number for block, number in value.items()} if part == "table" else {"": value}
             # No tracker takes more signs than these.
             flat |= {re.sub(r"[^\w./ -]", "_", f"{part}/{name}{block}"): number for block, number in blocks.items()}
-    return flat
+    return {name: number for name, number in flat.items() if number is not None}
 
 
 def _installed(name: str) -> bool:

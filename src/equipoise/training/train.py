@@ -3,6 +3,7 @@
 `train` is the loop, `Run` its state, `equipoise.training.step.TrainingStep` the step. The test part is never used here.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from equipoise.balance.balancer import Balancer
 from equipoise.data.feed import Feed, epoch_rows, micro_batches, mix_seeds
 from equipoise.data.splits import Splits
 from equipoise.models import LateFusion
+from equipoise.models.metrics import metric_of
 from equipoise.training import launch, optimisers
 from equipoise.training.checkpoint import Checkpoints, RunState
 from equipoise.training.compile import Compiler
@@ -26,7 +28,7 @@ from equipoise.training.step import TrainingStep, build_model, evaluate, to_chan
 from equipoise.training.trackers import Trackers, flat_numbers
 
 Record = dict[str, Any]
-"""Results of one epoch: its number, seconds, training losses, validation accuracies, and the balancing table."""
+"""Results of one epoch: its number, seconds, training losses, the metric on validation, and the balancing table."""
 
 
 @final
@@ -106,9 +108,14 @@ def train(
         return run.result()
 
 
-def score_of(validation: Mapping[str, float]) -> float:
-    """Return the score of an epoch: the fused accuracy, or the mean of the modalities where none is trained."""
-    return validation["fused"] if "fused" in validation else sum(validation.values()) / len(validation)
+def score_of(validation: Mapping[str, float | None]) -> float:
+    """Return the score of an epoch: the metric of the fused decision, or the mean of the modalities without one.
+
+    NaN where the metric cannot be told.
+    """
+    values = [validation["fused"]] if "fused" in validation else list(validation.values())
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else math.nan
 
 
 @final
@@ -126,6 +133,7 @@ class Run:
         checkpoint_seconds: float = float("inf"),
     ) -> None:
         launch.check_launch(settings, balancer)
+        self.metric = metric_of(settings.metric, splits.task)
         torch.manual_seed(seed)
         self.settings, self.state = settings, RunState(torch.Generator().manual_seed(seed))
         self.accelerator = launch.make_accelerator(settings, trackers or Trackers(), folder)
@@ -222,20 +230,21 @@ class Run:
         """Evaluate on the validation part, tell the method, keep the best; return the record, completed."""
         balancer, state = self.step.balancer, self.state
         self.step.model.sync_buffers()
-        results = evaluate(self.model, self.validation)
+        results = evaluate(self.model, self.validation, metric=self.metric)
         table = balancer.table.numbers()
+        told = {name: values.pop("metric") for name, values in results.items()}
         balancer.end_epoch({name: results[name] for name in balancer.modalities if name in results})
-        validation = {name: values["accuracy"] for name, values in results.items()}
+        validation = {name: None if math.isnan(value) else value for name, value in told.items()}
         if not balancer.needs_fused:  # the fused head is untrained: its accuracy is no result
             validation.pop("fused")
             record["train"].pop("fused", None)
         record |= {"validation": validation, "table": table}
         state.curves.append(record)
-        score = score_of(validation)
-        if score > state.best[0]:
+        merit = self.metric.merit(score_of(validation))
+        if merit > state.best[0]:
             keep = self.settings.select == "best"
             weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()} if keep else {}
-            state.best = (score, state.epoch, weights)
+            state.best = (merit, state.epoch, weights)
         self.accelerator.log(flat_numbers(record), step=state.epoch)
         if self.compiler.update(record["seconds"], state.epoch, whole=self._whole):
             self.step.attach()
