@@ -3,8 +3,8 @@
     python benchmarks/uneven.py --folds 5 --seeds 3
 
 Made-up data of forty patients: 80 % of the windows are "stable", 15 % "warning", 5 % "critical". Heart and breath tell
-them apart, temperature hardly; every patient has an offset of their own. Thirty trainings, about ten seconds each on one
-core.
+them apart, temperature hardly; every patient has an offset of their own. Thirty trainings, about ten seconds each on
+one core.
 """
 
 import argparse

@@ -71,7 +71,10 @@ def test_a_trial_row_of_a_method_without_fused_decision_has_a_headline() -> None
 
 
 def test_smaller_errors_have_more_merit_and_what_cannot_be_told_has_least() -> None:
-    low, high, untold = ({"metric": "mae", "validation": {"fused": value, "head": {"a": value}}} for value in (1.5, 2.5, None))
+    def row(value: float | None) -> dict[str, Any]:
+        return {"metric": "mae", "validation": {"fused": value, "head": {"a": value}}}
+
+    low, high, untold = map(row, (1.5, 2.5, None))
     assert merit(low) > merit(high) > merit(untold)
     assert headline(untold["validation"]) is None
     older = {"validation": {"fused": 0.5}}  # a row without a metric is of accuracies

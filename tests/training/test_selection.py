@@ -88,7 +88,8 @@ def test_a_metric_of_another_task_is_refused_before_anything_is_trained() -> Non
 def test_several_ranks_tell_what_one_tells(
     splits: Splits, name: str, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, part = build_model(splits, MIMO(), Settings(features=8)), splits.validation.take(torch.arange(20))
+    model = build_model(splits, MIMO(), Settings(features=8)).double()  # so that sizes of batches do not matter
+    part = splits.validation.take(torch.arange(20)).apply(lambda x: x.double() if x.is_floating_point() else x)
     wanted = evaluate(model, part, metric=METRICS[name])
     given: list[list[Tensor]] = []
     for rank in range(ranks):
@@ -99,7 +100,7 @@ def test_several_ranks_tell_what_one_tells(
     monkeypatch.setattr(collectives, "total", lambda _: next(sums))
     found = evaluate(model, Feed(part, "cpu", rank=0, ranks=ranks), batch=8, metric=METRICS[name])
     for head, values in wanted.items():
-        assert found[head] == pytest.approx(values, rel=1e-6), head
+        assert found[head] == pytest.approx(values, rel=1e-9), head
 
 
 def test_samples_without_a_sensor_are_no_samples_of_its_head() -> None:
@@ -137,7 +138,7 @@ def test_methods_that_read_probabilities_off_losses_read_them_without_weights() 
         torch.manual_seed(0)
         model = build_model(CLASSES, OGM(), Settings(features=8, class_weight=wanted))
         balancer = OGM()
-        balancer.attach(model)
+        balancer.attach(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
         losses_of(model, balancer, CLASSES.train)
         found[wanted] = balancer.table.values
     torch.testing.assert_close(found["none"], found["1,2,50"], equal_nan=True)
@@ -146,6 +147,6 @@ def test_methods_that_read_probabilities_off_losses_read_them_without_weights() 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("splits", [CLASSES, LABELS], ids=["classes", "labels"])
 def test_training_with_balanced_weights_finds_the_rare(splits: Splits, precision: str) -> None:
-    settings = Settings(epochs=2, batch=16, features=8, class_weight="balanced")
-    found = train(splits, MIMO(), settings.changed({"precision": precision}))
-    assert found.curves[-1]["validation"]["fused"] > 0.3
+    settings = Settings(epochs=8, batch=16, lr=0.05, features=8, class_weight="balanced", metric="balanced_accuracy")
+    found = train(splits, MSL(), settings.changed({"precision": precision}))
+    assert found.curves[-1]["validation"]["fused"] > 0.6

@@ -4,10 +4,10 @@ They are written so that a kill at any moment leaves them whole, seldom enough t
 all processes of a run.
 """
 
-import math
 import hashlib
 import io
 import itertools
+import math
 import os
 import re
 import shlex
