@@ -45,7 +45,7 @@ def test_means_over_seeds_decide_not_the_luckiest_run() -> None:
 
 
 def test_an_error_is_best_where_it_is_lowest() -> None:
-    numbers = {"task": "regression", "metric": "mae"}
+    numbers: dict[str, Any] = {"task": "regression", "metric": "mae"}
     rows = [run("msl", seed, 4.0 + seed, **numbers) for seed in range(2)]
     rows += [run("mimo", seed, 9.0, 3.0 - seed, **numbers) for seed in range(2)]
     order = ranking(results(*rows))

@@ -39,6 +39,7 @@ class Part:
             file share its memory map, and only what is taken is read.
         views: Make the input of an encoder out of a modality as it is stored; none where that is the input.
         spatial: Modalities whose last axis is not time: beams of a scanner, bins of a spectrum.
+        index: The number of each sample in the data that the part was cut from, [N]; None where that is not known.
     """
 
     inputs: dict[str, Tensor]
@@ -47,6 +48,7 @@ class Part:
     rows: Tensor | None = None
     views: Mapping[str, View] = field(default_factory=dict)
     spatial: frozenset[str] = frozenset()
+    index: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.label)
@@ -56,13 +58,14 @@ class Part:
         group = None if self.group is None else self.group[rows]
         stored = rows if self.rows is None else self.rows[rows]
         inputs = {name: array[stored] for name, array in self.inputs.items()}
-        return Part(inputs, self.label[rows], group, views=self.views, spatial=self.spatial)
+        index = None if self.index is None else self.index[rows]
+        return Part(inputs, self.label[rows], group, views=self.views, spatial=self.spatial, index=index)
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Part:
         """Return a part with a function applied to every tensor of this one, whose inputs are its own."""
         inputs = {name: function(array) for name, array in self.inputs.items()}
         group = None if self.group is None else function(self.group)
-        return Part(inputs, function(self.label), group, views=self.views, spatial=self.spatial)
+        return Part(inputs, function(self.label), group, views=self.views, spatial=self.spatial, index=self.index)
 
     def to(self, device: torch.device | str) -> Part:
         """Return the same samples on another device."""
@@ -97,7 +100,7 @@ class Part:
                 inputs[name] = view(inputs[name], inputs.get(f"{name}_length"), random)
                 if view.takes_lengths:
                     inputs.pop(f"{name}_length", None)
-        return Part(inputs, self.label, self.group, spatial=self.spatial)
+        return Part(inputs, self.label, self.group, spatial=self.spatial, index=self.index)
 
 
 @final
@@ -401,7 +404,7 @@ def parts_of(samples: Samples, marks: np.ndarray | None, tokens: Collection[str]
         if len(array) == len(label)
     }
     views = {name: view for name, view in samples.views.items() if name in inputs}
-    whole = Part(inputs, label, group, views=views, spatial=samples.spatial)
+    whole = Part(inputs, label, group, views=views, spatial=samples.spatial, index=torch.arange(len(label)))
     return {part: whole.take(torch.from_numpy(marks == number)) for number, part in enumerate(PARTS)}
 
 
@@ -439,5 +442,5 @@ def split_by_group(
     if twice := sorted({number for number in named if named.count(number) > 1}):
         msg = f"groups {twice} are in two parts; every group belongs to one"
         raise ValueError(msg)
-    whole = Part(dict(inputs), label, group)
+    whole = Part(dict(inputs), label, group, index=torch.arange(len(label)))
     return {part: whole.take(torch.isin(group, torch.tensor(list(where[part])))) for part in PARTS}

@@ -15,6 +15,8 @@ from equipoise.report.formats import print_table as print_table
 from equipoise.report.formats import render as render
 from equipoise.report.overview import overview as overview
 from equipoise.report.page import write_page as write_page
+from equipoise.report.predictions import Predictions as Predictions
+from equipoise.report.predictions import predictions as predictions
 from equipoise.report.ranking import Ranked as Ranked
 from equipoise.report.ranking import ranking as ranking
 from equipoise.report.ranking import ranking_as_dicts as ranking_as_dicts

@@ -19,6 +19,7 @@ from equipoise.balance.balancer import Balancer
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.measure import measure_run, peak_memory, step_seconds
+from equipoise.measure.predictions import PREDICTIONS, as_npz, predictions_of
 from equipoise.measure.timing import PROTOCOL, trained_step
 from equipoise.models import LateFusion
 from equipoise.models.choose import own_encoders
@@ -283,6 +284,8 @@ def _row(
     row = finite(row)
     if job.measure != "validation":  # trials are many, and nobody ships one
         save_model(folder, model, row, splits)
+        answers = predictions_of(model, splits, fold=job.fold, fused=job.entry.method.fused)
+        write_atomic(folder, PREDICTIONS, as_npz(answers))
     return row
 
 

@@ -146,7 +146,7 @@ class Prepared:
         views = {key: field.view for key, field in self.fields.items() if field.view is not None}
         label, group = self._column("label"), self._column("group_number") if chosen.by_group else None
         parts = [
-            Part(inputs, label[rows], None if group is None else group[rows], rows, views)
+            Part(inputs, label[rows], None if group is None else group[rows], rows, views, index=rows)
             for rows in self._rows_in_parts(name, fold).values()
         ]
         about = chosen.about
