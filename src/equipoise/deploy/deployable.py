@@ -1,9 +1,8 @@
-"""The graph that is shipped: raw inputs and a validity flag per sensor in, probabilities out.
+"""The graph that is shipped: raw inputs and a validity flag per sensor in, probabilities or numbers out.
 
 `LateFusion.predict` decides by the keys of a dictionary; the graph decides sample by sample, in tensors.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
@@ -13,13 +12,17 @@ from torch import Tensor, nn
 
 from equipoise.data.views import Rescaled, TimeLast, View
 from equipoise.models.encoders import real_steps
-from equipoise.models.evaluation import LEAST_LOG, surviving_weights
+from equipoise.models.evaluation import surviving_weights
 from equipoise.models.fusion import NamedModules
+from equipoise.models.intervals import rows_of
 from equipoise.models.late_fusion import LateFusion
+from equipoise.models.task import Regression
 from equipoise.util.errors import raise_all
 
 VALID, LENGTH, HEAD = "_valid", "_length", "_head"
 COMMITTEE, FUSED = "committee", "fused"
+LOW, HIGH = "_low", "_high"
+RADII = {FUSED: 0, COMMITTEE: 1}  # the places of both decisions in `LateFusion.radii`
 IN_THE_GRAPH = (Rescaled, TimeLast)  # the other views choose frames or transform sound, which is left to the caller
 
 
@@ -103,13 +106,15 @@ class Deployable(nn.Module):
     Inputs, in this order for each sensor NAME: "NAME", raw; "NAME_length" [B] where time is ragged; "NAME_valid" [B], a
     boolean per sample. What stands in the tensor of a sensor that is not valid is never read: it may be anything.
 
-    Outputs: "committee" and "fused", probabilities [B, C] as `LateFusion.predict` gives them for the sensors at hand;
-    "NAME_head", the log-probabilities of each sensor's own head, for a monitor. A sample without any valid sensor, and
-    the head of a sensor that is not valid, give every class the same probability. A model without uni-modal outputs has
-    "fused" only.
+    Outputs: "committee" and "fused", [B, size] as `LateFusion.predict` gives them for the sensors at hand: probabilities
+    of classes or labels, or numbers; "NAME_head", what each sensor's own head says, for a monitor: log-probabilities,
+    log-odds or numbers. Beside numbers, "committee_low", "committee_high", "fused_low" and "fused_high" are the ends of
+    their intervals. A sample without any valid sensor, and the head of a sensor that is not valid, say what is known
+    without sensors: every class is as probable, and of a number the mean. A model without uni-modal outputs has "fused"
+    only.
 
     Args:
-        model: A classifier. It is not copied: its weights are the graph's.
+        model: A model that knows its task. It is not copied: its weights are the graph's.
         input_specs: What each input is; None where encoders read what they are given, as `examples` show.
         examples: Inputs as for `LateFusion.forward`, of any batch size; needed where `input_specs` is None.
 
@@ -141,8 +146,11 @@ class Deployable(nn.Module):
     @property
     def output_names(self) -> list[str]:
         """Names of the outputs, in the order of the graph."""
-        own = [] if self.model.unimodal is None else [f"{name}{HEAD}" for name in self.input_specs]
-        return [COMMITTEE, FUSED, *own] if own else [FUSED]
+        heads = [] if self.model.unimodal is None else [f"{name}{HEAD}" for name in self.input_specs]
+        answers = [COMMITTEE, FUSED] if heads else [FUSED]
+        numbers = isinstance(self.model.task, Regression)
+        ends = [f"{answer}{end}" for answer in answers for end in (LOW, HIGH)] if numbers else []
+        return [*answers, *ends, *heads]
 
     def examples(self, batch: int, random: torch.Generator | None = None) -> dict[str, Tensor]:
         """Draw inputs at random, every sensor valid."""
@@ -159,19 +167,29 @@ class Deployable(nn.Module):
         valid = {name: inputs[name + VALID] for name in self.input_specs}
         features = {name: self._features(name, inputs, here) for name, here in valid.items()}
         present = torch.stack(list(valid.values()), dim=1)
-        fused = self.model.fusion(features).log_softmax(dim=1)
-        nothing = torch.full_like(fused, -math.log(fused.shape[1]))
-        fused = fused.where(present.any(dim=1, keepdim=True), nothing)
+        task = self.model.known_task()
+        fused = task.member(self.model.fusion(features))
+        nothing, some = task.nothing(fused), present.any(dim=1, keepdim=True)
+        fused = fused.where(some, nothing)
         heads = {
-            name: output.log_softmax(dim=1).where(valid[name].unsqueeze(1), nothing)
+            name: task.member(output).where(valid[name].unsqueeze(1), nothing)
             for name, output in self.model.unimodal_outputs(features).items()
         }
-        if not heads:
-            return {FUSED: fused.exp()}
-        votes = torch.stack([fused, *heads.values()], dim=1).clamp(min=LEAST_LOG)
-        weights = surviving_weights(self.model.committee.float(), present)
-        committee = (weights.unsqueeze(2) * votes).sum(dim=1).softmax(dim=1)
-        return {COMMITTEE: committee, FUSED: fused.exp(), **{f"{name}{HEAD}": log for name, log in heads.items()}}
+        answers = {FUSED: task.answer(fused)}
+        if heads:
+            weights = surviving_weights(self.model.committee.float(), present)
+            pooled = task.pool(torch.stack([fused, *heads.values()], dim=1), weights)
+            answers = {COMMITTEE: pooled.where(some, task.answer(nothing)), **answers}
+        ends = self._intervals(answers, present) if isinstance(task, Regression) else {}
+        return {**answers, **ends, **{f"{name}{HEAD}": member for name, member in heads.items()}}
+
+    def _intervals(self, answers: Mapping[str, Tensor], present: Tensor) -> dict[str, Tensor]:
+        """Give the ends of the intervals of numbers, by the radii of the sensors at hand."""
+        rows, ends = rows_of(present), {}
+        for decision, answer in answers.items():
+            radius = self.model.radii[RADII[decision]][rows]
+            ends |= {f"{decision}{LOW}": answer - radius, f"{decision}{HIGH}": answer + radius}
+        return ends
 
     def _features(self, name: str, inputs: Mapping[str, Tensor], here: Tensor) -> Tensor:
         """Encode the input of a sensor; zeros where it is not valid."""
@@ -199,10 +217,14 @@ def _problems(model: LateFusion, specs: Mapping[str, InputSpec]) -> Iterator[str
         kind = type(model).__name__
         yield f"Deployable expected a LateFusion; found {kind}. Pass the model inside its wrapper, e.g. model.module."
         return
+    if model.task is None:
+        hint = "this one was built with head=… alone. Write LateFusion(…, task=Regression(['angle']), head=…)"
+        yield f"Deployable expected a model that knows its task; {hint}."
     for name in model.encoders:
         if name not in specs:
             yield f"Deployable expected the input of {name!r}; found {sorted(specs)}. Pass input_specs, or examples."
     taken = {COMMITTEE, *(f"{name}{suffix}" for name in specs for suffix in (VALID, LENGTH, HEAD))}
+    taken |= {f"{answer}{end}" for answer in (COMMITTEE, FUSED) for end in (LOW, HIGH)}
     for name in specs:
         if name in taken:
             yield (

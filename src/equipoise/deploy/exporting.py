@@ -15,14 +15,18 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, LENGTH, VALID, Deployable, InputSpec
+from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, HIGH, LENGTH, LOW, RADII, VALID, Deployable, InputSpec
 from equipoise.deploy.saved_model import SavedModel
-from equipoise.models.evaluation import class_log_probabilities, evaluating
+from equipoise.models.evaluation import evaluating
+from equipoise.models.intervals import rows_of
+from equipoise.models.task import Regression, Task
 from equipoise.util.errors import BadInput, look_up
 from equipoise.util.files import inside, write_atomic
 
 TOLERANCE = 1e-5
-"""Largest difference of an exported graph to PyTorch, in probabilities, and in log-probabilities by their size."""
+"""Largest difference of an exported graph to PyTorch: in probabilities; in log-probabilities and log-odds by their size;
+in numbers by the deviation of the target."""
+ROUNDING = 0.05  # of a number's own size: a target far from zero has fewer digits left for its deviation
 
 BATCHES = (1, 64)
 MOST_SUBSETS = 64
@@ -110,11 +114,11 @@ def compare(model: Deployable, run: Runner) -> float:
         inputs = model.examples(batch, random)
         for subset in _subsets(list(model.input_specs)):
             given = _flagged(model, inputs, {name: torch.full((batch,), name in subset) for name in model.input_specs})
-            worst = max(worst, _difference(_by_predict(model, inputs, subset), run(given)))
+            worst = max(worst, _difference(_by_predict(model, inputs, subset), run(given), model.model.known_task()))
     inputs = model.examples(BATCHES[-1], random)
     mixed = {name: torch.rand(BATCHES[-1], generator=random) < 0.5 for name in model.input_specs}
     given = _flagged(model, inputs, mixed)
-    return max(worst, _difference(model(given), run(given)))
+    return max(worst, _difference(model(given), run(given), model.model.known_task()))
 
 
 def _program(model: nn.Module, inputs: dict[str, Tensor]) -> torch.export.ExportedProgram:
@@ -185,17 +189,31 @@ def _by_predict(model: Deployable, inputs: Mapping[str, Tensor], subset: Sequenc
         lengths = inputs.get(name + LENGTH)
         read[name] = model.readers[name](inputs[name], lengths)
         read |= {} if lengths is None else {name + LENGTH: lengths}
-    answers = {FUSED: plain.predict(read)}
+    task, answers = plain.known_task(), {FUSED: plain.predict(read)}
     if plain.unimodal is not None:
-        outputs = class_log_probabilities(plain(read))
         answers[COMMITTEE] = plain.predict(read, decision="committee")
-        answers |= {f"{name}{HEAD}": outputs[name] for name in subset}
+    if isinstance(task, Regression):
+        row = rows_of(torch.tensor([[name in subset for name in plain.encoders]]))
+        radii = {decision: plain.radii[RADII[decision], row] for decision in answers}
+        answers |= {f"{decision}{LOW}": answers[decision] - radius for decision, radius in radii.items()}
+        answers |= {f"{decision}{HIGH}": answers[decision] + radius for decision, radius in radii.items()}
+    if plain.unimodal is not None:
+        outputs = plain(read)
+        answers |= {f"{name}{HEAD}": task.member(outputs[name]) for name in subset}
     return answers
 
 
-def _difference(expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> float:
-    gaps = [(outputs[name] - value).abs() / value.abs().clamp(min=1) for name, value in expected.items()]
-    return max(float(gap.max()) if gap.isfinite().all() else torch.inf for gap in gaps)
+def _difference(expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor], task: Task) -> float:
+    """Compute the largest difference: of numbers by the deviation of the target, of the rest by their size above one."""
+    worst = 0.0
+    for name, value in expected.items():
+        size = value.abs().clamp(min=1)
+        if isinstance(task, Regression):
+            size = torch.maximum(task.deviation.cpu(), ROUNDING * value.abs())
+        same = outputs[name] == value  # an interval that could not be calibrated has no end
+        gap = ((outputs[name] - value).abs() / size).where(~same, 0)
+        worst = max(worst, float(gap.max()) if gap.isfinite().all() else torch.inf)
+    return worst
 
 
 def _who_cannot(model: Deployable, error: Exception, to: str) -> str:

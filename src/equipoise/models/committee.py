@@ -143,7 +143,10 @@ def _calibrate(model: LateFusion, of_fused: Tensor, members: Tensor, label: Tens
     """
     masks, weights = subset_masks(len(model.encoders)), model.committee.detach().cpu()
     chosen = surviving_weights(weights, masks)  # [S, M]
-    for decision, errors in enumerate((of_fused, (torch.einsum("sm,nmd->snd", chosen, members) - label).abs())):
+    pooled = torch.einsum("sm,nmd->snd", chosen, members)
+    pooled[~masks.any(dim=1)] = model.known_task().nothing(label)  # what is answered without any sensor
+    of_fused[~masks.any(dim=1)] = (model.known_task().nothing(label) - label).abs()
+    for decision, errors in enumerate((of_fused, (pooled - label).abs())):
         radii = torch.stack([conformal_radius(one) for one in errors])
         model.radii[decision].copy_(widened_by_missing(radii, masks))
 

@@ -35,7 +35,7 @@ def rows_of(present: Tensor) -> Tensor:
     """Return the row of the radii that each sample needs, [B], from the sensors it has, booleans [B, K]."""
     sensors = present.shape[1]
     if sensors <= EXACT:
-        return (present.long() << torch.arange(sensors, device=present.device)).sum(dim=1)
+        return (present.long() * 2 ** torch.arange(sensors, device=present.device)).sum(dim=1)
     missing = (~present).long()
     one = 1 + missing.argmax(dim=1)
     count = missing.sum(dim=1)
