@@ -177,7 +177,7 @@ def test_bad_input_is_told_with_what_was_expected(run: tuple[Predictor, Splits],
 
 
 def test_plain_values_and_tables() -> None:
-    classes = Prediction("classes", ("a", "b"), np.array([[0.25, 0.75]]), None, None, None, [("x", "y")], "committee")
+    classes = Prediction("classes", ("a", "b"), [("x", "y")], "committee", probabilities=np.array([[0.25, 0.75]]))
     assert classes.answer == ["b"]
     assert classes.as_dict() == {
         "answer": ["b"],
@@ -188,15 +188,17 @@ def test_plain_values_and_tables() -> None:
     assert classes.to_frame().to_dict("records") == [
         {"row": 0, "answer": "b", "p_a": 0.25, "p_b": 0.75, "sensors": "x+y"}
     ]
-    labels = Prediction("labels", ("a", "b"), np.array([0.75, 0.5]), None, None, None, ("x",), "fused", single=True)
+    labels = Prediction("labels", ("a", "b"), ("x",), "fused", single=True, probabilities=np.array([0.75, 0.5]))
     assert labels.answer == ["a"]
     assert labels.columns() == {"row": [0], "answer": ["a"], "p_a": [0.75], "p_b": [0.5], "sensors": ["x"]}
-    ends = np.array([1.0]), np.array([3.0])
-    number = Prediction("regression", ("angle",), None, np.array([2.0]), *ends, ("x",), "committee", single=True)
+    ends = {"low": np.array([1.0]), "high": np.array([np.inf])}
+    number = Prediction("regression", ("angle",), ("x",), "committee", single=True, values=np.array([2.0]), **ends)
     assert number.answer == 2.0
-    assert number.as_dict()["low"] == {"angle": 1.0}
-    assert number.columns() == {"row": [0], "answer": [2.0], "low": [1.0], "high": [3.0], "sensors": ["x"]}
-    several = Prediction("regression", ("u", "v"), None, np.array([[2.0, 4.0]]), None, None, [("x",)], "committee")
+    plain = number.as_dict()
+    assert (plain["low"], plain["high"]) == ({"angle": 1.0}, {"angle": None})
+    assert number.columns() == {"row": [0], "answer": [2.0], "low": [1.0], "high": [np.inf], "sensors": ["x"]}
+    several = Prediction("regression", ("u", "v"), [("x",)], "committee", values=np.array([[2.0, 4.0]]))
+    assert several.answer[0].tolist() == [2.0, 4.0]
     assert list(several.columns()) == ["row", "answer_u", "answer_v", "sensors"]
 
 

@@ -13,7 +13,9 @@ import torch
 
 from equipoise.data.views import view_of
 from equipoise.models.late_fusion import Unimodal
-from equipoise.study.job import FORMAT
+from equipoise.models.metrics import METRICS
+from equipoise.models.task import RegressionLoss, TaskKind
+from equipoise.study.job import FORMAT, TASK_FORMAT
 from equipoise.study.registry import all_methods
 from equipoise.training.settings import Fusion
 from equipoise.util.errors import BadInput, name_problems, unknown_name
@@ -52,8 +54,9 @@ def read_description(folder: Path, name: str, weights: int = 0) -> dict[str, Any
         version = content["format"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"{file}: expected the description of a model, found damage: {_short(error)}") from None
-    if version != FORMAT or isinstance(version, bool):
-        raise BadInput(f"{file}: expected format {FORMAT}, found {_short(version)}; open it with the version it is of")
+    if version not in (FORMAT, TASK_FORMAT) or isinstance(version, bool):
+        known = f"expected format {FORMAT} or {TASK_FORMAT}"
+        raise BadInput(f"{file}: {known}, found {_short(version)}; open it with the version it is of")
     return content
 
 
@@ -63,17 +66,40 @@ def problems_in(content: Mapping[str, Any]) -> list[str]:
     Args:
         content: As `read_description` gives it.
     """
-    if problems := at_most(_CONTENT(content, "")):
+    if problems := at_most(_CONTENT(content, "")) or list(_task_problems(content)):
         return problems
     row, test = content["row"], content["row"].get("test", {})
     if row["method"] not in all_methods() and not is_path(row["method"]):
         problems.append(f"row.method: {unknown_name(row['method'], all_methods())}")
     if (view := test.get("view")) is not None and view in test:
-        problems += _each(_SHARE)(test[view], f"row.test.{view}")
+        problems += _each(_SCORE)(test[view], f"row.test.{view}")
     problems += name_problems(content["inputs"])
     for name, plain in content["inputs"].items():
         problems += _input_problems(plain, f"inputs{_key(name)}")
     return problems
+
+
+def described_task(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the task of a description; one that was written before there were others tells classes."""
+    return content.get("task") or {"kind": "classes", "names": content["classes"]}
+
+
+def _task_problems(content: Mapping[str, Any]) -> Iterator[str]:
+    """Name the contradictions between the task and the other fields."""
+    task, kind = described_task(content), content["row"].get("task", "classes")
+    if task["names"] != content["classes"]:
+        yield f"task.names: expected those of classes, found {_short(task['names'])}"
+    if (task["kind"] == "classes") != (content["format"] == FORMAT):
+        yield f"task.kind: expected classes in format {FORMAT}, and others in {TASK_FORMAT}, found {task['kind']}"
+    if kind != task["kind"]:
+        yield f"row.task: expected {task['kind']}, found {_short(kind)}"
+    if task["kind"] == "classes" and len(task["names"]) < 2:
+        yield f"classes: expected a list of at least 2, found {_short(task['names'])}"
+    if (task["kind"] == "regression") != ("loss" in task):
+        yield "task.loss: expected it for a regression, and for nothing else"
+    metric = content["row"].get("metric", "accuracy")
+    if task["kind"] not in METRICS[metric].kinds:
+        yield f"row.metric: expected one that fits the task, found {metric}"
 
 
 def row_problems(content: Mapping[str, Any]) -> list[str]:
@@ -177,13 +203,15 @@ _TEXT = _rule("a text", lambda value: isinstance(value, str) and len(value) <= L
 _NUMBER = _rule("a number", _is_number)
 _POSITIVE = _rule("a number above zero", lambda value: _is_number(value) and value > 0)
 _SHARE = _or_null(_rule("a number from 0 to 1, or null", lambda value: _is_number(value) and 0 <= value <= 1))
-_SHARES = dict.fromkeys(("fused", "committee", "fused_ece", "committee_ece"), _SHARE)
+_SCORE = _or_null(_rule("a number or null", _is_number))
+_SCORES = dict.fromkeys(("fused", "committee", "baseline", "fused_width", "committee_width"), _SCORE)
+_SHARES = dict.fromkeys(("fused_ece", "committee_ece", "fused_coverage", "committee_coverage"), _SHARE)
 _NAMES = dict.fromkeys(("data", "split", "config", "label", "method"), _TEXT)
 _FLAG = _rule("true or false", lambda value: isinstance(value, bool))
 _ANY = _rule("anything", lambda _: True)
 _SHAPE = _each(_whole(1), list, least=1, most=8)
 _SCALES = {"mean": _each(_NUMBER, list), "deviation": _each(_POSITIVE, list)}
-_ANSWERS = _record({"fused": _SHARE, "committee": _SHARE})
+_ANSWERS = _record({"fused": _SCORE, "committee": _SCORE})
 _COLOURS = _each(_NUMBER, list, least=1, most=16)
 _VIEWS = {
     "Scaled": _record({"scale": _NUMBER}),
@@ -211,21 +239,32 @@ _INPUT = _record(
     {"read": _SHAPE, "stored": _SHAPE, "dtype": _one_of(*TYPES), "view": _or_null(_check_view), "ragged": _FLAG},
     {"most": _whole(0, 2**63 - 1), **_SCALES},
 )
-_TEST = _record({}, {**_SHARES, "view": _or_null(_TEXT), "faults": _or_null(_check_faults)})
-_VALIDATION = _record({}, {"fused": _SHARE})
+_TEST = _record({}, {**_SCORES, **_SHARES, "view": _or_null(_TEXT), "faults": _or_null(_check_faults)})
+_VALIDATION = _record({}, {"fused": _SCORE})
 _RUN = _record({"encoder": _TEXT, "features": _whole(1), "fusion": _one_of(*get_args(Fusion))})
 _ROW = _record(
     {**_NAMES, "seed": _whole(-(2**63), 2**64), "fold": _or_null(_whole(0)), "params": _each(_ANY), "run": _RUN},
-    {"about": _TEXT, "protocol": _TEXT, "test": _TEST, "validation": _VALIDATION, "versions": _each(_TEXT)},
+    {
+        "about": _TEXT,
+        "protocol": _TEXT,
+        "test": _TEST,
+        "validation": _VALIDATION,
+        "versions": _each(_TEXT),
+        "task": _one_of(*get_args(TaskKind)),
+        "metric": _one_of(*METRICS),
+    },
 )
+_NAMED = _each(_TEXT, list, least=1)
+_TASK = _record({"kind": _one_of(*get_args(TaskKind)), "names": _NAMED}, {"loss": _one_of(*get_args(RegressionLoss))})
 _CONTENT = _record(
     {
-        "classes": _each(_TEXT, list, least=2),
+        "classes": _NAMED,
         "unimodal": _one_of(None, *get_args(Unimodal)),
         "inputs": _each(_INPUT, least=1),
         "parts": _each(_each(_whole(0, 2**63))),
         "row": _ROW,
-    }
+    },
+    {"task": _TASK},
 )
 
 

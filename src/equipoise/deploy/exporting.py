@@ -24,8 +24,10 @@ from equipoise.util.errors import BadInput, look_up
 from equipoise.util.files import inside, write_atomic
 
 TOLERANCE = 1e-5
-"""Largest difference of an exported graph to PyTorch: in probabilities; in log-probabilities and log-odds by their size;
-in numbers by the deviation of the target."""
+"""Largest difference of an exported graph to PyTorch, in probabilities.
+
+In log-probabilities and log-odds it is by their size, and in numbers by the deviation of the target.
+"""
 ROUNDING = 0.05  # of a number's own size: a target far from zero has fewer digits left for its deviation
 
 BATCHES = (1, 64)
@@ -204,7 +206,7 @@ def _by_predict(model: Deployable, inputs: Mapping[str, Tensor], subset: Sequenc
 
 
 def _difference(expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor], task: Task) -> float:
-    """Compute the largest difference: of numbers by the deviation of the target, of the rest by their size above one."""
+    """Compute the largest difference: of numbers by the target's deviation, of the rest by their size above one."""
     worst = 0.0
     for name, value in expected.items():
         size = value.abs().clamp(min=1)

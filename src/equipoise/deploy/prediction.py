@@ -1,5 +1,6 @@
 """The answer of a model to one sample or many, in names and numbers."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,24 +18,25 @@ class Prediction:
     Args:
         kind: "classes", "labels" or "regression".
         names: The classes, the labels, or the columns of numbers, in the order of the last axis below.
-        probabilities: Of each class, or of each label, [N, C]; None for numbers.
-        values: The numbers, [N, D]; None for classes and labels.
-        low: The lower end of each number's interval, [N, D]; None where there is none.
-        high: The upper end.
         sensors: The sensors that were used, per sample.
         decision: "committee" or "fused".
         single: Whether it is about one sample.
+        probabilities: Of each class, or of each label, [N, C]; None for numbers.
+        values: The numbers, [N, D]; None for classes and labels.
+        low: The lower end of each number's interval, [N, D]; None for classes and labels. Nine of ten new samples lie
+            within, where these are like those of validation; minus infinity where validation had too few samples.
+        high: The upper end.
     """
 
     kind: str
     names: tuple[str, ...]
-    probabilities: Any
-    values: Any
-    low: Any
-    high: Any
     sensors: Any
     decision: str
     single: bool = False
+    probabilities: Any = None
+    values: Any = None
+    low: Any = None
+    high: Any = None
 
     @property
     def answer(self) -> Any:
@@ -46,12 +48,12 @@ class Prediction:
         return rows[0] if self.single else rows
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
+        """Return plain values, ready for JSON; an end that is not finite is None."""
         plain: dict[str, Any] = {"answer": _plain(self.answer), "sensors": _plain(self.sensors)}
         arrays = {"probabilities": self.probabilities, "values": self.values, "low": self.low, "high": self.high}
         for key, array in arrays.items():
             if array is not None:
-                plain[key] = {name: array[..., place].tolist() for place, name in enumerate(self.names)}
+                plain[key] = {name: _plain(array[..., place].tolist()) for place, name in enumerate(self.names)}
         return {**plain, "decision": self.decision}
 
     def columns(self) -> dict[str, list[Any]]:
@@ -84,9 +86,7 @@ class Prediction:
 
     @property
     def _array(self) -> np.ndarray:
-        array = self.values if self.probabilities is None else self.probabilities
-        assert array is not None
-        return array
+        return self.values if self.probabilities is None else self.probabilities
 
     def _answer(self, row: np.ndarray) -> Any:
         if self.kind == "classes":
@@ -98,5 +98,7 @@ class Prediction:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return value.tolist()
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -9,7 +9,7 @@ from typing import Any, final, get_args
 import torch
 from torch import Tensor
 
-from equipoise.deploy.deployable import VALID
+from equipoise.deploy.deployable import HIGH, LOW, VALID
 from equipoise.deploy.monitor import SensorMonitor
 from equipoise.deploy.prediction import Prediction
 from equipoise.deploy.recorded import Recorded, read_recorded
@@ -36,10 +36,12 @@ class Predictor:
         saved: The model.
         names: The classes, the labels, or the columns of numbers.
         sensors: The names of the sensors.
+        kind: "classes", "labels" or "regression".
     """
 
     def __init__(self, saved: SavedModel) -> None:
         self.saved, self.names, self.sensors = saved, saved.classes, tuple(saved.input_specs)
+        self.kind = saved.task.kind
         self.graph = saved.deployable().eval()
         sizes = {name: getattr(encoder, "words", None) for name, encoder in saved.model.encoders.items()}
         self.words = {name: size for name, size in sizes.items() if isinstance(size, int)}
@@ -106,10 +108,14 @@ class Predictor:
         """Put outputs of the graph into names and numbers."""
         flags = torch.stack([recorded.inputs[name + VALID] for name in self.sensors], dim=1).tolist()
         used = [tuple(name for name, here in zip(self.sensors, row, strict=True) if here) for row in flags]
-        probabilities = outputs[decision].numpy()
+        keys = {"low": f"{decision}{LOW}", "high": f"{decision}{HIGH}"}
+        numbers = self.kind == "regression"
+        keys |= {"values": decision} if numbers else {"probabilities": decision}
+        arrays = {name: outputs[key].numpy() for name, key in keys.items() if key in outputs}
         if recorded.single:
-            return Prediction("classes", self.names, probabilities[0], None, None, None, used[0], decision, single=True)
-        return Prediction("classes", self.names, probabilities, None, None, None, used, decision)
+            arrays = {name: array[0] for name, array in arrays.items()}
+        sensors = used[0] if recorded.single else used
+        return Prediction(self.kind, self.names, sensors, decision, single=recorded.single, **arrays)
 
     def check_decision(self, decision: str) -> None:
         """Refuse a decision that is none, or that the model cannot make."""

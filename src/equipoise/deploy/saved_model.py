@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from equipoise.data.views import view_of
 from equipoise.deploy.deployable import IN_THE_GRAPH, Deployable, InputSpec
-from equipoise.deploy.description import at_most, problems_in, read_description, row_problems
+from equipoise.deploy.description import at_most, described_task, problems_in, read_description, row_problems
 from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, build_encoders, kinds_of
 from equipoise.models.encoders import known_features
 from equipoise.models.late_fusion import takes_lengths
-from equipoise.models.metrics import METRICS
+from equipoise.models.metrics import METRICS, Metric
+from equipoise.models.task import Task, task_of
 from equipoise.study.job import DESCRIPTION, WEIGHTS
 from equipoise.study.registry import Method, all_methods
 from equipoise.util.errors import BadInput, first_line, raise_all
@@ -39,7 +40,7 @@ class SavedModel(NamedTuple):
         folder: The folder of the run.
         model: With its weights, its committee fitted, in evaluation mode.
         row: Its row of results.
-        classes: The names of the classes.
+        classes: The names of the classes, of the labels, or of the columns of numbers.
         input_specs: The inputs of a deployed model.
         parts: How many samples and groups each part of the data had.
         encoder: The words that its encoders were built from.
@@ -52,6 +53,11 @@ class SavedModel(NamedTuple):
     input_specs: dict[str, InputSpec]
     parts: dict[str, dict[str, int]]
     encoder: str = "auto"
+
+    @property
+    def task(self) -> Task:
+        """What the answers of the model mean."""
+        return self.model.known_task()
 
     def deployable(self) -> Deployable:
         """Return the model as it is shipped."""
@@ -151,9 +157,7 @@ def _listed(folders: list[Path]) -> list[str]:
         row, value, metric = rows[folder], found[folder], metrics[folder]
         fold = "" if row["fold"] is None else f", fold {row['fold']}"
         differs = "".join(f", {key}={value}" for key, value in settings[folder].items() if len(values[key]) > 1)
-        known = "" if value is None else f": {metric.label} {value:.4g} on validation data"
-        if metric.percent and value is not None:
-            known = f": {100 * value:.1f} %{'' if metric.name == 'accuracy' else f' {metric.label}'} on validation data"
+        known = "" if value is None else f": {shown(metric, value)} on validation data"
         lines.append(f"  {folder}  {row['label']} on {row['data']}, seed {row['seed']}{fold}{differs}{known}")
     return [*lines, *damaged]
 
@@ -162,6 +166,12 @@ def _shipped(validation: dict[str, Any]) -> float | None:
     """Return the number of the decision that is shipped: that of the committee where there is one."""
     values = (validation.get(decision) for decision in ("committee", "fused"))
     return next((value for value in values if isinstance(value, (int, float))), None)
+
+
+def shown(metric: Metric, value: float) -> str:
+    """Return a value of a metric as it is shown to people; what is no accuracy with its name."""
+    name = "" if metric.name == "accuracy" else f"{metric.label} "
+    return name + (f"{100 * value:.1f} %" if metric.percent else f"{value:.4g}")
 
 
 def _settings(row: dict[str, Any]) -> dict[str, str]:
@@ -261,8 +271,8 @@ def _rebuilt(
 
     def assembled(own: Mapping[str, nn.Module]) -> LateFusion:
         encoders = {name: own[name] if name in own else encoder(name) for name in kinds}
-        classes = len(content["classes"])
-        model = LateFusion(encoders, classes, fusion=settings["fusion"], unimodal=content["unimodal"])
+        task = task_of(described_task(content))
+        model = LateFusion(encoders, task=task, fusion=settings["fusion"], unimodal=content["unimodal"])
         return model if method is None or method.finish is None else method.finish(model)
 
     made = {name: encoder(name) for name in own}

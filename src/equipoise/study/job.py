@@ -37,7 +37,8 @@ from equipoise.util.files import inside, write_atomic
 from equipoise.util.named import fingerprint
 from equipoise.util.processes import keep_freed_memory
 
-FORMAT = 1
+FORMAT, TASK_FORMAT = 1, 2
+"""Of the description of a model that tells classes; and of any other, which readers of the first would take for one."""
 DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
 
 
@@ -53,8 +54,9 @@ def save_model(folder: Path, model: LateFusion, row: dict[str, Any], splits: Spl
     import safetensors.torch
 
     content = {
-        "format": FORMAT,
+        "format": FORMAT if splits.task.kind == "classes" else TASK_FORMAT,
         "classes": list(splits.classes),
+        "task": splits.task.as_dict(),
         "unimodal": model.unimodal,
         "inputs": _inputs(splits),
         "parts": {name: _counts(part) for name, part in splits.parts.items()},
