@@ -176,3 +176,14 @@ def test_bad_streams_are_refused(predictor: Predictor, tmp_path: Path) -> None:
     (tmp_path / "monitor.json").write_text("{}")
     with pytest.raises(BadInput, match="Make one: equipoise monitor"):
         predictor.stream(rates=RATES, monitor=tmp_path / "monitor.json")
+
+
+def test_scans_are_taken_one_by_one(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    arrays = {"wrist": generator.normal(size=(60, 3, 40)), "lidar": generator.normal(size=(60, 1, 36))}
+    trained(tmp_path, arrays, np.arange(60) % 7 % 3, space=["lidar"])
+    scanner = equipoise.load(tmp_path)
+    scans, wrist = generator.normal(size=(10, 1, 36)), generator.normal(size=(3, 40))
+    (answer,) = scanner.stream(rates={"wrist": 20, "lidar": 5}).push({"wrist": wrist, "lidar": scans})
+    expected = scanner.predict({"wrist": wrist, "lidar": scans[-1]})
+    np.testing.assert_allclose(answer.prediction.probabilities, expected.probabilities, atol=1e-6)

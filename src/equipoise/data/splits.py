@@ -220,6 +220,7 @@ class Splits:
         seed: int = 0,
         fold: int | None = None,
         standardise: bool = True,
+        task: str = "auto",
     ) -> Splits:
         """Cut long recordings into windows, and these into training, validation and test parts.
 
@@ -238,6 +239,7 @@ class Splits:
             seed: Of the drawing.
             fold: The fold to test on.
             standardise: Shift and scale every channel by the statistics of the training part.
+            task: "classes", "regression" or "labels", where the label does not say it; numbers to predict are averaged.
 
         Raises:
             BadInput: With everything that is wrong.
@@ -251,9 +253,10 @@ class Splits:
             >>> Splits.from_recordings([person() for _ in range(5)], window="2s", stride="1s").shapes
             {'imu': (3, 100), 'radar': (1, 40)}
         """
-        samples = samples_of_recordings(
-            recordings, window=window, stride=stride, label_at=label_at, classes=classes, name=name
-        )
+        if label_at == "auto" and task == "regression":
+            label_at = "mean"
+        how: dict[str, Any] = {"window": window, "stride": stride, "label_at": label_at}
+        samples = samples_of_recordings(recordings, **how, classes=classes, name=name, task=task)
         return cls.from_samples(samples, fold, seed, standardise=standardise)
 
     @classmethod

@@ -41,6 +41,7 @@ class InputSpec:
         before: The view that the caller has to apply, because it is not in the graph; None for none.
         most: The largest whole number that a sensor of whole numbers may give, for trying a graph.
         stored: Shape and type of one sample that `before` is applied to; None where there is no such view.
+        spatial: Whether its last axis is not time, so that a stream takes it sample by sample.
     """
 
     shape: tuple[int, ...]
@@ -52,6 +53,7 @@ class InputSpec:
     before: View | None = None
     most: int = 127
     stored: tuple[tuple[int, ...], torch.dtype] | None = None
+    spatial: bool = False
 
     @property
     def recorded(self) -> tuple[tuple[int, ...], torch.dtype]:

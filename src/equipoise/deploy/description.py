@@ -237,7 +237,7 @@ def _check_faults(value: Any, where: str) -> Iterator[str]:
 
 _INPUT = _record(
     {"read": _SHAPE, "stored": _SHAPE, "dtype": _one_of(*TYPES), "view": _or_null(_check_view), "ragged": _FLAG},
-    {"most": _whole(0, 2**63 - 1), **_SCALES},
+    {"most": _whole(0, 2**63 - 1), "axis": _one_of("space", "time"), **_SCALES},
 )
 _TEST = _record({}, {**_SCORES, **_SHARES, "view": _or_null(_TEXT), "faults": _or_null(_check_faults)})
 _VALIDATION = _record({}, {"fused": _SCORE})

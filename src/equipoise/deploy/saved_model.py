@@ -206,6 +206,7 @@ def _input_spec(plain: dict[str, Any]) -> InputSpec:
     known: dict[str, Any] = {
         key: torch.tensor(plain[key]).reshape(per_channel) for key in ("mean", "deviation") if key in plain
     }
+    known |= {"spatial": True} if plain.get("axis") == "space" else {}
     known |= {"most": plain["most"]} if "most" in plain else {}  # word numbers beyond it may have no vector
     return InputSpec(stored, getattr(torch, plain["dtype"]), plain["ragged"], view, **known)
 

@@ -244,7 +244,7 @@ def _batch_of_one(name: str, array: np.ndarray, buffer: _Buffer) -> np.ndarray:
 
 def _empty(spec: InputSpec, rate: Fraction) -> _Buffer:
     axis = None
-    if len(spec.shape) in (2, 4):
+    if len(spec.shape) in (2, 4) and not spec.spatial:
         axis = 0 if isinstance(spec.view, TimeLast) else 1
     step = spec.shape if axis is None else (*spec.shape[:axis], *spec.shape[axis + 1 :])
     return _Buffer(spec, rate, axis, torch.zeros(0, *step, dtype=spec.dtype), torch.zeros(0, dtype=torch.bool))

@@ -84,6 +84,8 @@ def _inputs(splits: Splits) -> dict[str, dict[str, Any]]:
             "view": None if view is None else view.as_dict(),
             "ragged": f"{name}_length" in splits.train.inputs,
         }
+        if name in splits.train.spatial:
+            inputs[name]["axis"] = "space"
         if view is None and not array.is_floating_point():
             inputs[name]["most"] = int(array.max())
         if name in splits.scales:

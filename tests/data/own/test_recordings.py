@@ -216,6 +216,13 @@ def test_several_yes_or_no_labels_each_by_majority() -> None:
     assert found.tolist() == [[1, 0]] * 4 + [[1, 1]] * 5
 
 
+def test_whole_numbers_to_predict_are_averaged() -> None:
+    whole = [made(seed=at, labels=[(0, 9, 60), (9, 20, 80)]) for at in range(4)]
+    label = Splits.from_recordings(whole, window=2, stride=1, task="regression").train.label
+    assert sorted({*label.flatten().tolist()}) == [60.0, 70.0, 80.0]
+    assert Splits.from_recordings(whole, window=2, stride=1).task.names == ("60", "80")
+
+
 # -- gaps --
 
 
@@ -259,6 +266,11 @@ def test_sensors_that_begin_late_end_early_or_are_not_there() -> None:
     assert np.flatnonzero(~found.arrays["radar_present"]).tolist() == list(range(9, 19))
     assert np.flatnonzero(~found.arrays["ecg_present"]).tolist() == list(range(6))
     assert np.flatnonzero(~found.arrays["imu_present"]).tolist() == list(range(19, 38))
+
+
+def test_a_sensor_that_was_off_all_the_time() -> None:
+    found = cut(made(signals={**made().signals, "radar": np.full(400, np.nan)}), made())
+    assert found.arrays["radar_present"].tolist() == [False] * 19 + [True] * 19
 
 
 def test_windows_in_which_nothing_is_there_are_left_out() -> None:
@@ -366,6 +378,8 @@ def test_bad_options_are_said_at_once() -> None:
     ("options", "expected"),
     [
         ({"labels": ()}, "label: expected labels"),
+        ({"labels": [(0, 5, ["a", "b"])]}, "found a mixture"),
+        ({"times": {"imu": np.arange(1000).astype("M8[ms]")}}, "expected times in seconds, found dates"),
         ({"labels": [(0, 5, "a"), (5, 9, 1)]}, "found a mixture"),
         ({"labels": [(0, 5, [1]), (5, 9, [1, 2])]}, "found a mixture"),
         ({"signals": {"imu": np.zeros((1000, 3))}, "rates": {"imu": 50}}, "give its transpose"),

@@ -133,8 +133,8 @@ def read_recording(recording: Recording, name: str, window: float, problems: lis
         values = label.values[0] if len(label.values) == 1 else label.values.T
         return ReadRecording(signals, label.times, ends, values)
     starts, ends, values = _read_intervals(recording.labels, name, problems)
-    if len(starts) and signals:
-        first, last = min(one.times[0] for one in signals.values()), max(one.end for one in signals.values())
+    if len(starts) and (there := [one for one in signals.values() if len(one.times)]):
+        first, last = min(one.times[0] for one in there), max(one.end for one in there)
         outside = [f"{a:g} to {b:g} s" for a, b in zip(starts, ends, strict=True) if b <= first or a >= last]
         if outside:
             found = f"found {len(outside)} outside, such as {outside[0]}"
@@ -189,6 +189,8 @@ def _read_signal(recording: Recording, sensor: str, given: Any, window: float) -
             raise BadInput(f"expected [C, T], time last, of one window at least, {shape}; give its transpose")
     else:
         times = as_numpy(times)
+        if times.dtype.kind in "Mm":
+            raise BadInput("expected times in seconds, found dates; give (times - first) / numpy.timedelta64(1, 's')")
         if times.shape != (count,) or times.dtype.kind not in "iuf":
             turned = "; time comes last: give its transpose" if times.shape == values.shape[:1] else ""
             found = f"found times of shape {list(times.shape)} for values {list(values.shape)}"

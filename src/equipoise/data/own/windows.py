@@ -194,7 +194,8 @@ def _labels(
             problems.append("label: expected labels=[(start, end, label), …] or a signal called label, found none")
         return none
     kinds = {(values.dtype.kind in "US", values.shape[1:]) for values in given}
-    if len(kinds) > 1 or any(values.dtype.kind not in "biufUS" for values in given):
+    allowed = {1: "biufUS", 2: "biuf"}
+    if len(kinds) > 1 or any(values.dtype.kind not in allowed.get(values.ndim, "") for values in given):
         problems.append("label: expected names, or numbers, or as many numbers in every label, found a mixture")
         return none
     joined = np.concatenate(given)
