@@ -19,6 +19,7 @@ from equipoise.models import fit_committee
 from measure.constructed import names, random_model, random_splits, reader, series_model, series_part, told
 
 DECISIONS = [f"{decision}{score}" for decision in ("fused", "committee") for score in ("", "_f1", "_ece", "_loss")]
+SAYS, BESIDE = ["fused_says", "committee_says"], ["baseline", "fused_interval", "committee_interval"]
 
 
 def kinds(value: Any) -> set[type]:
@@ -32,14 +33,14 @@ def test_a_row_holds_everything_under_its_name(count: int, view: str | None) -> 
     found = measure_run(random_model(count, unimodal=view), random_splits(count), seed=0)
     own = list(dict.fromkeys([*([view] if view else []), "split"]))
     ends = ["disparity", "beats_best_single"]
-    assert list(found["validation"]) == [*DECISIONS, "view", *own, "zeroed", "shapley", *ends]
-    assert list(found["test"]) == [*DECISIONS, "view", *own, "probe", "zeroed", "shapley", *ends, "faults"]
+    assert list(found["validation"]) == [*DECISIONS, "view", *own, "zeroed", "shapley", *ends, *SAYS]
+    assert list(found["test"]) == [*DECISIONS, "view", *own, "probe", "zeroed", "shapley", *ends, *BESIDE, "faults"]
     assert found["test"]["view"] == view
     assert all(list(found["test"][protocol]) == names(count) for protocol in own)
-    assert kinds(found) <= {float, bool, str, type(None)}
+    assert kinds(found) <= {float, bool, str, type(None), list}
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     nothing = {key for key, value in found["test"].items() if value is None}
-    assert nothing == (set() if view else {*DECISIONS[4:], "view", *ends})
+    assert nothing == (set() if view else {*DECISIONS[4:], "view", *ends, BESIDE[-1]})
 
 
 def test_numbers_are_those_of_the_parts() -> None:
@@ -110,10 +111,34 @@ def test_the_test_part_decides_nothing() -> None:
     assert first["test"]["fused"] != second["test"]["fused"]
 
 
+def test_the_majority_and_an_interval_stand_beside_the_test_numbers() -> None:
+    model, splits = random_model(2), random_splits(2)
+    train = replace(splits.train, label=splits.train.label.clone().fill_(1))
+    found = measure_run(model, replace(splits, train=train), seed=0, faults=False, protocols=False)
+    assert found["test"]["baseline"] == pytest.approx((splits.test.label == 1).double().mean().item())
+    for decision in ("fused", "committee"):
+        low, high = found["test"][f"{decision}_interval"]
+        assert low <= found["test"][decision] <= high
+        assert low < high
+    errors = measure_run(model, splits, seed=0, faults=False, protocols=False, metric="macro_f1")
+    assert errors["test"]["baseline"] < errors["test"]["fused_interval"][1] < 1
+
+
+def test_a_model_that_says_one_class_is_told() -> None:
+    model, splits = random_model(2), random_splits(2)
+    assert measure_run(model, splits, seed=0, faults=False, protocols=False)["validation"]["fused_says"] is None
+    with torch.no_grad():
+        model.fusion.head.weight.zero_()
+        model.fusion.head.bias.copy_(torch.tensor([0.0, 5.0, 0.0]))
+    found = measure_run(model, splits, seed=0, faults=False, protocols=False)["validation"]
+    assert found["fused_says"] == repr(splits.classes[1])
+
+
 def test_parts_can_be_left_out() -> None:
     found = measure_run(random_model(2), random_splits(2), seed=0, faults=False, protocols=False)
     expected = [*DECISIONS, "view", "head", "disparity", "beats_best_single"]
-    assert list(found["test"]) == list(found["validation"]) == expected
+    assert list(found["validation"]) == [*expected, *SAYS]
+    assert list(found["test"]) == [*expected, *BESIDE]
 
 
 def test_series_twice_the_same() -> None:

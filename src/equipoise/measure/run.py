@@ -6,11 +6,14 @@ from typing import Any
 import torch
 
 from equipoise.data.splits import Part, Splits
+from equipoise.measure.bootstrap import bootstrap_interval
 from equipoise.measure.faults import accuracy_under_faults, training_statistics
 from equipoise.measure.outputs import Outputs, Scorer, batches_of, decide, read_features, reading, scores
 from equipoise.measure.protocols import other_protocols, view_accuracy
+from equipoise.measure.remarks import says_only
 from equipoise.models.committee import fit_committee
 from equipoise.models.late_fusion import LateFusion, check_model
+from equipoise.models.metrics import baseline
 
 FAULTS_LIMIT = 4 * 2**30
 
@@ -43,8 +46,11 @@ def measure_run(
         ``{"validation": {…}, "test": {…}}``, plain numbers and dicts all through. Each part has "fused" and "committee"
         (the metric), each also with "_loss", of classes "_f1" and "_ece", of numbers "_coverage" and "_width" of their
         intervals; the name of the model's "view"; per modality the metric under that name and the other protocols;
-        "disparity" and "beats_best_single" under the view; and on test "faults". Numbers of a committee or a view that
-        the model has not are None.
+        and "disparity" and "beats_best_single" under the view. On validation, "fused_says" and "committee_says" name
+        the one answer of a decision that always gives the same (see `says_only`). On test there are "faults";
+        "baseline", the metric of the answer that reads no sensor (see `metrics.baseline`); and "fused_interval" and
+        "committee_interval" of the metric (see `bootstrap_interval`). Numbers of a committee or a view that the model
+        has not are None.
     """
     check_model("Measuring", model)
     if model.unimodal is not None:
@@ -88,7 +94,20 @@ def _measure(
     merit = scorer.metric.merit
     numbers["disparity"] = None if view is None else max(view.values()) - min(view.values())
     numbers["beats_best_single"] = None if view is None else merit(numbers["fused"]) > max(map(merit, view.values()))
-    return numbers
+    return numbers | _beside(outputs, part, scorer, train)
+
+
+def _beside(outputs: Outputs, part: Part, scorer: Scorer, train: Part | None) -> dict[str, Any]:
+    """Give what the numbers of a part are to be compared with: on test, where there is a training part; or else."""
+    metric, task = scorer.metric, scorer.task
+    answers = {"fused": task.answer(outputs.fused), "committee": outputs.committee}
+    if train is None:
+        return {f"{name}_says": x if x is None else says_only(x, outputs.label, task) for name, x in answers.items()}
+    intervals = {
+        f"{name}_interval": x if x is None else bootstrap_interval(metric, x, outputs.label, task, part.group)
+        for name, x in answers.items()
+    }
+    return {"baseline": baseline(train.label, part.label, metric, task), **intervals}
 
 
 def _intervals(model: LateFusion, outputs: Outputs) -> dict[str, float | None]:

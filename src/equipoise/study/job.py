@@ -20,6 +20,7 @@ from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.measure import measure_run, peak_memory, step_seconds
 from equipoise.measure.predictions import PREDICTIONS, as_npz, predictions_of
+from equipoise.measure.remarks import warnings_of
 from equipoise.measure.timing import PROTOCOL, trained_step
 from equipoise.models import LateFusion
 from equipoise.models.choose import own_encoders
@@ -278,6 +279,9 @@ def _row(
         "metric": metric_of(settings.metric, splits.task).name,
         "selected": {"epoch": trained.epoch, "by": settings.select + published},
         **measured,
+        "warnings": warnings_of(
+            measured["validation"], trained.steps * len(trained.curves), weighted=settings.class_weight != "none"
+        ),
         "seconds": {**parts, "step": step, "total": trained.seconds},
         "timing": {"step": how, "parts": PROTOCOL, "workers": workers},
         "memory": peak_memory(torch.device(trained.device)),
