@@ -36,7 +36,7 @@ def test_the_same_labels_only(row: list[float], said: str) -> None:
 
 def test_one_number_only() -> None:
     label = torch.tensor([[0.0, 10.0], [100.0, 30.0], [50.0, 20.0]])
-    still = torch.tensor([[12.0, 20.0]]) + torch.tensor([[0.1], [0.0], [-0.1]])
+    still = torch.tensor([[12.0, 20.0]]) + torch.tensor([[0.05], [0.0], [-0.05]])
     assert says_only(still, label, NUMBERS) == "about 12, 20"
     assert says_only(still + torch.tensor([[0.0, 9.0], [0, 0], [0, 0]]), label, NUMBERS) is None
 
