@@ -25,7 +25,7 @@ ROOMS = [
     ),
 ]
 INTEGRATIONS = ROOT / "src" / "equipoise" / "integrations"  # each loads a library, so they are read and not imported
-HELPERS = {"__init__"}  # which the others share
+HELPERS = {"__init__", "sklearn_base"}  # which the others share
 # What a user calls on a balancer, and what the author of a method answers; the rest serves the engine.
 ON_A_BALANCER = {"active", "add_state", "attach", "check_arguments", "end_epoch", "forward", "table"}
 ANSWERED = {

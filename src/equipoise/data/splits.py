@@ -269,9 +269,13 @@ class Splits:
         standardise: bool = True,
         tokens: Collection[str] = (),
         folds: int | None = None,
+        tested: bool = True,
     ) -> Splits:
-        """Divide samples into parts, or raise one message with everything that is wrong; see `from_arrays`."""
-        assignment = samples.assign(fold, seed, folds)
+        """Divide samples into parts, or raise one message with everything that is wrong; see `from_arrays`.
+
+        Without a test part (`tested=False`) the validation part stands in its place.
+        """
+        assignment = samples.assign(fold, seed, folds, tested=tested)
         problems = [*samples.problems, *assignment.problems, *samples.token_problems(tokens)]
         left = len(problems) - MOST_SHOWN
         more = [f"… and {left} more; all of them: equipoise check --data …"] if left > 1 else problems[MOST_SHOWN:]
@@ -279,7 +283,7 @@ class Splits:
         parts = parts_of(samples, assignment.marks, tokens)
         assert samples.label is not None
         about = "; ".join([assignment.about, *samples.notes])
-        train, validation, test = (parts[name] for name in PARTS)
+        train, validation, test = (parts[name] for name in (PARTS if tested else (*PARTS[:2], PARTS[1])))
         task = _task(samples.label, train.label)
         splits = cls(samples.name, train, validation, test, samples.label.names, about, task=task)
         return splits.standardised() if standardise else splits

@@ -12,7 +12,6 @@ PARTS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = 0, 1, 2
 SHARES = (0.6, 0.2, 0.2)
 DEALT = (TRAIN, TEST, VALIDATION, TRAIN, TRAIN)  # so a class of three is in every part, and of one in the training part
-HELD_OUT = (0, 1, 0, 0)  # every fourth
 MOST_FOLDS, FEWEST_FOLDS = 5, 3
 TRIES, STEPS = 50, 20_000  # a try takes a step per group
 
@@ -40,14 +39,21 @@ def draw_fold(label: np.ndarray, group: np.ndarray | None, fold: int, folds: int
     return np.select([place == fold, place == (fold + 1) % folds], [TEST, VALIDATION], TRAIN)
 
 
-def hold_out(label: np.ndarray, group: np.ndarray | None, seed: int) -> np.ndarray:
-    """Draw about a quarter of the training samples for validation, whole groups where there are some, as a mask."""
+def hold_out(label: np.ndarray, group: np.ndarray | None, seed: int, share: float = 0.25) -> np.ndarray:
+    """Draw samples for validation out of those for training, whole groups where there are some, as a mask.
+
+    Args:
+        label: Classes, [N].
+        group: Numbers of groups, [N]; None to draw within each class instead.
+        seed: The same seed draws the same samples.
+        share: How many of the samples, about; at most half. A class of two has one of them.
+    """
     if group is None:
-        return _stratified(label, HELD_OUT, seed).astype(bool)
+        return _stratified(label, np.diff(np.floor(share * np.arange(-2, 99))), seed).astype(bool)
     present, numbers = np.unique(group, return_inverse=True)
     if len(present) < 2:
         return np.zeros(len(label), bool)
-    return assign_groups(class_counts(label, numbers), (0.75, 0.25), seed)[numbers].astype(bool)
+    return assign_groups(class_counts(label, numbers), (1 - share, share), seed)[numbers].astype(bool)
 
 
 def fold_count(samples: int, groups: int | None) -> int:
@@ -114,7 +120,7 @@ def _greedy(counts: np.ndarray, shares: np.ndarray, order: np.ndarray) -> np.nda
     return places
 
 
-def _stratified(label: np.ndarray, pattern: Sequence[int], seed: int) -> np.ndarray:
+def _stratified(label: np.ndarray, pattern: Sequence[int] | np.ndarray, seed: int) -> np.ndarray:
     """Assign the samples of each class, in random order, to parts by a pattern that repeats."""
     marks = np.empty(len(label), np.int64)
     _, sizes = np.unique(label, return_counts=True)

@@ -117,13 +117,16 @@ class Samples:
             if (self.inputs[name] < 0).any():
                 yield f"{name}: expected token numbers from 0 on, found {int(self.inputs[name].min())}; pad with 0"
 
-    def assign(self, fold: int | None = None, seed: int = 0, folds: int | None = None) -> Assignment:
+    def assign(
+        self, fold: int | None = None, seed: int = 0, folds: int | None = None, *, tested: bool = True
+    ) -> Assignment:
         """Assign each sample to a part.
 
         Args:
             fold: Which fold is tested on; None for the parts that were given, or drawn once.
             seed: Of the drawing.
             folds: How many there are; None for `self.folds`.
+            tested: Whether there has to be a test part.
         """
         columns = (self.label and self.label.values, self.marks, self.group and self.group.numbers)
         if len({len(column) for column in columns if column is not None}) > 1:
@@ -165,7 +168,8 @@ class Samples:
             about = f"drawn at random {within} (seed {seed}); {UNGROUPED}"
             if group is not None:
                 about = f"drawn by group (seed {seed}), no group in two parts: {self._groups_per_part(marks)}"
-        empty = [part for number, part in enumerate(PARTS) if not (marks == number).any()]
+        needed = PARTS if tested else PARTS[:2]
+        empty = [part for number, part in enumerate(needed) if not (marks == number).any()]
         problems += [f"{part}: expected at least one sample, found none" for part in empty]
         problems += training_problems(self.label.kind, self.label.names, self.label.values[marks == TRAIN])
         return Assignment(marks, about, tuple(problems))
