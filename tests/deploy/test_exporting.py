@@ -28,6 +28,7 @@ from equipoise.deploy import (
 from equipoise.deploy.exporting import card
 from equipoise.models import LateFusion
 from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, ResNet18
+from equipoise.models.fusion_model import FusionModel
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
 from equipoise.study.job import Job, run_job
 from equipoise.study.registry import entries
@@ -91,7 +92,7 @@ def flagged(inputs: Inputs, valid: dict[str, Tensor]) -> Inputs:
     return given
 
 
-def predicted(model: LateFusion, inputs: Inputs, subset: Sequence[str]) -> Inputs:
+def predicted(model: FusionModel, inputs: Inputs, subset: Sequence[str]) -> Inputs:
     """What PyTorch says to a dictionary that lacks the other sensors."""
     there = {key: each for key, each in inputs.items() if key.removesuffix("_length") in subset}
     found = {"fused": model.predict(there)}

@@ -15,6 +15,7 @@ from equipoise import AGM, MIMO, MSES, MSL, OGM, OGMGE, Balancer, MMPareto, Unim
 from equipoise.data import Part, Splits
 from equipoise.data.bundled import two_sensors
 from equipoise.data.feed import Feed, epoch_rows, micro_batches
+from equipoise.models import LateFusion
 from equipoise.training.optimisers import make_optimizer, make_schedule
 from equipoise.training.settings import Settings
 from equipoise.training.step import build_model, evaluate, losses_of, split
@@ -248,6 +249,7 @@ def test_shares_decide_while_heads_learn_beside() -> None:
     torch.manual_seed(0)
     model = build_model(DATA, OGM(), settings)
     reference = build_model(DATA, OGM(), settings)
+    assert isinstance(reference, LateFusion)
     reference.load_state_dict(model.state_dict())
     some, rate = DATA.train.take(torch.arange(20)), 0.1
     optimizer = torch.optim.SGD(model.parameters(), rate)

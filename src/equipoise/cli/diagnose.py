@@ -9,6 +9,7 @@ from equipoise.cli import options
 from equipoise.cli.config import Config
 from equipoise.study import compare as comparison
 from equipoise.study.registry import entries
+from equipoise.util.errors import BadInput
 
 EXAMPLE = "Example: equipoise diagnose --data watch --seeds 3 epochs=20"
 
@@ -31,6 +32,11 @@ def diagnose(
 
     both = ["msl", "unimodal"]
     source, chosen = options.data_and(data, split, preset, partial(entries, both, words or ()))
+    if (model := chosen[0].settings.model) != "auto":
+        raise BadInput(
+            f"model={model}: a diagnosis puts fresh linear layers on the features of encoders, which a model of your "
+            f"own does not show; type: equipoise compare --data {data} --methods msl,unimodal model={model}"
+        )
     how: dict[str, Any] = {"folds": folds, "workers": workers, "quiet": as_json, "command": options.typed_command()}
     rows = comparison.compare(chosen, source, range(seeds), out, **how)
     joint, alone = ([row for row in rows if row["method"] == name] for name in both)

@@ -14,8 +14,8 @@ from equipoise.data.views import Rescaled, TimeLast, View
 from equipoise.models.encoders import real_steps
 from equipoise.models.evaluation import surviving_weights
 from equipoise.models.fusion import NamedModules
+from equipoise.models.fusion_model import FusionModel
 from equipoise.models.intervals import rows_of
-from equipoise.models.late_fusion import LateFusion
 from equipoise.models.task import Regression
 from equipoise.util.errors import raise_all
 
@@ -126,7 +126,7 @@ class Deployable(nn.Module):
 
     def __init__(
         self,
-        model: LateFusion,
+        model: FusionModel,
         input_specs: Mapping[str, InputSpec] | None = None,
         examples: Mapping[str, Tensor] | None = None,
     ) -> None:
@@ -205,7 +205,7 @@ class Deployable(nn.Module):
         return self.model.encoders[name](read, **given).where(here.unsqueeze(1), 0)
 
 
-def _specs_of(model: LateFusion, examples: Mapping[str, Tensor]) -> dict[str, InputSpec]:
+def _specs_of(model: FusionModel, examples: Mapping[str, Tensor]) -> dict[str, InputSpec]:
     specs = {}
     for name in model.encoders:
         if (batch := examples.get(name)) is not None:
@@ -214,8 +214,8 @@ def _specs_of(model: LateFusion, examples: Mapping[str, Tensor]) -> dict[str, In
     return specs
 
 
-def _problems(model: LateFusion, specs: Mapping[str, InputSpec]) -> Iterator[str]:
-    if not isinstance(model, LateFusion):
+def _problems(model: FusionModel, specs: Mapping[str, InputSpec]) -> Iterator[str]:
+    if not isinstance(model, FusionModel):
         kind = type(model).__name__
         yield f"Deployable expected a LateFusion; found {kind}. Pass the model inside its wrapper, e.g. model.module."
         return

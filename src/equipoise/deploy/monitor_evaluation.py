@@ -11,7 +11,7 @@ from equipoise.data.splits import Part
 from equipoise.deploy.monitor import MonitorState, SensorMonitor
 from equipoise.measure.faults import TrainingStatistics, faulty_parts
 from equipoise.measure.outputs import read_features, reading
-from equipoise.models.late_fusion import LateFusion
+from equipoise.models.fusion_model import FusionModel
 from equipoise.util.errors import raise_all
 
 DEAD = ("missing zeros", "missing mean", "stuck")
@@ -70,7 +70,7 @@ class MonitorEvaluation(NamedTuple):
         return {**self._asdict(), "faults": faults, "total_failures_found": self.dead()}
 
 
-def fit_monitor(model: LateFusion, part: Part, **how: Any) -> SensorMonitor:
+def fit_monitor(model: FusionModel, part: Part, **how: Any) -> SensorMonitor:
     """Calibrate a monitor for a model on a healthy part that it was not trained on.
 
     Args:
@@ -89,7 +89,7 @@ def fit_monitor(model: LateFusion, part: Part, **how: Any) -> SensorMonitor:
 
 def evaluate_monitor(
     monitor: SensorMonitor,
-    model: LateFusion,
+    model: FusionModel,
     part: Part,
     training: TrainingStatistics,
     *,
@@ -152,7 +152,7 @@ def _problems(monitor: SensorMonitor, part: Part, training: TrainingStatistics, 
         yield f"A trial expected a stream of more than {stretch} windows; the longest group has {longest}."
 
 
-def _heads(model: LateFusion, part: Part, only: str | None = None) -> Tensor:
+def _heads(model: FusionModel, part: Part, only: str | None = None) -> Tensor:
     """Compute the log-probabilities of the heads, [N, K, C]; or of only one of them."""
     names = list(model.encoders) if only is None else [only]
     inputs = {key: array for key, array in part.inputs.items() if key.removesuffix("_length") in names}

@@ -21,6 +21,7 @@ from equipoise.deploy.description import at_most, described_task, problems_in, r
 from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, build_encoders, kinds_of
 from equipoise.models.encoders import known_features
+from equipoise.models.fusion_model import FusionModel
 from equipoise.models.late_fusion import takes_lengths
 from equipoise.models.metrics import METRICS, Metric
 from equipoise.models.task import Task, task_of
@@ -47,7 +48,7 @@ class SavedModel(NamedTuple):
     """
 
     folder: Path
-    model: LateFusion
+    model: FusionModel
     row: dict[str, Any]
     classes: tuple[str, ...]
     input_specs: dict[str, InputSpec]
@@ -248,7 +249,7 @@ def _rebuilt(
     method: Method | None,
     tensors: Mapping[str, TensorSpec],
     specs: Mapping[str, InputSpec],
-) -> LateFusion:
+) -> FusionModel:
     """Build the model of a run without its weights, once it is certain that they fit: before, nothing large is made.
 
     Raises:
@@ -270,7 +271,7 @@ def _rebuilt(
         except BadInput as error:
             raise RuntimeError(str(error)) from error  # what the folder says is known to be sound: it is the encoder
 
-    def assembled(own: Mapping[str, nn.Module]) -> LateFusion:
+    def assembled(own: Mapping[str, nn.Module]) -> FusionModel:
         encoders = {name: own[name] if name in own else encoder(name) for name in kinds}
         task = task_of(described_task(content))
         model = LateFusion(encoders, task=task, fusion=settings["fusion"], unimodal=content["unimodal"])
@@ -285,7 +286,7 @@ def _rebuilt(
     return assembled(made)
 
 
-def _misfits(outline: LateFusion, made: Mapping[str, nn.Module], tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
+def _misfits(outline: FusionModel, made: Mapping[str, nn.Module], tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
     """Name the tensors of a file that do not fit those of a model."""
     expected = {key: TensorSpec.of(tensor) for key, tensor in outline.state_dict().items()}
     optional = {}
@@ -304,7 +305,7 @@ def _misfits(outline: LateFusion, made: Mapping[str, nn.Module], tensors: Mappin
     yield from (f"expected a tensor of the model, found {key[:100]!r}" for key in unknown)
 
 
-def _unreadable(outline: LateFusion, made: Mapping[str, nn.Module], specs: Mapping[str, InputSpec]) -> Iterator[str]:
+def _unreadable(outline: FusionModel, made: Mapping[str, nn.Module], specs: Mapping[str, InputSpec]) -> Iterator[str]:
     """Name the inputs described so that their encoders cannot read them."""
     for name, spec in specs.items():
         encoder = made.get(name, outline.encoders[name])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise.data.splits import Part
 from equipoise.measure.outputs import Scorer, decide, read_features, reading
-from equipoise.models.late_fusion import LateFusion
+from equipoise.models.fusion_model import FusionModel
 from equipoise.util.errors import raise_all
 
 NOISE_LEVELS = (0.5, 1.0, 2.0, 4.0)
@@ -57,7 +57,7 @@ def training_statistics(train: Part) -> TrainingStatistics:
 
 
 def accuracy_under_faults(
-    model: LateFusion, part: Part, training: TrainingStatistics, seed: int = 0, batch: int = 512, metric: str = "auto"
+    model: FusionModel, part: Part, training: TrainingStatistics, seed: int = 0, batch: int = 512, metric: str = "auto"
 ) -> dict[str, Any]:
     """Break one sensor after the other and give the accuracy of both decisions, or another metric.
 
@@ -162,7 +162,7 @@ def _chosen(part: Part, modality: str, *, own: bool) -> dict[str, Tensor]:
     return {name: array for name, array in part.inputs.items() if (name in names) == own}
 
 
-def _problems(model: LateFusion, part: Part, training: TrainingStatistics) -> Iterator[str]:
+def _problems(model: FusionModel, part: Part, training: TrainingStatistics) -> Iterator[str]:
     for name in getattr(model, "encoders", ()):
         if name not in part.inputs or name not in training.mean:
             hint = f"found {sorted(part.inputs)} and {sorted(training.mean)}. Type training_statistics(splits.train)."

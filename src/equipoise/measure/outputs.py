@@ -10,7 +10,8 @@ from torch import Tensor
 
 from equipoise.data.splits import Part
 from equipoise.models.evaluation import evaluating
-from equipoise.models.late_fusion import LateFusion, Unimodal, check_model
+from equipoise.models.fusion_model import FusionModel
+from equipoise.models.late_fusion import Unimodal, check_model
 from equipoise.models.metrics import METRICS, Metric, baseline, metric_of
 from equipoise.models.task import Classification, Task
 from equipoise.util.errors import raise_all
@@ -52,7 +53,7 @@ class Scorer:
     task: Task
 
     @classmethod
-    def of(cls, model: LateFusion, metric: str = "auto") -> "Scorer":
+    def of(cls, model: FusionModel, metric: str = "auto") -> "Scorer":
         """Return the scorer of a model for the name of a metric."""
         task = model.known_task()
         return cls(metric_of(metric, task), task)
@@ -77,14 +78,14 @@ class Scorer:
 
 
 @contextmanager
-def reading(model: LateFusion) -> Generator[None]:
+def reading(model: FusionModel) -> Generator[None]:
     """Put a model into evaluation mode, without gradients, for a while; raise a TypeError if it is no `LateFusion`."""
     check_model("Measuring", model)
     with evaluating(model), torch.no_grad():
         yield
 
 
-def decisions(model: LateFusion, part: Part, batch: int = 512) -> Outputs:
+def decisions(model: FusionModel, part: Part, batch: int = 512) -> Outputs:
     """Run a model over a part once, in evaluation mode and without gradients.
 
     Args:
@@ -103,7 +104,7 @@ def decisions(model: LateFusion, part: Part, batch: int = 512) -> Outputs:
         return decide(model, read_features(model, part, batch), part.label, present=part.present)
 
 
-def read_features(model: LateFusion, part: Part, batch: int = 512, *, silent: bool = False) -> dict[str, Tensor]:
+def read_features(model: FusionModel, part: Part, batch: int = 512, *, silent: bool = False) -> dict[str, Tensor]:
     """Give the features of each modality at hand, [N, size], of a model that is `reading`.
 
     Args:
@@ -121,7 +122,7 @@ def read_features(model: LateFusion, part: Part, batch: int = 512, *, silent: bo
 
 
 def decide(
-    model: LateFusion,
+    model: FusionModel,
     features: Mapping[str, Tensor],
     label: Tensor,
     known: Mapping[str, Tensor] | None = None,
@@ -140,8 +141,7 @@ def decide(
     """
     task = model.known_task()
     known = {name: member for name, member in (known or {}).items() if name in features}
-    heads = model.unimodal_outputs({name: feature for name, feature in features.items() if name not in known})
-    outputs = {"fused": model.fusion(model.complete(features)), **heads}
+    outputs = model.outputs_from(features, skip=known)
     members = {**known, **{name: task.member(output).double() for name, output in outputs.items()}}
     members = {name: members[name] for name in ("fused", *features) if name in members}
     device = members["fused"].device

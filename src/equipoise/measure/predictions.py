@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.data.splits import Splits
 from equipoise.measure.outputs import decisions
-from equipoise.models.late_fusion import LateFusion
+from equipoise.models.fusion_model import FusionModel
 
 PREDICTIONS = "predictions.npz"
 """The file with them in the folder of a run."""
@@ -16,7 +16,7 @@ NO_FOLD = -1
 
 
 def predictions_of(
-    model: LateFusion, splits: Splits, *, fold: int | None = None, fused: bool = True
+    model: FusionModel, splits: Splits, *, fold: int | None = None, fused: bool = True
 ) -> dict[str, np.ndarray]:
     """Return the answers of a model on the test part, in order.
 

@@ -25,7 +25,8 @@ from torch.nn import functional as F
 from equipoise.data.splits import Part
 from equipoise.measure.outputs import Outputs, Scorer, decide, read_features, reading
 from equipoise.models.evaluation import evaluating, shapley_values
-from equipoise.models.late_fusion import LateFusion, check_model
+from equipoise.models.fusion_model import FusionModel
+from equipoise.models.late_fusion import check_model
 from equipoise.models.task import Task
 from equipoise.training.step import masked_mean
 
@@ -42,7 +43,7 @@ _DECREASE = 1e-4  # of what the slope promises, that a step has to keep
 
 
 def unimodal_accuracy(
-    model: LateFusion, part: Part, train: Part | None = None, batch: int = 512, metric: str = "auto"
+    model: FusionModel, part: Part, train: Part | None = None, batch: int = 512, metric: str = "auto"
 ) -> dict[str, Accuracies]:
     """Give the accuracy of every modality under every protocol that the model allows.
 
@@ -71,7 +72,7 @@ def view_accuracy(outputs: Outputs, scorer: Scorer) -> dict[str, Accuracies]:
 
 
 def other_protocols(
-    model: LateFusion,
+    model: FusionModel,
     part: Part,
     features: Mapping[str, Tensor],
     scorer: Scorer,
@@ -93,7 +94,7 @@ def other_protocols(
     if model.fusion.additive and scorer.task.kind != "regression":
         shares = model.fusion.share(features)
         results["split"] = {name: scorer.output(shares[name], label) for name in model.encoders}
-    if train is not None:
+    if train is not None and model.encoded:
         results["probe"] = probe_features(read_features(model, train, batch), train, features, part, scorer)
     sampled = len(model.encoders) > EXACT
     subsets = subset_accuracy(model, part, features, scorer, batch, largest=1 if sampled else None)
@@ -106,7 +107,7 @@ def other_protocols(
 
 
 def subset_accuracy(
-    model: LateFusion,
+    model: FusionModel,
     part: Part,
     features: Mapping[str, Tensor],
     scorer: Scorer,
@@ -133,13 +134,13 @@ def subset_accuracy(
     values = {frozenset(): scorer.constant(label)}
     for size in range(1, (largest or len(model.encoders)) + 1):
         for subset in map(frozenset, combinations(model.encoders, size)):
-            heard = {name: features[name] if name in subset else silent[name] for name in model.encoders}
+            heard = {**features, **{name: silent[name] for name in model.encoders if name not in subset}}
             values[subset] = scorer.output(model.fusion(heard), label)
     return values
 
 
 def sampled_shapley(
-    model: LateFusion, part: Part, features: Mapping[str, Tensor], scorer: Scorer, batch: int = 512
+    model: FusionModel, part: Part, features: Mapping[str, Tensor], scorer: Scorer, batch: int = 512
 ) -> tuple[Accuracies, Accuracies]:
     """Estimate Shapley values of the fused accuracy, and give them with their standard errors.
 
@@ -174,7 +175,7 @@ def sampled_shapley(
 
 
 def _votes_along(
-    model: LateFusion, features: Mapping[str, Tensor], silent: Mapping[str, Tensor]
+    model: FusionModel, features: Mapping[str, Tensor], silent: Mapping[str, Tensor]
 ) -> Callable[[Sequence[str]], Iterator[Tensor]]:
     """Make the function that gives, along an order of the modalities, the fused output after each one is heard."""
     fusion = model.fusion
@@ -194,14 +195,14 @@ def _votes_along(
     return lambda order: islice(accumulate((changes[name] for name in order), initial=start), 1, None)
 
 
-def _features_of_zeros(model: LateFusion, part: Part, batch: int) -> dict[str, Tensor]:
+def _features_of_zeros(model: FusionModel, part: Part, batch: int) -> dict[str, Tensor]:
     """Give the features of a part whose inputs are zero: one sample stands for all, unless they differ in length."""
     if not set(part.inputs) <= set(model.encoders):
         return read_features(model, part, batch, silent=True)
     one = read_features(
-        model, part.take(torch.zeros(1, dtype=torch.long, device=part.label.device)), batch, silent=True
+        model, part.take(torch.zeros(1, dtype=torch.int64, device=part.label.device)), batch, silent=True
     )
-    return {name: feature.expand(len(part), -1) for name, feature in one.items()}
+    return {name: feature.expand(len(part), *feature.shape[1:]) for name, feature in one.items()}
 
 
 class Probe(NamedTuple):
@@ -340,7 +341,7 @@ def probe_outputs(learnt: Tensor, label: Tensor, judged: Tensor, task: Task) -> 
     return both[1] @ torch.linalg.solve(both[0].T @ both[0] + penalty, both[0].T @ label.double())
 
 
-def conflict(model: LateFusion, part: Part, batch: int = 512, seed: int = 0) -> dict[str, Any]:
+def conflict(model: FusionModel, part: Part, batch: int = 512, seed: int = 0) -> dict[str, Any]:
     """Give the cosine between ∇f_mm and ∇f_k at each encoder k, and the share of encoders where it is negative.
 
     f_mm is the mean loss of the fused output and f_k that of modality k on one batch. The model is read in
@@ -377,7 +378,7 @@ def conflict(model: LateFusion, part: Part, batch: int = 512, seed: int = 0) -> 
     return {"cosine": cosine, "conflicting": sum(value < 0 for value in cosine.values()) / len(cosine)}
 
 
-def _mean_losses(model: LateFusion, part: Part) -> dict[str, Tensor]:
+def _mean_losses(model: FusionModel, part: Part) -> dict[str, Tensor]:
     losses = model.known_task().losses(model(part.inputs), part.label)
     gaps = part.present
     return {name: masked_mean(loss, gaps[name]) if name in gaps else loss.mean() for name, loss in losses.items()}

@@ -12,14 +12,15 @@ from equipoise.measure.outputs import Outputs, Scorer, batches_of, decide, read_
 from equipoise.measure.protocols import other_protocols, view_accuracy
 from equipoise.measure.remarks import says_only
 from equipoise.models.committee import fit_committee
-from equipoise.models.late_fusion import LateFusion, check_model
+from equipoise.models.fusion_model import FusionModel
+from equipoise.models.late_fusion import check_model
 from equipoise.models.metrics import baseline
 
 FAULTS_LIMIT = 4 * 2**30
 
 
 def measure_run(
-    model: LateFusion,
+    model: FusionModel,
     splits: Splits,
     *,
     seed: int,
@@ -74,7 +75,7 @@ def _can_break(splits: Splits) -> bool:
 
 
 def _measure(
-    model: LateFusion, part: Part, *, scorer: Scorer, protocols: bool, train: Part | None, batch: int
+    model: FusionModel, part: Part, *, scorer: Scorer, protocols: bool, train: Part | None, batch: int
 ) -> dict[str, Any]:
     features = read_features(model, part, batch)
     outputs = decide(model, features, part.label, present=part.present)
@@ -110,7 +111,7 @@ def _beside(outputs: Outputs, part: Part, scorer: Scorer, train: Part | None) ->
     return {"baseline": baseline(train.label, part.label, metric, task), **intervals}
 
 
-def _intervals(model: LateFusion, outputs: Outputs) -> dict[str, float | None]:
+def _intervals(model: FusionModel, outputs: Outputs) -> dict[str, float | None]:
     """Give the share of targets inside of the intervals, and the mean width of these, of both decisions."""
     numbers: dict[str, float | None] = {}
     for at, (decision, answer) in enumerate((("fused", outputs.fused), ("committee", outputs.committee))):

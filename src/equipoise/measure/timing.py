@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from equipoise.balance.attach import unwrap_optimizer
 from equipoise.balance.balancer import Balancer
 from equipoise.data.splits import Part
-from equipoise.models.late_fusion import LateFusion, check_model
+from equipoise.models.fusion_model import FusionModel
+from equipoise.models.late_fusion import check_model
 from equipoise.training.step import step_losses
 
 PIECES = ("data", "forward", "backward", "balance", "update")
@@ -80,7 +81,7 @@ TimedStep = Callable[[Stopwatch, Part], None]
 """A whole training step on a batch, whose pieces run under the stopwatch."""
 
 
-def timed_step(model: LateFusion, balancer: Balancer, optimizer: Optimizer) -> TimedStep:
+def timed_step(model: FusionModel, balancer: Balancer, optimizer: Optimizer) -> TimedStep:
     """Make the training step of a method, as `equipoise.training.train` takes it.
 
     A loss method balances in its call, and its backward pass is an ordinary one. Other methods do part of their work
@@ -147,7 +148,7 @@ def time_steps(
 
 
 def step_seconds(
-    model: LateFusion, balancer: Balancer, optimizer: Any, part: Part, batch: int, steps: int = 20
+    model: FusionModel, balancer: Balancer, optimizer: Any, part: Part, batch: int, steps: int = 20
 ) -> dict[str, float]:
     """Time training steps on copies: nothing of model, balancer, optimiser or the random state changes.
 

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from equipoise.models.evaluation import LEAST_LOG, evaluating, surviving_weights
 from equipoise.models.fusion import Fusion
+from equipoise.models.fusion_model import FusionModel
 from equipoise.models.intervals import conformal_radius, subset_masks, widened_by_missing
 from equipoise.models.late_fusion import LateFusion, check_model
+from equipoise.models.own_model import OwnModel
 from equipoise.models.task import Classification, Regression, Task
 from equipoise.util.errors import raise_all
 
@@ -46,7 +48,7 @@ class CommitteeFit(NamedTuple):
     reason: str
 
 
-def fit_committee(model: LateFusion, batches: Iterable[Batch] | Batch, groups: Groups | None = None) -> CommitteeFit:
+def fit_committee(model: FusionModel, batches: Iterable[Batch] | Batch, groups: Groups | None = None) -> CommitteeFit:
     """Fit the weights with which a model's heads vote, and store them in `model.committee`.
 
     Samples that lack a sensor have no say in it. Of a regression, the intervals are calibrated too: `model.radii`.
@@ -74,7 +76,7 @@ def fit_committee(model: LateFusion, batches: Iterable[Batch] | Batch, groups: G
         for number, batch in enumerate([batches] if single else batches):
             inputs, answers, *rest = cast("tuple[Any, ...]", batch)
             features = model.features(inputs)
-            outputs = {"fused": model.fusion(model.complete(features)), **model.unimodal_outputs(features)}
+            outputs = model.outputs_from(features)
             samples = len(outputs["fused"])
             wrong = [f"an input for {name!r}, which is missing" for name in names if name not in outputs]
             counts = {"labels": len(answers), "groups": len(rest[0]) if rest else samples}
@@ -121,18 +123,17 @@ def _fit_task(task: Task, members: Tensor, label: Tensor, groups: Groups | None)
     return fit_weights(logs.transpose(1, 2).flatten(0, 1), label.long().flatten(), np.repeat(names, labels))
 
 
-def _fused_by_subset(model: LateFusion, features: Mapping[str, Tensor]) -> Tensor:
+def _fused_by_subset(model: FusionModel, features: Mapping[str, Tensor]) -> Tensor:
     """Compute the fused answer with every subset of the sensors, [S, B, D]."""
     answers = []
     for mask in subset_masks(len(model.encoders)).tolist():
-        heard = {
-            name: x if there else torch.zeros_like(x) for (name, x), there in zip(features.items(), mask, strict=True)
-        }
-        answers.append(model.known_task().member(model.fusion(model.complete(heard))))
+        missing = {name for name, there in zip(model.encoders, mask, strict=True) if not there}
+        heard = model.complete(model.silenced(features, missing))
+        answers.append(model.known_task().member(model.fusion(heard)))
     return torch.stack(answers)
 
 
-def _calibrate(model: LateFusion, of_fused: Tensor, members: Tensor, label: Tensor) -> None:
+def _calibrate(model: FusionModel, of_fused: Tensor, members: Tensor, label: Tensor) -> None:
     """Store the conformal radius of both decisions for every subset of the sensors.
 
     Args:
@@ -420,7 +421,7 @@ class Vote(Fusion):
         return torch.stack(votes).mean(dim=0)
 
 
-def as_ensemble(model: LateFusion) -> LateFusion:
+def as_ensemble(model: FusionModel) -> FusionModel:
     """Separately trained uni-modal models whose votes are averaged.
 
     Args:
@@ -429,6 +430,10 @@ def as_ensemble(model: LateFusion) -> LateFusion:
     Returns:
         A model with the same encoders and heads, whose fused decision is their equal vote.
     """
+    if isinstance(model, OwnModel):
+        return model.equal_vote()
+    if not isinstance(model, LateFusion):
+        raise TypeError(f"as_ensemble expected a LateFusion or an OwnModel, found {type(model).__name__}")
     voting = LateFusion(
         dict(model.encoders),
         task=model.known_task(),

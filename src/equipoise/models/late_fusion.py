@@ -5,29 +5,24 @@ from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter, signature
 from numbers import Integral
 from types import FunctionType
-from typing import Any, Literal, final, get_args
+from typing import Any, final, get_args
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.models.encoders import features_of
-from equipoise.models.evaluation import evaluating, surviving_weights, varies_in_training
+from equipoise.models.evaluation import varies_in_training
 from equipoise.models.fusion import HeadMaker, HeadPart, NamedModules, build_fusion
-from equipoise.models.intervals import new_radii, rows_of
-from equipoise.models.task import Classification, Regression, Task
+from equipoise.models.fusion_model import Decision as Decision
+from equipoise.models.fusion_model import FusionModel, Inputs, Lengths, Tensors
+from equipoise.models.fusion_model import Unimodal as Unimodal
+from equipoise.models.task import Classification, Task
 from equipoise.util.errors import name_problems, raise_all, unknown_name
 from equipoise.util.graph import scale_gradient
 
-Unimodal = Literal["head", "detached", "split"]
-"""The source of a modality's own output."""
-Decision = Literal["fused", "committee"]
-Inputs = Mapping[str, Tensor | None]
-Lengths = Mapping[str, Tensor]
-Tensors = dict[str, Tensor]
-
 
 @final
-class LateFusion(nn.Module):
+class LateFusion(FusionModel):
     """Encodes each modality alone and fuses the feature vectors: {name: input} → {"fused": …, name: …}.
 
     A sensor that is missing from the inputs counts as a feature vector of zeros in the fused path and has no output of
@@ -55,9 +50,6 @@ class LateFusion(nn.Module):
         ValueError: If something does not fit; the message names all of it.
     """
 
-    committee: Tensor
-    radii: Tensor
-
     def __init__(
         self,
         encoders: Mapping[str, nn.Module],
@@ -70,15 +62,14 @@ class LateFusion(nn.Module):
         features: Mapping[str, int] | None = None,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
         others = _other_problems(classes, head, task, unimodal, dropout)
         raise_all([*_encoder_problems(encoders, features or {}), *others])
+        if classes is not None:
+            task = Classification(list(map(str, range(int(classes)))))
+        super().__init__(len(encoders), task, unimodal)
         sizes = {name: features_of(encoder) for name, encoder in encoders.items()} | dict(features or {})
         self.sizes = {name: int(size) for name, size in sizes.items() if size is not None}
-        self.unimodal, self.dropout = unimodal, dropout
-        self.task = task
-        if classes is not None:
-            self.task = Classification(list(map(str, range(int(classes)))))
+        self.dropout = dropout
         make_head = _head_maker(None if self.task is None else self.task.size, head)
 
         # The fused head comes before the others, so that a seed starts it alike whatever `unimodal` says.
@@ -92,9 +83,6 @@ class LateFusion(nn.Module):
         self.heads = NamedModules({name: make_head(size) for name, size in own.items()})
         self._responder: weakref.ref[object] | None = None
         self._takes_lengths = {name for name, encoder in encoders.items() if takes_lengths(encoder)}
-        self.register_buffer("committee", torch.full((len(self.sizes) + 1,), 1 / (len(self.sizes) + 1)))
-        if isinstance(task, Regression):
-            self.register_buffer("radii", new_radii(len(self.sizes), task.size))
 
     def forward(self, inputs: Inputs, lengths: Lengths | None = None) -> dict[str, Tensor]:
         """Give the fused output, then the output of each modality at hand, in the order of the encoders.
@@ -133,6 +121,25 @@ class LateFusion(nn.Module):
         first, sizes = next(iter(features.values())), self.sizes.items()
         return {name: features[name] if name in features else first.new_zeros(len(first), size) for name, size in sizes}
 
+    def silenced(self, features: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:
+        """Return features with those of some modalities zero, as if they were missing."""
+        return {name: torch.zeros_like(feature) if name in names else feature for name, feature in features.items()}
+
+    def outputs_from(
+        self,
+        features: Mapping[str, Tensor],
+        skip: Mapping[str, Any] | None = None,
+        batch: int | None = None,  # noqa: ARG002 (features are small)
+    ) -> dict[str, Tensor]:
+        """Give the outputs of the heads from features, the fused one first, as `forward` does behind the encoders."""
+        own = {name: feature for name, feature in features.items() if not skip or name not in skip}
+        return {"fused": self.fusion(self.complete(features)), **self.unimodal_outputs(own)}
+
+    def graph_features(self, name: str, read: Tensor, lengths: Tensor | None, here: Tensor) -> dict[str, Tensor]:
+        """Give the feature vector of one modality, zero where a sample lacks it."""
+        given = {} if lengths is None else {"lengths": lengths}
+        return {name: self.encoders[name](read, **given).where(here.unsqueeze(1), 0)}
+
     def unimodal_outputs(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Give the own output of each modality from its features; nothing where the model has no such outputs."""
         if self.unimodal is None or not features:
@@ -143,79 +150,6 @@ class LateFusion(nn.Module):
         if self.unimodal == "detached":
             features = {name: feature.detach() for name, feature in features.items()}
         return {name: self.heads[name](feature) for name, feature in features.items()}
-
-    def vote(self, members: Mapping[str, Tensor], present: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Let the committee vote: the pool of its members, [B, size], as the task has it.
-
-        Members are "fused" and each modality at hand, [B, size], as `Task.member` gives them. Their weights are those
-        in `committee`; with a sensor missing, those of `surviving_weights`.
-
-        Args:
-            members: By name.
-            present: For a modality that only some samples have, which ones, [B].
-        """
-        weights, fused = self.committee.to(members["fused"].dtype), members["fused"]
-        here = [name in members for name in self.encoders]
-        if present:
-            every, none = (torch.full_like(fused[:, 0], value, dtype=torch.bool) for value in (1, 0))
-            masks = [present.get(name, every) if name in members else none for name in self.encoders]
-            weights = surviving_weights(weights, torch.stack(masks, dim=1))
-        elif not all(here):
-            weights = surviving_weights(weights, torch.tensor(here).to(weights.device, non_blocking=True))
-        voting = [member for member, there in zip(["fused", *self.encoders], [True, *here], strict=True) if there]
-        chosen = weights if all(here) else weights[..., [True, *here]]
-        return self.known_task().pool(torch.stack([members[name] for name in voting], dim=1), chosen)
-
-    def predict(self, inputs: Inputs, decision: Decision = "fused", lengths: Lengths | None = None) -> Tensor:
-        """Give the answer [B, size], in evaluation mode and without gradients: probabilities, or numbers.
-
-        Args:
-            inputs: As for `forward`; any non-empty subset of the modalities.
-            decision: "fused": the fused head decides. "committee": all heads vote with the weights in `committee`; with
-                a sensor missing, the heads of those at hand.
-            lengths: As for `forward`.
-
-        Returns:
-            Probabilities of the classes or labels, or numbers in the units of the target.
-
-        Raises:
-            ValueError: If the decision is unknown or needs outputs that the model does not have, or the model knows no
-                task.
-        """
-        if decision not in get_args(Decision):
-            raise_all([f"Unknown decision: {unknown_name(decision, get_args(Decision))}"])
-        if decision == "committee" and self.unimodal is None:
-            hint = "this one was built with unimodal=None. Write LateFusion(…, unimodal='head') or decision='fused'."
-            raise ValueError(f"decision='committee' expected a model with uni-modal outputs; {hint}")
-        task = self.known_task()
-        with evaluating(self), torch.no_grad():
-            members = {name: task.member(output) for name, output in self(inputs, lengths).items()}
-            if decision == "fused":
-                return task.answer(members["fused"])
-            return self.vote(members, self.gaps(inputs))
-
-    def radius(self, present: Mapping[str, Tensor], samples: int, decision: int = 1) -> Tensor:
-        """Give the radius of the interval around each answer of a regression, [B, size]; infinite until calibrated.
-
-        Args:
-            present: Of modalities that only some samples have, or none, which samples have them, [B].
-            samples: Their number B.
-            decision: 0 for the fused head, 1 for the committee.
-        """
-        every = torch.ones(samples, dtype=torch.bool, device=self.radii.device)
-        return self.radii[decision][rows_of(torch.stack([present.get(name, every) for name in self.encoders], dim=1))]
-
-    def gaps(self, inputs: Inputs) -> Tensors:
-        """Give, of each modality at hand that some samples may lack, which samples have it, booleans [B]."""
-        masks = {name: inputs.get(f"{name}_present") for name in self.encoders if inputs.get(name) is not None}
-        return {name: mask.bool() for name, mask in masks.items() if mask is not None}
-
-    def known_task(self) -> Task:
-        """Return the task, or raise a ValueError where the model was built without one."""
-        if self.task is None:
-            hint = "this one was built with head=… alone. Write LateFusion(…, task=Regression(['angle']), head=…)"
-            raise ValueError(f"predict and vote expected a model that knows its task; {hint}, or call model(inputs).")
-        return self.task
 
     def fused_head_parts(self) -> dict[str, list[HeadPart]]:
         """List, per modality, the parameters of the fused head that only its term of an additive fused output has."""
@@ -377,8 +311,8 @@ def drop_modalities(features: Mapping[str, Tensor], probability: float) -> dict[
 
 
 def check_model(owner: str, model: object) -> None:
-    """Raise a TypeError that says what to pass where a model is no `LateFusion`."""
-    if not isinstance(model, LateFusion):
+    """Raise a TypeError that says what to pass where a model is neither a `LateFusion` nor an `OwnModel`."""
+    if not isinstance(model, FusionModel):
         hint = "Pass the model inside its wrapper, e.g. model.module."
         raise TypeError(f"{owner} expected a LateFusion; found {type(model).__name__}. {hint}")
 

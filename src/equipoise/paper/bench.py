@@ -31,7 +31,7 @@ from equipoise.study.registry import OR_YOUR_OWN, Method, all_methods, method_of
 from equipoise.training.launch import precision_of
 from equipoise.training.optimisers import make_optimizer
 from equipoise.training.settings import Settings
-from equipoise.training.step import build_model, to_channels_last
+from equipoise.training.step import build_late_fusion, to_channels_last
 from equipoise.training.train import train
 from equipoise.util.errors import collect, look_up
 from equipoise.util.named import is_path
@@ -322,7 +322,8 @@ class _CaseBench:
         torch.manual_seed(0)
         if line in self.methods:
             balancer = self.methods[line]()
-            model = self._prepared(build_model(self.splits, balancer, self.settings))
+            view = "head" if balancer.unimodal == "head" else "detached"
+            model = self._prepared(build_late_fusion(self.splits, view, self.settings))
             optimizer = make_optimizer(model, self.settings)
             balancer.to(self.device).attach(model, optimizer=optimizer)
             return timing.timed_step(model, balancer, optimizer)

@@ -252,6 +252,8 @@ def solve(
     def view() -> LateFusion:
         """Copy the model with uni-modal outputs of the protocol; under "split" it has no other heads to perturb."""
         model = copy.deepcopy(run.model)
+        if not isinstance(model, LateFusion):
+            raise BadInput(f"model={entry.settings.model}: a landscape is drawn for late fusion; leave model=… out")
         model.unimodal = protocol
         if protocol == "split":
             model.heads = NamedModules({})

@@ -22,8 +22,8 @@ from equipoise.measure import measure_run, peak_memory, step_seconds
 from equipoise.measure.predictions import PREDICTIONS, as_npz, predictions_of
 from equipoise.measure.remarks import warnings_of
 from equipoise.measure.timing import PROTOCOL, trained_step
-from equipoise.models import LateFusion
 from equipoise.models.choose import own_encoders
+from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import metric_of
 from equipoise.study.registry import Entry
 from equipoise.study.store import SCHEMA, Store, cannot_write, is_disk_error
@@ -43,7 +43,7 @@ FORMAT, TASK_FORMAT = 1, 2
 DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
 
 
-def save_model(folder: Path, model: LateFusion, row: dict[str, Any], splits: Splits) -> None:
+def save_model(folder: Path, model: FusionModel, row: dict[str, Any], splits: Splits) -> None:
     """Write what `deploy.load_saved_model` reads, the description last: a kill leaves no half of a saved model.
 
     Args:
@@ -163,8 +163,10 @@ class Job:
 
     def _code(self) -> dict[str, str]:
         """Hashes of the files of the user's own that the run is made of: another file, another row."""
-        paths = own_encoders(self.entry.settings.encoder)
-        paths += [self.entry.method.name] if self.entry.method.own else []
+        settings, method = self.entry.settings, self.entry.method
+        paths = own_encoders(settings.encoder)
+        paths += [settings.model] if settings.model != "auto" else []
+        paths += [method.name] if method.own else []
         return {path: fingerprint(path) for path in paths}
 
     @property
@@ -297,7 +299,7 @@ def _row(
     return row
 
 
-def _measured(job: Job, model: LateFusion, splits: Splits) -> dict[str, Any]:
+def _measured(job: Job, model: FusionModel, splits: Splits) -> dict[str, Any]:
     if job.measure == "validation":
         splits = replace(splits, test=splits.validation)
     whole = job.measure == "all"

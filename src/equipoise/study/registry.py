@@ -14,13 +14,13 @@ from typing import Any, Literal, cast, final, get_args, get_origin, get_type_hin
 from equipoise import methods
 from equipoise.balance.balancer import Balancer
 from equipoise.data.source import all_data
-from equipoise.models import LateFusion
 from equipoise.models.committee import as_ensemble
+from equipoise.models.fusion_model import FusionModel
 from equipoise.training import settings
 from equipoise.training.optimisers import check_step
 from equipoise.training.settings import Preset, Settings
-from equipoise.util.errors import BadInput, first_line, look_up, raise_all
-from equipoise.util.named import imported, is_path
+from equipoise.util.errors import BadInput, look_up, raise_all
+from equipoise.util.named import imported, is_path, told
 
 WITH_COMMAS = ("encoder", "class_weight")
 """Settings whose one value may hold commas."""
@@ -45,7 +45,7 @@ class Method:
     make: type[Balancer]
     summary: str
     parameters: dict[str, Any]
-    finish: Callable[[LateFusion], LateFusion] | None = None
+    finish: Callable[[FusionModel], FusionModel] | None = None
     fused: bool = True
 
     def convert(self, name: str, text: str) -> Any:
@@ -179,8 +179,7 @@ class Entry:
         except Exception as error:  # code of the user's own may raise anything
             if not self.method.own:
                 raise
-            cause = f"{type(error).__name__}: {first_line(error)}"
-            raise BadInput(f"method {self.method.name!r} cannot be made: {cause}") from error
+            raise BadInput(f"method {self.method.name!r} cannot be made: {told(error)}") from error
 
     def changed(self, params: Mapping[str, Any], run: Mapping[str, Any], label: str | None = None) -> Entry:
         """Return the same with some parameters and settings replaced."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from equipoise.data.source import DataSet, mark_task, mark_tokens
+from equipoise.data.splits import Splits
 from equipoise.models.choose import kinds_of
 from equipoise.models.metrics import METRICS, metric_of
 from equipoise.study.executors import Cluster, Executor, RunFunction
@@ -17,9 +18,10 @@ from equipoise.study.registry import Entry
 from equipoise.study.store import Store
 from equipoise.training import launch
 from equipoise.training.launch import device_of
-from equipoise.training.step import task_for
+from equipoise.training.step import build_model, task_for
 from equipoise.training.trackers import Trackers
 from equipoise.util.errors import BadInput, FailedRuns, collect, raise_all, unknown_name
+from equipoise.util.named import told
 from equipoise.util.processes import threads
 from equipoise.util.progress import Progress
 
@@ -61,6 +63,8 @@ def plan(
         *(partial(task_for, splits[folds[0]], entry.settings) for entry in entries),
         *(partial(raise_all, kinds_of(entry.settings.encoder, modalities)[1]) for entry in entries),
     )
+    own = {entry.settings.model: entry for entry in entries if entry.settings.model != "auto"}
+    collect(*(partial(_try_model, entry, splits[folds[0]]) for entry in own.values()))
     marks = {fold: parts.fingerprint() for fold, parts in splits.items()}
     jobs = [
         Job(entry, data, fold, seed, marks[fold], threads, measure, "" if on is None else device(entry.settings))
@@ -69,6 +73,20 @@ def plan(
         for entry in entries
     ]
     return jobs, splits
+
+
+def _try_model(entry: Entry, splits: Splits) -> None:
+    """Make a model of the user's own and run it on two samples, so that what is wrong with it is told once."""
+    two = splits.train.take(torch.arange(min(2, len(splits.train)))).ready()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = build_model(splits, entry.balancer(), entry.settings).eval()
+        try:
+            model(two.inputs)
+        except BadInput:
+            raise
+        except Exception as error:  # code of the user's own may raise anything
+            where = f"model {entry.settings.model!r} cannot read two samples"
+            raise BadInput(f"{where}: {told(error)}") from error
 
 
 def _check_modality(entry: Entry, modalities: Sequence[str]) -> None:

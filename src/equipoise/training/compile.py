@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch.utils._triton import has_triton
 
-from equipoise.models import LateFusion
+from equipoise.models.fusion_model import FusionModel
 from equipoise.training.settings import Settings
 
 RATIO = 0.8
@@ -41,7 +41,7 @@ class Compiler:
         sharded: Whether each process holds a shard of the model, which is never compiled.
     """
 
-    def __init__(self, model: LateFusion, settings: Settings, *, sharded: bool = False) -> None:
+    def __init__(self, model: FusionModel, settings: Settings, *, sharded: bool = False) -> None:
         self._model, self._epochs = model, settings.epochs
         self._may_benchmark = model.committee.is_cuda and not settings.deterministic
         self._plain_seconds, self._tried_at = 0.0, 0

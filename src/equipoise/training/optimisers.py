@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from equipoise.balance.attach import Attachment, Encoder
 from equipoise.balance.balancer import Balancer
-from equipoise.models.late_fusion import LateFusion
+from equipoise.models.fusion_model import FusionModel
 from equipoise.util.errors import BadInput, demand
 
 if TYPE_CHECKING:  # the root package imports `layerwise`, and should load neither data sets nor settings
@@ -178,7 +178,7 @@ def _typed(settings: Mapping[str, object]) -> list[str]:
     return [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in settings.items()]
 
 
-def set_safe_rate(model: LateFusion, balancer: Balancer, part: Part, optimizer: Optimizer, settings: Settings) -> None:
+def set_safe_rate(model: FusionModel, balancer: Balancer, part: Part, optimizer: Optimizer, settings: Settings) -> None:
     """Set the learning rate of an optimiser to `safe_rate` on some samples, where there is one."""
     check_step(settings, balancer)
     rate = safe_rate(model, balancer, part, settings.weight_decay)
@@ -187,7 +187,7 @@ def set_safe_rate(model: LateFusion, balancer: Balancer, part: Part, optimizer: 
         group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
 
 
-def safe_rate(model: LateFusion, balancer: Balancer, part: Part, weight_decay: float = 0.0) -> float | None:
+def safe_rate(model: FusionModel, balancer: Balancer, part: Part, weight_decay: float = 0.0) -> float | None:
     """Return 1/L̂ where the model stands, halved until a step on these samples does not raise the objective.
 
     Constants of a point need not hold along a step, and ReLUs have kinks; halving has to make up for that rarely.
@@ -236,7 +236,7 @@ def _use_batch_statistics(model: nn.Module) -> None:
             module.train()
 
 
-def local_smoothness(model: LateFusion, balancer: Balancer, part: Part, rounds: int = ROUNDS) -> float:
+def local_smoothness(model: FusionModel, balancer: Balancer, part: Part, rounds: int = ROUNDS) -> float:
     """Return L̂ of a method's objective where the model stands, on some samples.
 
     Dropout is off. Batch norm takes the statistics of these samples, as a step of training does: at the start its
@@ -252,7 +252,8 @@ def local_smoothness(model: LateFusion, balancer: Balancer, part: Part, rounds: 
     _use_batch_statistics(twin)
 
     def of_loss(name: str, *, head_alone: bool = False) -> tuple[float, float]:
-        return constants(twin, part, name, (twin.heads[name] if head_alone else twin).parameters(), rounds)
+        heads: Any = getattr(twin, "heads", {})  # the settings allow only models that have some
+        return constants(twin, part, name, (heads[name] if head_alone else twin).parameters(), rounds)
 
     # Recurrent layers of cuDNN and the fast kernels of attention have one backward pass only.
     with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
@@ -260,7 +261,7 @@ def local_smoothness(model: LateFusion, balancer: Balancer, part: Part, rounds: 
 
 
 def constants(
-    model: LateFusion, part: Part, name: str, parameters: Iterable[nn.Parameter], rounds: int = ROUNDS
+    model: FusionModel, part: Part, name: str, parameters: Iterable[nn.Parameter], rounds: int = ROUNDS
 ) -> tuple[float, float]:
     """Return the largest size of an eigenvalue of a loss's Hessian, with a margin, and the norm of its gradient.
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from equipoise.balance import collectives
-from equipoise.models import LateFusion
+from equipoise.models.fusion_model import FusionModel
 from equipoise.training.launch import parallel_kind
 from equipoise.training.settings import Settings
 
@@ -31,7 +31,7 @@ class ParallelModel(ABC):
     sharded = False
     """True if no process holds whole parameters: then neither a method nor a compiler may look into the model."""
 
-    def __init__(self, model: LateFusion) -> None:
+    def __init__(self, model: FusionModel) -> None:
         self.model, self.device = model, model.committee.device
         self.wrapped: Any = model
         """Called in a step instead of the model."""
@@ -44,7 +44,7 @@ class ParallelModel(ABC):
     def sync_gradients(self, *, last: bool) -> AbstractContextManager[Any]:
         """Return the context of a micro-batch: ranks average gradients after the last one of a step only."""
 
-    def full_model(self) -> LateFusion:
+    def full_model(self) -> FusionModel:
         """Return the whole model in every process. All ranks have to call it together."""
         return self.model
 
@@ -61,7 +61,7 @@ class ParallelModel(ABC):
         return state
 
 
-def parallel_model(model: LateFusion, settings: Settings, device: torch.device) -> ParallelModel:
+def parallel_model(model: FusionModel, settings: Settings, device: torch.device) -> ParallelModel:
     """Hold a model in all ranks there are, as the settings say."""
     if collectives.size() == 1:
         return _OneProcess(model)
@@ -79,7 +79,7 @@ class _OneProcess(ParallelModel):
 class _SeveralRanks(ParallelModel):
     """Common parts of DDP and FSDP. Batch statistics are taken over all ranks where the device can."""
 
-    def __init__(self, model: LateFusion, device: torch.device) -> None:
+    def __init__(self, model: FusionModel, device: torch.device) -> None:
         self._twin = copy.deepcopy(model).cpu()  # a plain model for checkpoints, and to give away in the end
         if device.type == "cuda":
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -94,7 +94,7 @@ class _SeveralRanks(ParallelModel):
             buffers = dict(self.model.named_buffers())
             collectives.broadcast([buffers[name] for name in self._own])
 
-    def full_model(self) -> LateFusion:
+    def full_model(self) -> FusionModel:
         self._twin.load_state_dict(self.gather(self.model.state_dict()))
         self._twin.train(self.model.training)
         return self._twin
@@ -106,7 +106,7 @@ class _Replicated(_SeveralRanks):
 
     kind = "ddp"
 
-    def __init__(self, model: LateFusion, device: torch.device) -> None:
+    def __init__(self, model: FusionModel, device: torch.device) -> None:
         super().__init__(model, device)
         known = signature(DistributedDataParallel).parameters
         syncs = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # an older name
@@ -130,7 +130,7 @@ class _Replicated(_SeveralRanks):
 
 @final
 class _Forward(nn.Module):
-    def __init__(self, model: LateFusion) -> None:
+    def __init__(self, model: FusionModel) -> None:
         super().__init__()
         self.model = model
 
@@ -145,7 +145,7 @@ class _Sharded(_SeveralRanks):
     kind = "fsdp"
     sharded = True
 
-    def __init__(self, model: LateFusion, device: torch.device) -> None:
+    def __init__(self, model: FusionModel, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh  # which takes most of a second to load
         from torch.distributed.fsdp import fully_shard
 

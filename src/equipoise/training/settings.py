@@ -12,6 +12,7 @@ from types import NoneType
 from typing import Any, Literal, TypeAlias, final, get_args, get_origin, get_type_hints
 
 from equipoise.util.errors import BadInput, demand, look_up
+from equipoise.util.named import is_path
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Switch: TypeAlias = "bool | Literal['auto']"
@@ -55,6 +56,8 @@ class Settings:
         patience: Stop after this many epochs without a better metric on the validation part; None for never.
         encoder: "auto" chooses by the shape of each modality; a name ("resnet18") or a dotted path
             ("my.module.Encoder") serves all; "audio:lenet,image:cnn2d" names some of them.
+        model: "auto" builds late fusion from encoders; a dotted path ("my_file.Model") names a model of one's own, with
+            its own encoders and fusion.
         features: Size of each encoder's output, where the encoder does not fix it.
         fusion: "concat", "sum", "gated" or "film".
         dropout: Modality dropout, the probability with which a sample's modality is zeroed in the fused path.
@@ -87,6 +90,7 @@ class Settings:
     select: Literal["last", "best"] = "last"
     patience: int | None = None
     encoder: str = "auto"
+    model: str = "auto"
     features: int = 64
     fusion: Fusion = "concat"
     dropout: float = 0.0
@@ -111,6 +115,10 @@ class Settings:
         yield "dropout", "at least 0 and below 1", 0 <= self.dropout < 1
         yield "clip", "above zero, or none", self.clip is None or self.clip > 0
         yield "patience", "at least one epoch, or none", self.patience is None or self.patience >= 1
+        yield "model", "auto, or a dotted path such as my_file.Model", self.model == "auto" or is_path(self.model)
+        for name, plain in (("encoder", "auto"), ("dropout", 0), ("step", "given")):
+            own = f"{plain} with a model of one's own ({self.model})"
+            yield name, own, self.model == "auto" or getattr(self, name) == plain
         yield "device", "auto, cpu, cuda or cuda:1", re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None
         yield "class_weight", _WEIGHTS, self.class_weight in ("none", "balanced") or bool(self.class_weights())
         kinds = get_type_hints(type(self))

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,9 @@ from equipoise.methods.agm import ApproximationWarning
 from equipoise.models import LateFusion
 from equipoise.models.choose import build_encoders
 from equipoise.models.evaluation import evaluating
+from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import Metric
+from equipoise.models.own_model import OwnModel, build_own
 from equipoise.models.task import Classification, Regression, Task
 from equipoise.training.parallel import ParallelModel
 from equipoise.training.settings import Settings
@@ -100,7 +102,7 @@ class TrainingStep:
         self._stepper.zero_grad()
 
 
-def losses_of(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Tensor, Losses]:
+def losses_of(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Tensor, Losses]:
     """Return the balanced loss of a batch, and the losses of its samples by objective."""
     compared, extra, losses = step_losses(model, balancer, part)
     gaps = {name: mask for name, mask in part.present.items() if name in compared}
@@ -113,7 +115,7 @@ def losses_of(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Tensor
     return balancer(compared, scores=scores, extra=extra, present=gaps or None), losses
 
 
-def step_losses(model: LateFusion, balancer: Balancer, part: Part) -> tuple[Losses, Losses | None, Losses]:
+def step_losses(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Losses, Losses | None, Losses]:
     """Return the losses that a balancer is given for a batch, those that learn beside it, and those of the outputs.
 
     A method that compares shares of the fused output gets those; the heads that are measured then learn beside it.
@@ -146,7 +148,7 @@ def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:
 
 
 def evaluate(
-    model: LateFusion, part: Part | Feed, batch: int = 1024, metric: Metric | None = None
+    model: FusionModel, part: Part | Feed, batch: int = 1024, metric: Metric | None = None
 ) -> dict[str, dict[str, float]]:
     """Return loss and accuracy of the fused decision and of every head, counting each sample that has the sensor once.
 
@@ -202,11 +204,23 @@ def task_for(splits: Splits, settings: Settings) -> Task:
     return task
 
 
-def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> LateFusion:
-    """Build the late-fusion model for this data, whose uni-modal heads learn with the encoders or beside them."""
+def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> FusionModel:
+    """Build the model for this data, whose uni-modal heads learn with the encoders or beside them."""
+    view = "head" if balancer.unimodal == "head" else "detached"
+    if settings.model == "auto":
+        return build_late_fusion(splits, view, settings)
+    task = task_for(splits, settings)
+    given = {"shapes": splits.shapes, "task": task, "features": settings.features, "settings": settings}
+    module = build_own(settings.model, given)
+    stored, made = splits.train.inputs, splits.train.views
+    whole = tuple(name for name in splits.shapes if name not in made and not stored[name].is_floating_point())
+    return OwnModel(module, splits.shapes, task, unimodal=view, whole=whole)
+
+
+def build_late_fusion(splits: Splits, view: Literal["head", "detached"], settings: Settings) -> LateFusion:
+    """Build the late-fusion model for this data, with encoders by the settings."""
     encoders = build_encoders(settings.encoder, splits.shapes, settings.features)
     check_vocabulary(encoders, splits)
-    view = "head" if balancer.unimodal == "head" else "detached"
     task = task_for(splits, settings)
     return LateFusion(encoders, task=task, fusion=settings.fusion, unimodal=view, dropout=settings.dropout)
 

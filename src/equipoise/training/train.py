@@ -16,7 +16,7 @@ from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
 from equipoise.data.feed import Feed, epoch_rows, micro_batches, mix_seeds
 from equipoise.data.splits import Splits
-from equipoise.models import LateFusion
+from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import metric_of
 from equipoise.training import launch, optimisers
 from equipoise.training.checkpoint import Checkpoints, RunState
@@ -46,7 +46,7 @@ class Trained:
         steps: Of an epoch.
     """
 
-    model: LateFusion
+    model: FusionModel
     curves: list[Record] = field(default_factory=list)
     epoch: int = 0
     seconds: float = 0.0

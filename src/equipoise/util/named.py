@@ -4,11 +4,15 @@ import difflib
 import hashlib
 import importlib
 import sys
+import sysconfig
+import traceback
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from equipoise.util.errors import BadInput, first_line
+
+_LIBRARIES = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
 def is_path(text: str) -> bool:
@@ -45,12 +49,23 @@ def imported(path: str) -> Any:
         hint = "a class Gap in the file my_file.py is named my_file.Gap"
         raise BadInput(f"No module named {error.name!r}: {looked}; {hint}") from None
     except Exception as error:  # code of the user's own may raise anything
-        raise BadInput(f"importing {module} failed: {type(error).__name__}: {first_line(error)}") from error
+        raise BadInput(f"importing {module} failed: {told(error)}") from error
     if not hasattr(found, name):
         near = difflib.get_close_matches(name, vars(found), n=1)
         hint = f"; did you mean {module}.{near[0]}?" if near else ""
         raise BadInput(f"{module} ({getattr(found, '__file__', None) or 'no file'}) has no attribute {name!r}{hint}")
     return getattr(found, name)
+
+
+def told(error: Exception) -> str:
+    """Say what code of the user's own raised, and in which line of it."""
+    if isinstance(error, SyntaxError):  # whose message names the line
+        return f"{type(error).__name__}: {error}"
+    installed = (str(Path(__file__).parents[1]), *_LIBRARIES)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(installed)]
+    own = [frame for frame in frames if not frame.filename.startswith("<")]
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {first_line(error)}{place}"
 
 
 def fingerprint(path: str) -> str:

@@ -20,7 +20,7 @@ import torch
 
 from equipoise.balance import collectives
 from equipoise.data.splits import Splits
-from equipoise.models import LateFusion
+from equipoise.models.fusion_model import FusionModel
 from equipoise.study.executors import Executor, RunEvent, RunFunction
 from equipoise.study.job import ERROR, FoldSplits, Job, clear_up, failure_of, pending, save_traceback
 from equipoise.study.registry import Entry
@@ -185,7 +185,7 @@ def bytes_needed(entry: Entry, splits: Splits) -> int:
     return CONTEXT + data + 5 * weights + 2 * sum(kept.values()) + 2 * sum(one.nbytes for one in batch.values())
 
 
-def _model_without_content(entry: Entry, splits: Splits) -> LateFusion:
+def _model_without_content(entry: Entry, splits: Splits) -> FusionModel:
     """Build the model of a run, its tensors without content; no random state changes."""
     with torch.random.fork_rng(devices=[]):
         try:
