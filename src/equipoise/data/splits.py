@@ -220,6 +220,7 @@ class Splits:
         seed: int = 0,
         fold: int | None = None,
         standardise: bool = True,
+        folds: int | None = None,
         task: str = "auto",
     ) -> Splits:
         """Cut long recordings into windows, and these into training, validation and test parts.
@@ -237,8 +238,9 @@ class Splits:
             classes: As for `from_arrays`, like all that follow.
             name: The name of the data in tables.
             seed: Of the drawing.
-            fold: The fold to test on.
+            fold: Test on this one of the `folds`, validate on the next one.
             standardise: Shift and scale every channel by the statistics of the training part.
+            folds: How many folds there are.
             task: "classes", "regression" or "labels", where the label does not say it; numbers to predict are averaged.
 
         Raises:
@@ -257,7 +259,7 @@ class Splits:
             label_at = "mean"
         how: dict[str, Any] = {"window": window, "stride": stride, "label_at": label_at}
         samples = samples_of_recordings(recordings, **how, classes=classes, name=name, task=task)
-        return cls.from_samples(samples, fold, seed, standardise=standardise)
+        return cls.from_samples(samples, fold, seed, standardise=standardise, folds=folds)
 
     @classmethod
     def from_samples(

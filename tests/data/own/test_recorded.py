@@ -129,7 +129,7 @@ def test_sounds_and_videos_have_their_own_rate(tmp_path: Path) -> None:
         waves.append(np.random.default_rng(person).uniform(-0.5, 0.5, SECONDS * 8000).astype("f4"))
         make_wav(tmp_path / f"voice{person}.wav", rate=8000, wave=waves[-1])
         make_video(tmp_path / f"film{person}.mp4", seconds=SECONDS, fps=10, sound=False)
-    more = {"voice": lambda person: f"voice{person}.wav", "film": lambda person: f"film{person}.mp4"}
+    more: dict[str, Any] = {"voice": lambda at: f"voice{at}.wav", "film": lambda at: f"film{at}.mp4"}
     found = samples_of_manifest(write(tmp_path, ".csv", **more))
     assert [line for line in found.problems if "_present" not in line] == []
     assert found.inputs["film"].shape == (55, 3, 8, 112, 112)

@@ -26,6 +26,7 @@ from equipoise.util.errors import BadInput
 from equipoise.util.processes import memory_problem
 
 LabelAt = Literal["auto", "majority", "mean", "end"]
+AT_ONCE = 256  # windows that are cut at once
 LABEL_AT = ("auto", "majority", "mean", "end")
 
 
@@ -291,11 +292,11 @@ def _cut(
     for signal, starts in zip(signals, windows, strict=True):
         chosen = kept[place : place + len(starts)]
         there = present[place : place + len(starts)][chosen]
-        for start, is_there in zip(starts[chosen], there, strict=True):
-            if is_there and signal is not None:
-                array[row] = _window(signal, start, window, steps, rate)
-            row += 1
-        place += len(starts)
+        rows = row + np.flatnonzero(there)
+        for first in range(0, len(rows), AT_ONCE) if signal is not None else ():
+            some_starts = starts[chosen][there][first : first + AT_ONCE]
+            array[rows[first : first + AT_ONCE]] = _windows(signal, some_starts, window, steps, rate)
+        row, place = row + len(there), place + len(starts)
     what = f"{steps} steps at {rate:g} Hz{note}"
     return (array if steps > 1 else array[:, :, 0]), what
 
@@ -311,16 +312,17 @@ def _rate(signals: Sequence[Signal]) -> tuple[float, str]:
     return rate, f" (recordings at {', '.join(others)} Hz brought to that)" if others else ""
 
 
-def _window(signal: Signal, start: float, window: float, steps: int, rate: float) -> np.ndarray:
-    """Return one window: the samples as they are where the rate is theirs, else what is between or next to them."""
+def _windows(signal: Signal, starts: np.ndarray, window: float, steps: int, rate: float) -> np.ndarray:
+    """Return windows [W, C, steps, …]: the samples where the rate is theirs, else what is between or next to them."""
     times, values = signal.times, signal.values
     if signal.regular and signal.rate == rate:
-        wanted = np.floor(start * rate + 0.5) + np.arange(steps)
-        return values[:, np.searchsorted(times, (wanted - 0.5) / rate).clip(0, len(times) - 1)]
-    grid = start + np.arange(steps) * (window / steps)
+        wanted = np.floor(starts * rate + 0.5)[:, None] + np.arange(steps)
+        nearest = np.searchsorted(times, (wanted - 0.5) / rate).clip(0, len(times) - 1)
+        return np.moveaxis(values[:, nearest], 1, 0)
+    grid = starts[:, None] + np.arange(steps) * (window / steps)
     right = np.searchsorted(times, grid).clip(min(1, len(times) - 1), len(times) - 1)
     left = np.maximum(right - 1, 0)
     weight = ((grid - times[left]) / np.maximum(times[right] - times[left], SAME)).clip(0, 1)
     if values.dtype.kind != "f" or values.ndim > 2:
-        return values[:, np.where(weight > 0.5 + SAME, right, left)]
-    return values[:, left] * (1 - weight) + values[:, right] * weight
+        return np.moveaxis(values[:, np.where(weight > 0.5 + SAME, right, left)], 1, 0)
+    return np.moveaxis(values[:, left] * (1 - weight) + values[:, right] * weight, 1, 0)
