@@ -49,6 +49,19 @@ def test_ogm_by_hand() -> None:
     assert float(balancer.table.at("fused", "video")) == 1.0
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_scores_that_are_given_are_read_under_the_masks(whole: bool) -> None:
+    # Audio (0.8 + 0.4) / 2 = 0.6 and video 0.3: audio is ahead by two. One number per sensor is that of its samples.
+    per_sample = {"audio": torch.tensor([0.8, 0.0, 0.4]), "video": torch.tensor([0.3, torch.nan, -1.0])}
+    scores = {"audio": torch.tensor(0.6), "video": torch.tensor(0.3)} if whole else per_sample
+    model = SmallModel(names(2)).float()
+    balancer = attached(OGM(strength=0.5), model)
+    anchor = torch.stack([p.sum() for p in model.parameters()]).sum() * 0
+    losses = losses_by_hand()
+    balancer(losses | {"fused": losses["fused"] + anchor}, scores=scores, present=MASKS)
+    assert float(balancer.table.at("fused", "audio")) == pytest.approx(1 - math.tanh(0.5 * 2))
+
+
 def test_ew_by_hand_with_its_gradient() -> None:
     losses = {name: loss.requires_grad_() for name, loss in losses_by_hand().items()}
     EW(weight=2.0)(losses, present=MASKS).backward()

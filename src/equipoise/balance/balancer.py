@@ -78,7 +78,8 @@ class Balancer(ScheduledMethod):
         Args:
             losses: ``{"fused": …, "audio": …, "video": …}``, each one value per sample, or a scalar. Methods that
                 compare modalities by the probability of the right class need one value per sample, or ``scores``.
-            scores: One score per modality where the method compares modalities and losses do not say who is ahead.
+            scores: One score per modality, or one per sample of each, where the method compares modalities and losses
+                do not say who is ahead.
             extra: Losses that belong to no modality; they count with weight one everywhere.
             present: ``{"camera": mask, …}`` where samples may lack a sensor: one value per sample, True where it has
                 it; a modality that is not named is complete. Its loss is the mean over the samples that have it, of all
@@ -249,7 +250,8 @@ class Balancer(ScheduledMethod):
             at_hand = masked(unimodal, rows, torch.inf if self.logarithmic_scores else 0.0)
             scores = torch.stack([self.score(loss) for loss in at_hand])
         else:
-            scores = torch.stack([torch.as_tensor(given[name]).to(values).mean() for name in self.modalities])
+            measured = [torch.as_tensor(given[name]).to(values) for name in self.modalities]
+            scores = torch.stack([row.mean() for row in masked(measured, rows, 0.0)])
         if not self.logarithmic_scores:
             scores = collectives.mean(scores, self.group)
         else:
@@ -259,8 +261,7 @@ class Balancer(ScheduledMethod):
             scores = collectives.log_mean_exp(scores, self.group)
         if presence is None:
             return LossValues(values[0], values[1:], scores)
-        if given is None:
-            scores = scores - presence.log() if self.logarithmic_scores else scores / presence
+        scores = scores - presence.log() if self.logarithmic_scores else scores / presence
         return LossValues(values[0], values[1:], neutral(scores, presence), presence if held is None else held)
 
     def _check(self, losses: Tensors) -> tuple[str, ...]:

@@ -222,6 +222,10 @@ class MethodHooks(ModalityState):
         """Remarks for a row of results on how the method ran, beyond its parameters."""
         return {}
 
+    def task_problem(self, kind: str) -> str:  # noqa: ARG002
+        """Say why the method does not work for a task: "classes", "labels" or "regression"; "" where it does."""
+        return ""
+
     def smoothness_problem(self) -> str:
         """Say why no learning rate is known to be safe for the method's objective; "" where `smoothness` gives one."""
         return (

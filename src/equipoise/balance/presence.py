@@ -50,7 +50,7 @@ def masks_of(present: Tensors, losses: Tensors, modalities: Sequence[str]) -> di
 
 
 def masked(losses: Sequence[Tensor], masks: Sequence[Tensor | None], value: float) -> list[Tensor]:
-    """Put a value in place of the losses of samples that lack the sensor; there may be anything, also NaN."""
+    """Put a value in place of the losses or scores of samples that lack the sensor, which may be anything, also NaN."""
     pairs = zip(losses, masks, strict=True)
     return [loss if mask is None else torch.where(mask, loss, value) for loss, mask in pairs]
 

@@ -40,6 +40,10 @@ class AGM(Balancer):
     that it is given for modality m. It leaves out the factors on the fused head, and what reaches encoders through zero
     input and through batch statistics of evaluation mode; with biases its κ_m differ, since s_m is not the loss of φ_m.
 
+    Tasks: any. s_m is the loss of φ_m against the label. A number that is a sum of responses is not met by one of them,
+    but the loss still says how much of the standardised number φ_m explains: it falls from φ_m = 0 on, until φ_m is all
+    of it.
+
     Paper: Li et al., "Boosting Multi-modal Model Performance with Adaptive Gradient Modulation" (ICCV 2023).
     Cost: one backward pass. In the published form each encoder also reads one sample of zeros.
 

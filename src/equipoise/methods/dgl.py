@@ -16,6 +16,8 @@ class DGL(Balancer):
     that of the fused head given m alone (``LateFusion(…, unimodal="split")``); dedicated uni-modal heads, where there
     are any, follow their own losses.
 
+    Tasks: classes and labels. No regression: shares of a number add up to it, and cannot each meet it alone.
+
     Paper: Wei et al., "Boosting Multimodal Learning via Disentangled Gradient Learning" (ICCV 2025).
     Cost: one backward pass.
 
@@ -45,3 +47,12 @@ class DGL(Balancer):
         losses = torch.cat([torch.zeros_like(values.fused)[None], torch.full_like(values.unimodal, self.weight)])
         value = values.fused + self.weight * values.unimodal.sum()
         return Weights(losses, heads=torch.ones_like(losses), value=value)
+
+    def task_problem(self, kind: str) -> str:
+        """Encoders and fused head would pull a number two ways: K shares that each meet it add up to K times of it."""
+        return (
+            "DGL lets each encoder learn to meet the target with its share of the fused output alone; shares of a "
+            "number add up, so that they cannot all meet it, and features grow without end; choose ew or mlb"
+            if kind == "regression"
+            else ""
+        )

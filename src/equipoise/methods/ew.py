@@ -16,6 +16,8 @@ class EW(Balancer):
     f_mm is the fused loss, f_k the loss of modality k, w the weight. With w = λ/K it is the control beside MIMO: the
     same total weight, spread evenly instead of towards the modality that is behind.
 
+    Tasks: any.
+
     Also the uniform baseline of Wei and Hu, "MMPareto" (ICML 2024). Cost: one backward pass.
 
     Args:

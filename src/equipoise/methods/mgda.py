@@ -20,6 +20,9 @@ class MGDA(Balancer):
     With ``at="features"`` the mixture is the shortest at what the encoder gives, z, and goes on from there to its
     parameters θ. The two agree where JJᵀ is a multiple of the identity, J = ∂z/∂θ; elsewhere a loss may rise.
 
+    Tasks: any; gradients are compared. An encoder whose sensor no sample of a batch has stands still, since a loss of
+    zero has the shortest gradient.
+
     Paper: Désidéri, "Multiple-gradient descent algorithm (MGDA) for multiobjective optimization" (2012).
     Cost: two backward passes through separate encoders, K + 1 otherwise.
 

@@ -41,6 +41,9 @@ class MIMO(Balancer):
     it can reach alone, λ the penalty, μ the smoothing. Encoder k moves along ∇f_mm + λσ_k∇f_k with σ = softmax((f −
     f*) / μ), so the modality that is furthest behind learns most.
 
+    Tasks: any, since all modalities have the same one: losses are compared as they are, and μ is in their unit. A
+    number should be standardised.
+
     Paper: Fernando et al., "Balancing Multi-modal Sensor Learning via Multi-objective Optimization".
     Cost: one backward pass.
 

@@ -14,7 +14,10 @@ class MLB(Balancer):
 
     Encoder m moves along c_m · ∇(f_mm + f_m), its head along c_m · ∇f_m, with c_m = 1 + tanh(α(ρ_m − 1)); above one,
     the rise is (β − 1) · tanh instead. ρ_m is the mean over the other modalities j of s_j / s_m, s_m the mean
-    probability of the right class as modality m sees it, f_m its loss, f_mm the fused loss.
+    probability of the right class as modality m sees it, exp(−f_m) sample by sample, f_m its loss, f_mm the fused loss.
+
+    Tasks: any. exp(−f_m) is the geometric mean of the probabilities of a sample's right answers where it has several
+    labels, and the likelihood of a standardised number, up to a factor, where f_m is an error.
 
     Paper: Kontras et al., "Improving Multimodal Learning with Multi-Loss Gradient Modulation" (BMVC 2024).
     Cost: one backward pass.

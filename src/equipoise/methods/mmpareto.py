@@ -18,6 +18,8 @@ class MMPareto(Balancer):
     zero), and that of the shortest mixture where they conflict. A mixture shorter than ∇(f_mm + f_k) is stretched to
     its length. γ is the boost, f_mm the fused loss, f_k the loss of modality k. Heads follow the plain sum.
 
+    Tasks: any; gradients are compared.
+
     Paper: Wei and Hu, "MMPareto: Boosting Multimodal Learning with Innocent Unimodal Assistance" (ICML 2024).
     Cost: two backward passes through separate encoders, K + 1 otherwise.
 

@@ -18,6 +18,8 @@ class MSES(Balancer):
     its part of the fused head stand still for good: weights, momentum, weight decay and batch statistics, for which the
     optimiser has to be attached.
 
+    Tasks: any; a modality is compared with itself, by the loss of the task.
+
     Paper: Fujimori et al., "Modality-Specific Learning Rate Control for Multimodal Classification" (ACPR 2019), with
     the rule of the code that published comparisons use.
     Cost: one backward pass, and a copy of each encoder and of the fused head.

@@ -16,6 +16,8 @@ class MSL(Balancer):
     Encoders and fused head move along ∇f_mm. Uni-modal losses, where given, train only parameters that the fused loss
     does not reach: the uni-modal heads, for measuring.
 
+    Tasks: any.
+
     Also known as vanilla multi-modal sensor learning. Cost: one backward pass.
 
     Example:

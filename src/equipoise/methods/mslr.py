@@ -18,6 +18,9 @@ class MSLR(Balancer):
     of the `memory` epochs before e), one until that many are known, A_m(e) the validation accuracy of modality m after
     epoch e: give it to `end_epoch`.
 
+    Tasks: any, with A_m a score from 0 to 1 that grows as the modality gets better. Where a sample has several labels
+    it is the share of right ones; of a number, the mean of exp(−f_m), f_m the error of the standardised number.
+
     Paper: Yao and Mihalcea, "Modality-specific Learning Rates for Effective Multimodal Additive Late-fusion" (ACL
     Findings 2022), with the rule of the code that published comparisons use.
     Cost: one backward pass, and a copy of the fused head's gradient.

@@ -47,6 +47,10 @@ class OGM(OnTheFly):
     modalities j of s_m / s_j, s_m the mean probability of the right class as modality m sees it, exp(−f_m) sample by
     sample. For two modalities this is the published rule, except that a tie slows neither.
 
+    Tasks: any. Where a sample has several labels and f_m is the mean of their binary cross-entropies, exp(−f_m) is the
+    geometric mean of the probabilities of its right answers; where f_m is a Huber, squared or absolute error of a
+    standardised number, exp(−f_m) is its likelihood up to a factor, which falls as the error grows.
+
     Paper: Peng et al., "Balanced Multimodal Learning via On-the-fly Gradient Modulation" (CVPR 2022).
     Cost: one backward pass.
 

@@ -23,6 +23,8 @@ class OGMGE(OnTheFly):
     deviation of its own gradient: before modulation (the authors' present code), or after (their first release and
     their word). Both are added to every modality.
 
+    Tasks: any; modalities are compared as in OGM.
+
     Paper: Peng et al., "Balanced Multimodal Learning via On-the-fly Gradient Modulation" (CVPR 2022).
     Cost: one backward pass, and noise of the encoders' size.
 

@@ -17,6 +17,8 @@ class Unimodal(Balancer):
     f_k is the loss of modality k. The fused loss, where given, moves nothing. With separate encoders and a plain
     optimiser this trains K independent models in one run.
 
+    Tasks: any.
+
     Also the single-sensor rows of every published table. Cost: one backward pass.
 
     Args:
