@@ -47,7 +47,12 @@ class Predictor:
         self.words = {name: size for name, size in sizes.items() if isinstance(size, int)}
 
     def predict(
-        self, inputs: Any, decision: Decision = "committee", *, on_batch: Callable[[int, int], None] | None = None
+        self,
+        inputs: Any,
+        decision: Decision = "committee",
+        *,
+        many: bool = False,
+        on_batch: Callable[[int, int], None] | None = None,
     ) -> Prediction:
         """Answer to one sample or many.
 
@@ -57,13 +62,14 @@ class Predictor:
                 NAME.x, NAME.y, … A sensor is missing where it is absent or None; from a sample, where its entry is None
                 or all NaN, or where "NAME_present" is false. "NAME_length" may hold the lengths of padded series.
             decision: "committee": the vote of all heads at hand. "fused": the fused head decides.
+            many: Read arrays as many samples where they might be one, such as [1] of a sensor that gives one number.
             on_batch: Called with the samples done and their number.
 
         Raises:
             BadInput: With everything that is wrong.
         """
         self.check_decision(decision)
-        recorded = read_recorded(self.saved.input_specs, inputs, self.words)
+        recorded = read_recorded(self.saved.input_specs, inputs, self.words, many=many)
         total, parts = len(recorded), []
         for start in range(0, total, BATCH):
             some = {name: value[start : start + BATCH] for name, value in recorded.inputs.items()}

@@ -27,7 +27,7 @@ from equipoise.data.views import LogSTFT, TimeLast, VideoFrames
 from equipoise.deploy.deployable import LENGTH, VALID, InputSpec
 from equipoise.util.errors import BadInput, raise_all, unknown_name
 
-PRESENT = "_present"
+PRESENT, AXIS = "_present", "_axis"
 PASSED_OVER = ("label", "split", "group", "classes", "id")
 """Names that a file of samples may hold beside its sensors."""
 
@@ -49,13 +49,16 @@ class Recorded:
         return len(next(value for name, value in self.inputs.items() if name.endswith(VALID)))
 
 
-def read_recorded(specs: Mapping[str, InputSpec], given: Any, words: Mapping[str, int] | None = None) -> Recorded:
+def read_recorded(
+    specs: Mapping[str, InputSpec], given: Any, words: Mapping[str, int] | None = None, *, many: bool = False
+) -> Recorded:
     """Read one sample or many.
 
     Args:
         specs: What each sensor of the model gives.
         given: {sensor: array, tensor, list or None}, or a DataFrame with a row per sample.
         words: How many token numbers the encoder of a sensor knows, where it reads such.
+        many: Whether there are many samples, where an array may be read either way.
 
     Raises:
         BadInput: With everything that is wrong.
@@ -73,13 +76,13 @@ def read_recorded(specs: Mapping[str, InputSpec], given: Any, words: Mapping[str
     wrong = [name for name, form in forms.items() if not any(form)]
     problems += [f"{name}: expected {expected(specs[name])}, found {_found(rows[name])}" for name in wrong]
     forms = {name: form for name, form in forms.items() if any(form)}
-    single = not framed and bool(forms) and all(one for one, _ in forms.values())
+    single = not framed and not many and bool(forms) and all(one for one, _ in forms.values())
     if not single and (alone := [name for name, (_, many) in forms.items() if not many]):
         others = [name for name in forms if name not in alone]
         problems.append(f"expected one sample of every sensor, or many; found one of {alone} and many of {others}")
         raise_all(problems)
-    many = {name: _lifted(specs[name], rows[name]) if single else rows[name] for name in forms}
-    sizes = {name: len(value) for name, value in many.items()}
+    lists = {name: _lifted(specs[name], rows[name]) if single else rows[name] for name in forms}
+    sizes = {name: len(value) for name, value in lists.items()}
     if len({*sizes.values()}) > 1:
         found = ", ".join(f"{name} {size}" for name, size in sizes.items())
         problems.append(f"expected one entry per sample of every sensor, found {found}; None stands for a missing one")
@@ -89,7 +92,7 @@ def read_recorded(specs: Mapping[str, InputSpec], given: Any, words: Mapping[str
     count = next(iter(sizes.values()), 0)
     for name, spec in specs.items():
         try:
-            inputs |= _tensors(name, spec, many.get(name), columns, count, words or {})
+            inputs |= _tensors(name, spec, lists.get(name), columns, count, words or {})
         except BadInput as problem:
             problems.append(str(problem))
     raise_all(problems)
@@ -137,7 +140,7 @@ def _columns(given: Any) -> tuple[dict[str, Any], bool]:
 
 
 def _unknown(columns: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Iterable[str]:
-    known = {*specs, *(f"{name}{ending}" for name in specs for ending in (PRESENT, LENGTH)), *PASSED_OVER}
+    known = {*specs, *(f"{name}{ending}" for name in specs for ending in (PRESENT, LENGTH, AXIS)), *PASSED_OVER}
     for name in columns:
         if name not in known:
             yield f"unknown sensor: {unknown_name(name, specs)}"

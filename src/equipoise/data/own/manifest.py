@@ -235,6 +235,11 @@ class Manifest:
             from equipoise.data.own.recorded import samples_of_recorded  # which is built on this module
 
             return samples_of_recorded(self)
+        arrays, problems, notes = self.arrays()
+        return self._samples(arrays, problems, notes)
+
+    def arrays(self) -> tuple[dict[str, Any], list[str], list[str]]:
+        """Read its modalities, those that can be read; with all problems and notes."""
         arrays: dict[str, Any] = {}
         problems, notes = list(self.problems), list(self.notes)
         marks = [MARKS.get(str(value).lower()) for value in self.columns.get("split", ())]
@@ -248,16 +253,20 @@ class Manifest:
             notes += [f"{name}: {files.note}"] if files.note else []
             if files.values is not None:
                 arrays[name] = files.values
-        return self._samples(arrays, problems, notes)
+        return arrays, problems, notes
+
+    def label(self) -> tuple[Any, list[str] | None]:
+        """Return the answers, None where there are none; and the names of their columns where there are several."""
+        if several := [name for name in self.columns if name.startswith(SEVERAL)]:
+            return _stacked([self.columns[name] for name in several]), [name.removeprefix(SEVERAL) for name in several]
+        return (_answers("label", self.columns["label"]) if "label" in self.columns else None), None
 
     def _samples(self, arrays: dict[str, Any], problems: list[str], notes: list[str]) -> Samples:
         columns = {name: _answers(name, self.columns[name]) for name in COLUMNS if name in self.columns}
-        label, classes = columns.pop("label", None), None
-        if several := [name for name in self.columns if name.startswith(SEVERAL)]:
-            if label is not None:
-                problems = [*problems, f"column label: expected either it or {', '.join(several)}, found both"]
-            label = _stacked([self.columns[name] for name in several])
-            classes = [name.removeprefix(SEVERAL) for name in several]
+        label, classes = self.label()
+        if columns.pop("label", None) is not None and classes is not None:
+            both = ", ".join(f"{SEVERAL}{name}" for name in classes)
+            problems = [*problems, f"column label: expected either it or {both}, found both"]
         more: dict[str, Any] = {"problems": problems, "notes": notes, "samples": self.names, "classes": classes}
         return read_samples(arrays, label, **columns, name=self.path.name, **more)
 

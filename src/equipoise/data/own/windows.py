@@ -292,10 +292,11 @@ def _cut(
     for signal, starts in zip(signals, windows, strict=True):
         chosen = kept[place : place + len(starts)]
         there = present[place : place + len(starts)][chosen]
-        rows = row + np.flatnonzero(there)
-        for first in range(0, len(rows), AT_ONCE) if signal is not None else ():
-            some_starts = starts[chosen][there][first : first + AT_ONCE]
-            array[rows[first : first + AT_ONCE]] = _windows(signal, some_starts, window, steps, rate)
+        if signal is not None:
+            rows, begins = row + np.flatnonzero(there), starts[chosen][there]
+            for first in range(0, len(rows), AT_ONCE):
+                now = slice(first, first + AT_ONCE)
+                array[rows[now]] = _windows(signal, begins[now], window, steps, rate)
         row, place = row + len(there), place + len(starts)
     what = f"{steps} steps at {rate:g} Hz{note}"
     return (array if steps > 1 else array[:, :, 0]), what

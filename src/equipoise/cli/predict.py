@@ -1,0 +1,97 @@
+"""`equipoise predict`: the answers of a finished run to new samples, as they were recorded."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from equipoise.cli import options
+
+if TYPE_CHECKING:
+    from equipoise.deploy import Prediction
+
+EXAMPLE = "Example: equipoise predict runs/one --data new.npz --out answers.csv"
+SHOWN = 10
+
+
+def predict(
+    run: options.RunFolder,
+    data: Annotated[
+        str, typer.Option("--data", help="An .npz, .csv or .parquet of samples, labels or not; or a data set's name.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File for the answers: .csv, .parquet or .npz; a row per sample.")
+    ] = None,
+    decision: Annotated[
+        str, typer.Option("--decision", help="committee: all heads at hand vote; fused: the fused head.")
+    ] = "committee",
+    encoder: options.Encoder = None,
+    trust: options.Trust = False,
+    as_json: options.Json = False,
+) -> None:
+    """Answer to new samples: classes with probabilities, labels, or numbers with intervals, and the sensors used.
+
+    Samples may lack sensors: leave the array out, or write NaN over a whole sample. Where the file holds labels, the
+    answers are scored too. Of a data set by name, the test part is answered.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    from equipoise.deploy import load
+    from equipoise.deploy.answers import check_out, read_new_data, score, write_answers
+    from equipoise.deploy.saved_model import shown
+    from equipoise.util.errors import BadInput, collect, look_up
+    from equipoise.util.progress import Progress
+
+    choices = {"committee": "committee", "fused": "fused"}
+    _, chosen = collect(lambda: check_out(out), lambda: look_up("decision", decision, choices))
+    model = load(run, encoder=encoder, trust=trust)
+    new = read_new_data(data, model.saved)
+    with Progress(quiet=as_json) as progress:
+        try:
+            found = model.predict(
+                new.inputs, chosen, many=True, on_batch=lambda done, all_: progress.bar("", "answering", done, all_)
+            )
+        except BadInput as problem:
+            raise BadInput(f"data {new.name!r} cannot be answered:\n{problem}") from None
+    scored = None if new.label is None else score(model.saved, found, new.label)
+    if out is not None:
+        write_answers(found, out)
+    used = Counter(name for sensors in found.sensors for name in sensors)
+    counts = {name: used[name] for name in model.sensors}
+    if as_json:
+        told = {"data": new.name, "samples": len(found.sensors), "decision": chosen, "sensors": counts}
+        told |= {} if scored is None else {"metric": scored.metric.name, "value": scored.value}
+        print(json.dumps({**told, **({"file": str(out)} if out else {"answers": found.as_dict()})}))
+        return
+    _print_rows(found, whole=out is None)
+    listed = ", ".join(f"{name} in {count:,}" for name, count in counts.items())
+    print(f"{new.name}: {len(found.sensors):,} samples answered, by the {chosen} decision. Sensors used: {listed}.")
+    if scored is not None:
+        value = shown(scored.metric, scored.value)
+        value = f"accuracy {value}" if scored.metric.name == "accuracy" else value
+        print(f"By the labels in the data: {value}.")
+    elif new.label is not None:
+        print("The labels in the data are not those the model was trained on, so that the answers are not scored.")
+    if out is not None:
+        print(f"The answers: {out}")
+
+
+def _print_rows(found: Prediction, *, whole: bool) -> None:
+    """Print the first rows."""
+    from equipoise.report.formats import text_table
+
+    columns = found.columns()
+    rows = [
+        [f"{value:.4g}" if isinstance(value, float) else str(value) for value in row]
+        for row in list(zip(*columns.values(), strict=True))[:SHOWN]
+    ]
+    print(*(line.removeprefix("  ") for line in text_table(list(columns), rows)), sep="\n")
+    left = len(columns["row"]) - len(rows)
+    if left > 0:
+        print(f"… {left:,} more{'; --out answers.csv writes all' if whole else ''}")
+    print()

@@ -1,0 +1,170 @@
+"""Files around `equipoise predict`: samples in, a table of answers out, and their score where labels are given."""
+
+import csv
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from equipoise.data.own.columns import as_numpy
+from equipoise.data.own.manifest import read_manifest
+from equipoise.data.own.npz import read_arrays
+from equipoise.data.source import data_set, is_file
+from equipoise.data.splits import Splits
+from equipoise.deploy.prediction import Prediction
+from equipoise.deploy.saved_model import SavedModel
+from equipoise.models.metrics import METRICS, Metric
+from equipoise.util.errors import BadInput, Unreadable, raise_all
+from equipoise.util.files import inside, write_atomic
+
+
+class NewData(NamedTuple):
+    """Samples that a model is to answer.
+
+    Args:
+        name: Of the file or data set.
+        inputs: By sensor, as recorded.
+        label: The right answers, as they stand there; None where there are none.
+    """
+
+    name: str
+    inputs: dict[str, Any]
+    label: Any
+
+
+class Score(NamedTuple):
+    """The score of answers whose right ones are known.
+
+    Args:
+        metric: The metric that the model was chosen by.
+        value: Its value.
+        samples: How many samples there were.
+    """
+
+    metric: Metric
+    value: float
+    samples: int
+
+
+def read_new_data(text: str, saved: SavedModel) -> NewData:
+    """Read samples for a model: a file of the user's own, or the test part of a data set by name.
+
+    Args:
+        text: An ``.npz``, a ``.csv`` or ``.parquet`` manifest, or the name or folder of a data set.
+        saved: The model.
+
+    Raises:
+        BadInput: If it cannot be read.
+    """
+    if not is_file(text):
+        return _test_part(text, saved)
+    path = Path(text)
+    if not path.is_file():
+        raise BadInput(f"no such file: {path}")
+    try:
+        if path.suffix.lower() == ".npz":
+            arrays, problems = read_arrays(path)
+            label = arrays.get("label")
+        else:
+            manifest = read_manifest(path)
+            if manifest.recorded:
+                expected = "expected a row per sample; rows that are intervals of recordings are for training"
+                raise BadInput(f"{path}: {expected}. Cut new recordings with `load(…).stream(rate=…)`")
+            (arrays, problems, _), (label, _) = manifest.arrays(), manifest.label()
+    except Unreadable as why:
+        raise BadInput(str(why)) from why
+    raise_all(problems, f"data {path.name!r} cannot be read:")
+    return NewData(path.name, arrays, label)
+
+
+def _test_part(text: str, saved: SavedModel) -> NewData:
+    source, fold = data_set(text), saved.row["fold"]
+    splits: Splits = source.load(fold if fold is not None and fold < source.folds else None)
+    part, inputs = splits.test.in_memory(), dict[str, Any]()
+    for name, array in part.inputs.items():
+        inputs[name] = array
+        if name in splits.scales:
+            mean, deviation = splits.scales[name]
+            inputs[name] = array * deviation + mean
+    return NewData(f"{source.name}, test part", inputs, part.label)
+
+
+def score(saved: SavedModel, prediction: Prediction, label: Any) -> Score | None:
+    """Score answers by the metric of the run; None where the labels are not of the model's kind."""
+    right = _as_trained(prediction, as_numpy(label))
+    if right is None:
+        return None
+    answers = torch.as_tensor(prediction.values if prediction.probabilities is None else prediction.probabilities)
+    metric = METRICS[saved.row.get("metric", "accuracy")]
+    return Score(metric, metric(answers, right, saved.task), len(answers))
+
+
+def _as_trained(prediction: Prediction, label: np.ndarray) -> torch.Tensor | None:
+    """Return labels as a part of the data holds them."""
+    names, count = prediction.names, len(prediction.sensors)
+    if len(label) != count:
+        return None
+    if prediction.kind != "classes":
+        table = label.reshape(count, -1)
+        fits = table.dtype.kind in "biuf" and table.shape[1] == len(names) and np.isfinite(table.astype(float)).all()
+        return torch.as_tensor(table.astype(np.float32)) if fits else None
+    place = {name: number for number, name in enumerate(names)}
+    values = label.reshape(-1).tolist()
+    if len(values) == count and all(str(value) in place for value in values):
+        return torch.tensor([place[str(value)] for value in values])
+    numbers = len(values) == count and label.dtype.kind in "iu" and 0 <= label.min() <= label.max() < len(names)
+    return torch.tensor(values) if numbers else None
+
+
+# -- writing --
+
+
+def _write_csv(columns: dict[str, list[Any]], path: Path) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    write_atomic(path.parent, path.name, text.getvalue())
+
+
+def _write_npz(columns: dict[str, list[Any]], path: Path) -> None:
+    unfinished = inside(path.parent, f"{path.name}.tmp")
+    arrays: dict[str, Any] = {name: np.array(values) for name, values in columns.items()}
+    with unfinished.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    os.replace(unfinished, path)  # noqa: PTH105 (a link there is replaced, not followed)
+
+
+def _write_parquet(columns: dict[str, list[Any]], path: Path) -> None:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise BadInput("writing .parquet needs pyarrow; type: pip install 'equipoise[media]', or --out …csv") from None
+    unfinished = inside(path.parent, f"{path.name}.tmp")
+    pyarrow.parquet.write_table(pa.table(columns), unfinished)
+    os.replace(unfinished, path)  # noqa: PTH105
+
+
+WRITERS: dict[str, Callable[[dict[str, list[Any]], Path], None]] = {
+    ".csv": _write_csv,
+    ".npz": _write_npz,
+    ".parquet": _write_parquet,
+}
+"""The writers of answers, by the ending of the file."""
+
+
+def check_out(path: Path | None) -> None:
+    """Refuse a file whose ending is not known, before anything is computed."""
+    if path is not None and path.suffix.lower() not in WRITERS:
+        raise BadInput(f"--out: expected a file that ends in {', '.join(WRITERS)}, found {path}")
+
+
+def write_answers(prediction: Prediction, path: Path) -> None:
+    """Write the table of `Prediction.columns`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    WRITERS[path.suffix.lower()](prediction.columns(), path)

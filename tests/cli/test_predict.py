@@ -1,0 +1,124 @@
+"""`equipoise predict`: answers to a file, in a file, and their score where the file knows better."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+import equipoise as package
+from deploy.shipped_runs import trained
+
+SAMPLES = 60
+
+
+def sensors(seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {"imu": random.normal(size=(SAMPLES, 2, 6)), "heat": random.normal(20, 5, SAMPLES)}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("classes")
+    trained(folder, sensors(), np.array(["walk", "run", "rest"])[np.arange(SAMPLES) % 7 % 3])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def number(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("number")
+    trained(folder, sensors(), sensors()["heat"] * 2 + 1.5)
+    return folder
+
+
+def test_answers_in_every_form(equipoise: Any, run: Path, tmp_path: Path) -> None:
+    given = sensors(1)
+    given["heat"][:10] = np.nan
+    np.savez(tmp_path / "new.npz", **given)  # ty: ignore[invalid-argument-type]
+    wanted = package.load(run).predict(given)
+    for ending in ("csv", "parquet", "npz"):
+        out = tmp_path / "deep" / f"answers.{ending}"
+        code, printed, complaint = equipoise("predict", run, "--data", tmp_path / "new.npz", "--out", out)
+        assert (code, complaint) == (0, "")
+        assert "60 samples answered, by the committee decision. Sensors used: imu in 60, heat in 50." in printed
+        assert str(out) in printed
+        assert "labels" not in printed
+        if ending == "csv":
+            with out.open(encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            table = {key: [row[key] for row in rows] for key in rows[0]}
+        elif ending == "parquet":
+            table = pyarrow.parquet.read_table(out).to_pydict()
+        else:
+            with np.load(out) as file:
+                table = {key: file[key].tolist() for key in file}
+        assert list(table) == ["row", "answer", "p_rest", "p_run", "p_walk", "sensors"]
+        assert table["answer"] == wanted.answer
+        np.testing.assert_allclose([float(each) for each in table["p_run"]], wanted.probabilities[:, 1], atol=1e-6)
+        assert table["sensors"][9:11] == ["imu", "imu+heat"]
+    code, printed, _ = equipoise("predict", run, "--data", tmp_path / "new.npz", "--decision", "fused", "--json")
+    assert code == 0
+    told = json.loads(printed)
+    assert told["answers"]["decision"] == "fused"
+    assert told["sensors"] == {"imu": 60, "heat": 50}
+
+
+def test_labels_are_scored_where_there_are_some(equipoise: Any, run: Path, tmp_path: Path) -> None:
+    given = sensors(1)
+    said = np.array(package.load(run).predict(given).answer)
+    half = np.where(np.arange(SAMPLES) < 30, said, np.where(said == "walk", "run", "walk"))
+    np.savez(tmp_path / "new.npz", **given, label=half)  # ty: ignore[invalid-argument-type]
+    code, printed, _ = equipoise("predict", run, "--data", tmp_path / "new.npz")
+    assert code == 0
+    assert "By the labels in the data: accuracy 50.0 %." in printed
+    assert "… 50 more; --out answers.csv writes all" in printed
+    np.savez(tmp_path / "new.npz", **given, label=np.full(SAMPLES, "other"))  # ty: ignore[invalid-argument-type]
+    _, printed, _ = equipoise("predict", run, "--data", tmp_path / "new.npz")
+    assert "not those the model was trained on" in printed
+
+
+def test_numbers_have_intervals_and_a_manifest_is_read(equipoise: Any, number: Path, tmp_path: Path) -> None:
+    file = tmp_path / "new.csv"
+    series = sensors(1)["imu"]
+    for row in range(3):
+        np.save(tmp_path / f"{row}.npy", series[row])
+    file.write_text("imu,heat,label\n" + "".join(f"{row}.npy,{20 + row},40.5\n" for row in range(3)))
+    code, printed, complaint = equipoise("predict", number, "--data", file, "--json")
+    assert (code, complaint) == (0, "")
+    told = json.loads(printed)
+    answers = told["answers"]
+    assert told["metric"] == "mae"
+    assert told["value"] == pytest.approx(np.mean(np.abs(np.array(answers["answer"]) - 40.5)), rel=1e-5)
+    for row in range(3):
+        assert answers["low"]["label"][row] < answers["answer"][row] < answers["high"]["label"][row]
+
+
+def test_a_data_set_by_name_is_answered_on_its_test_part(equipoise: Any, tmp_path: Path) -> None:
+    words = ["train", "--data", "generated", "--method", "msl", "--out", tmp_path, "epochs=1", "features=4", "--json"]
+    code, printed, _ = equipoise(*words)
+    assert code == 0
+    (row,) = json.loads(printed)
+    code, printed, _ = equipoise("predict", tmp_path, "--data", "generated", "--json")
+    assert code == 0
+    assert json.loads(printed)["value"] == pytest.approx(row["test"]["committee"])
+
+
+def test_problems_come_together(equipoise: Any, run: Path, tmp_path: Path) -> None:
+    code, printed, complaint = equipoise(
+        "predict", run, "--data", tmp_path / "no.npz", "--out", "answers.xlsx", "--decision", "vote"
+    )
+    assert (code, printed) == (2, "")
+    assert "--out: expected a file that ends in .csv, .npz, .parquet" in complaint
+    assert "unknown decision 'vote'" in complaint
+    code, _, complaint = equipoise("predict", run, "--data", tmp_path / "no.npz")
+    assert code == 2
+    assert "no such file" in complaint
+    np.savez(tmp_path / "new.npz", imu=np.zeros((4, 2, 7)), hat=np.zeros(4))
+    code, _, complaint = equipoise("predict", run, "--data", tmp_path / "new.npz")
+    assert code == 2
+    assert "data 'new.npz' cannot be answered:" in complaint
+    assert "Did you mean 'heat'?" in complaint
+    assert "imu: expected [2, 6] for one sample or [N, 2, 6] for many, found samples of shape [2, 7]" in complaint
