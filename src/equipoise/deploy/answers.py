@@ -13,6 +13,7 @@ import torch
 from equipoise.data.own.columns import as_numpy
 from equipoise.data.own.manifest import read_manifest
 from equipoise.data.own.npz import read_arrays
+from equipoise.data.own.recorded import windows_of_recorded
 from equipoise.data.source import data_set, is_file
 from equipoise.data.splits import Splits
 from equipoise.deploy.prediction import Prediction
@@ -72,9 +73,10 @@ def read_new_data(text: str, saved: SavedModel) -> NewData:
         else:
             manifest = read_manifest(path)
             if manifest.recorded:
-                expected = "expected a row per sample; rows that are intervals of recordings are for training"
-                raise BadInput(f"{path}: {expected}. Cut new recordings with `load(…).stream(rate=…)`")
-            (arrays, problems, _), (label, _) = manifest.arrays(), manifest.label()
+                cut = windows_of_recorded(manifest)
+                arrays, problems, label = cut.arrays, cut.problems, cut.label
+            else:
+                (arrays, problems, _), (label, _) = manifest.arrays(), manifest.label()
     except Unreadable as why:
         raise BadInput(str(why)) from why
     raise_all(problems, f"data {path.name!r} cannot be read:")

@@ -11,6 +11,7 @@ import torch
 
 from equipoise.data.check import check_data
 from equipoise.data.own.manifest import read_manifest, samples_of_manifest
+from equipoise.data.own.recorded import windows_of_recorded
 from equipoise.data.own.recordings import Recording
 from equipoise.data.own.windows import cut_windows
 from equipoise.data.source import data_set
@@ -121,6 +122,23 @@ def test_the_label_may_be_a_signal(tmp_path: Path) -> None:
     found = samples_of_manifest(path)
     assert len(found.inputs["imu"]) == PEOPLE * 11
     assert found.label is not None
+
+
+def test_several_labels_per_interval(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"label": None, "label:fast": lambda at: at % 2, "label:late": lambda at: at // 2 % 2}
+    found = samples_of_manifest(write(tmp_path, ".csv", **more))
+    assert [line for line in found.problems if "_present" not in line] == []
+    assert found.label is not None
+    assert found.label.names == ("fast", "late")
+
+
+def test_recordings_without_labels_are_cut_for_predictions(tmp_path: Path) -> None:
+    plain = windows_of_recorded(read_manifest(write(tmp_path, ".csv", label=None, start=None, end=None)))
+    assert (plain.problems, plain.label) == ([], None)
+    assert len(plain.names) == PEOPLE * 11
+    labelled = windows_of_recorded(read_manifest(write(tmp_path, ".csv")))
+    assert labelled.label is not None
+    assert labelled.arrays["radar_present"].sum() == PEOPLE * 7
 
 
 def test_sounds_and_videos_have_their_own_rate(tmp_path: Path) -> None:

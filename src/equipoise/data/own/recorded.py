@@ -29,7 +29,7 @@ from equipoise.data.own.manifest import (
 from equipoise.data.own.npz import read_npy
 from equipoise.data.own.recordings import Recording, seconds_of
 from equipoise.data.own.samples import Samples
-from equipoise.data.own.windows import samples_of_recordings
+from equipoise.data.own.windows import Windows, cut_windows, samples_of_recordings
 from equipoise.util.errors import BadInput, Unreadable
 
 TIMING = ("window", "stride", "start", "end")
@@ -40,6 +40,26 @@ AT_ONCE = 6000  # frames of a spectrogram: a minute
 
 def samples_of_recorded(manifest: Manifest) -> Samples:
     """Read the recordings of a manifest and cut them into windows, with everything that is wrong with them."""
+    recordings, how, problems = _read_recordings(manifest)
+    if problems:  # what else is wrong with the recordings would follow from that
+        return Samples(manifest.path.name, {}, {}, None, None, None, tuple(manifest.notes), tuple(problems))
+    several = [name.removeprefix("label:") for name in manifest.columns if name.startswith("label:")]
+    more: dict[str, Any] = {"name": manifest.path.name, "notes": manifest.notes, "classes": several or None}
+    return samples_of_recordings(recordings, **how, **more)
+
+
+def windows_of_recorded(manifest: Manifest) -> Windows:
+    """Read the recordings of a manifest and cut them into windows, those without any label too."""
+    recordings, how, problems = _read_recordings(manifest, unlabelled=True)
+    return (
+        Windows({}, None, None, None, [], [], problems) if problems else cut_windows(recordings, **how, unlabelled=True)
+    )
+
+
+def _read_recordings(
+    manifest: Manifest, *, unlabelled: bool = False
+) -> tuple[list[Recording], dict[str, Any], list[str]]:
+    """Return the recordings of a manifest, the way they are to be cut, and what is wrong with them."""
     columns, problems = dict(manifest.columns), list(manifest.problems)
     window, stride = (_only(name, columns, problems) for name in ("window", "stride"))
     try:
@@ -50,28 +70,28 @@ def samples_of_recorded(manifest: Manifest) -> Samples:
     told = {name: columns.pop(name) for name in marks}
     kinds = _kinds(columns, problems)
     first_rows, recording_of = _joined(manifest, columns, kinds, told, problems)
-    signals, given_rates, given_times = _read_files(manifest, columns, kinds, told, first_rows, long, problems)
-    intervals = _intervals(manifest, columns, recording_of, problems, by_row="label" not in kinds)
-    recordings = []
-    for number, row in enumerate(first_rows):
-        plain = {name: columns[name][row] for name in ("group", "split") if name in columns}
-        group = _answers("group", columns["group"])[row] if "group" in columns else None
-        recordings.append(
-            Recording(
-                {name: values[number] for name, values in signals.items()},
-                intervals.get(number, ()),
-                {name: values[number] for name, values in given_rates.items() if values[number] is not None},
-                {name: values[number] for name, values in given_times.items() if values[number] is not None},
-                group=group,
-                part=str(plain["split"]) if "split" in plain else None,
-                name=manifest.names[row],
-            )
+    signals, rates, times = _read_files(manifest, columns, kinds, told, first_rows, long, problems)
+    answered = "label" not in kinds and not (unlabelled and not any(map(_is_label, columns)))
+    intervals = _intervals(manifest, columns, recording_of, problems) if answered else {}
+    groups = _answers("group", columns["group"]) if "group" in columns else None
+    recordings = [
+        Recording(
+            {name: values[number] for name, values in signals.items()},
+            intervals.get(number, ()),
+            {name: values[number] for name, values in rates.items() if values[number] is not None},
+            {name: values[number] for name, values in times.items() if values[number] is not None},
+            group=None if groups is None else groups[row],
+            part=str(columns["split"][row]) if "split" in columns else None,
+            name=manifest.names[row],
         )
-    more: dict[str, Any] = {"name": manifest.path.name, "problems": problems, "notes": manifest.notes}
-    if problems:  # what else is wrong with the recordings would follow from that
-        return Samples(manifest.path.name, {}, {}, None, None, None, tuple(manifest.notes), tuple(problems))
+        for number, row in enumerate(first_rows)
+    ]
     pictures = [name for name, kind in kinds.items() if kind == "sound"]
-    return samples_of_recordings(recordings, window=window, stride=stride, pictures=pictures, **more)
+    return recordings, {"window": window, "stride": stride, "pictures": pictures}, problems
+
+
+def _is_label(name: str) -> bool:
+    return name == "label" or name.startswith("label:")
 
 
 def _owner(name: str) -> str:
@@ -156,11 +176,9 @@ def _joined(
 
 
 def _intervals(
-    manifest: Manifest, columns: Mapping[str, Any], recording_of: Sequence[int], problems: list[str], *, by_row: bool
+    manifest: Manifest, columns: Mapping[str, Any], recording_of: Sequence[int], problems: list[str]
 ) -> dict[int, list[tuple[float, float, Any]]]:
     """Return the labelled intervals of each recording; a row without start and end is all of it."""
-    if not by_row:
-        return {}
     count = len(manifest.names)
     bounds = []
     for name, outside in (("start", -np.inf), ("end", np.inf)):
@@ -169,7 +187,7 @@ def _intervals(
             problems.append(f"column {name}: expected seconds from the beginning of the recording, found text")
             return {}
         bounds.append(np.where(np.isnan(values), outside, values))
-    labels = [name for name in columns if name == "label" or name.startswith("label:")]
+    labels = list(filter(_is_label, columns))
     if not labels:
         problems.append("label: expected the label of each interval, found no column called label")
         return {}

@@ -53,14 +53,13 @@ def samples_of_recordings(
         notes: What was done before.
         more: As for `read_samples`.
     """
-    cut = cut_windows(list(recordings), window, stride, label_at)
+    cut = cut_windows(list(recordings), window, stride, label_at, pictures=pictures)
     problems = [*problems, *cut.problems]
-    arrays = {name: array[:, None] if name in pictures else array for name, array in cut.arrays.items()}
     if not cut.names:
         problems = problems or ["expected windows, found none"]
         return Samples(more.get("name", "own data"), {}, {}, None, None, None, problems=tuple(problems))
     given: dict[str, Any] = {"split": cut.split, "group": cut.group, "samples": cut.names, **more}
-    return read_samples(arrays, cut.label, problems=problems, notes=[*notes, *cut.notes], **given)
+    return read_samples(cut.arrays, cut.label, problems=problems, notes=[*notes, *cut.notes], **given)
 
 
 class Windows(NamedTuple):
@@ -68,7 +67,7 @@ class Windows(NamedTuple):
 
     Args:
         arrays: Per sensor [N, C, steps, …], and "NAME_present", [N], where it is absent in some windows.
-        label: [N] or [N, D].
+        label: [N] or [N, D]; None where none is given.
         group: Of each window.
         split: Of each window; None where none is given.
         names: Of each window, for messages.
@@ -86,9 +85,24 @@ class Windows(NamedTuple):
 
 
 def cut_windows(
-    recordings: Sequence[Recording], window: str | float, stride: str | float | None, label_at: LabelAt
+    recordings: Sequence[Recording],
+    window: str | float,
+    stride: str | float | None = None,
+    label_at: LabelAt = "auto",
+    *,
+    pictures: Collection[str] = (),
+    unlabelled: bool = False,
 ) -> Windows:
-    """Cut recordings into windows; see `Splits.from_recordings`."""
+    """Cut recordings into windows.
+
+    Args:
+        recordings: As for `Splits.from_recordings`, like the next three.
+        window: Of every sample.
+        stride: From the start of one to that of the next; None for a window.
+        label_at: The rule for the label of a window.
+        pictures: Series [C, T] whose windows are pictures, [N, 1, C, T], such as spectrograms.
+        unlabelled: Whether recordings without any label are cut too, whole.
+    """
     problems: list[str] = []
     lengths: list[float] = []
     for owner, given in (("window", window), ("stride", stride)):
@@ -106,7 +120,10 @@ def cut_windows(
     if not cut:
         return Windows({}, None, None, None, [], [], problems)
     starts = [_starts(one, name, long, every, problems) for one, name in zip(read, names, strict=True)]
-    labels = _labels(read, starts, long, label_at, problems)
+    unlabelled = unlabelled and not any(len(one.values) for one in read)
+    labels = _Labels(np.zeros(0), np.ones(sum(map(len, starts)), bool), "")
+    if not unlabelled:
+        labels = _labels(read, starts, long, label_at, problems)
     sensors = list(dict.fromkeys(name for one in read for name in one.signals))
     present = {name: _presence(name, read, starts, long) for name in sensors}
     there = np.any([*present.values()], axis=0) if present else np.zeros(len(labels.known), bool)
@@ -128,15 +145,14 @@ def cut_windows(
             continue
         gone = int((~present[name][kept]).sum())
         notes.append(f"{name}: {note}" + (f", absent in {gone:,} of {count} windows" if gone else ""))
-        arrays[name] = array
+        arrays[name] = array[:, None] if name in pictures else array
         if gone:
             arrays[f"{name}_present"] = present[name][kept]
     rows = np.repeat(np.arange(len(recordings)), [len(own) for own in starts])[kept]
     at = zip(rows.tolist(), np.concatenate(starts)[kept].tolist(), strict=True)
     columns = _columns(recordings, names, rows, problems)
-    return Windows(
-        arrays, labels.values[kept], *columns, [f"{names[row]} at {start:.6g} s" for row, start in at], notes, problems
-    )
+    label = None if unlabelled else labels.values[kept]
+    return Windows(arrays, label, *columns, [f"{names[row]} at {start:.6g} s" for row, start in at], notes, problems)
 
 
 def _names(recordings: Sequence[Recording]) -> list[str]:
