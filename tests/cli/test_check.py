@@ -91,14 +91,14 @@ def test_json_holds_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert list(found["classes"]) == ["run", "sit", "walk"]
     assert sum(found["classes"]["run"].values()) == 100
     assert found["modalities"] == {
-        "imu": {"shape": [3, 20], "lengths": None, "numbers": "standardised", "encoder": "CNN1d"},
-        "sound": {"shape": [8], "lengths": None, "numbers": "standardised", "encoder": "MLP"},
+        "imu": {"shape": [3, 20], "lengths": None, "numbers": "standardised", "missing": {}, "encoder": "CNN1d"},
+        "sound": {"shape": [8], "lengths": None, "numbers": "standardised", "missing": {}, "encoder": "MLP"},
     }
 
 
 def test_everything_wrong_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sound = some(SIZE, 8, seed=1)
-    sound[[4, 9]] = np.nan
+    sound[[4, 9], 3] = np.nan
     split = np.where(np.arange(SIZE) < 200, "train", "test")
     split[5] = "validation"
     label = np.arange(SIZE) % 3
@@ -262,6 +262,7 @@ def test_a_prepared_folder_is_described(folder: Path, capsys: pytest.CaptureFixt
         "shape": [2, 5],
         "lengths": [2, 5],
         "numbers": "as prepared",
+        "missing": {},
         "encoder": "CNN1d",
     }
     assert sum(found["samples"].values()) == 60

@@ -100,6 +100,12 @@ def _print(report: DataReport, encoders: dict[str, str]) -> None:
         shapes = {name: " × ".join(map(str, own.shape)) for name, own in modalities.items()}
         rows = [[name, shapes[name], lengths[name], modalities[name].numbers, encoders[name]] for name in modalities]
         _table(["modality", "one sample", "steps", "numbers", "encoder"], rows)
+        gaps = {name: own.missing for name, own in modalities.items() if own.missing}
+        if gaps:
+            _table(
+                ["missing", *report.samples],
+                [[name, *(own.get(part, 0) for part in report.samples)] for name, own in gaps.items()],
+            )
     if report.samples:
         _print_labels(report)
     if report.baseline:

@@ -11,9 +11,11 @@ import numpy as np
 import torch
 
 from equipoise.data.own.columns import NAMED
+from equipoise.data.own.draw import PARTS
 from equipoise.data.own.samples import UNGROUPED, Samples
+from equipoise.data.part import Part, is_beside
 from equipoise.data.source import data_set, is_file, mark_task, samples_of
-from equipoise.data.splits import PARTS, Part, Splits, is_length, parts_of
+from equipoise.data.splits import Splits, parts_of
 from equipoise.models.task import TaskKind
 from equipoise.util.errors import BadInput
 
@@ -34,11 +36,13 @@ class ModalitySummary:
         shape: Of one input, as its encoder reads it.
         lengths: The shortest and the longest training sample, where time is ragged; None where it is not.
         numbers: What is done to them before an encoder reads them.
+        missing: The samples of each part that lack it; empty where none does.
     """
 
     shape: tuple[int, ...]
     lengths: tuple[int, int] | None = None
     numbers: str = ""
+    missing: dict[str, int] = field(default_factory=dict)
 
 
 @final
@@ -203,15 +207,17 @@ def _describe(parts: Mapping[str, Part], numbers: Mapping[str, str], report: Dat
     report.groups = {name: len(part.group.unique()) for name, part in parts.items() if part.group is not None}
     train = parts["train"]
     for name, array in train.inputs.items():
-        if is_length(name, train.inputs):
+        if is_beside(name, train.inputs):
             continue
         view, shape, lengths = train.views.get(name), tuple(array.shape[1:]), None
         steps = train.inputs.get(f"{name}_length")
         if steps is not None and len(train) and not (view is not None and view.takes_lengths):
             steps = steps if train.rows is None else steps[train.rows]
+            steps = steps[train.present[name]] if name in train.present else steps
             lengths = (int(steps.min()), int(steps.max()))
         shape = shape if view is None else view.shape(shape)
-        report.modalities[name] = ModalitySummary(shape, lengths, numbers.get(name, "as prepared"))
+        missing = {key: int((~part.present[name]).sum()) for key, part in parts.items() if name in part.present}
+        report.modalities[name] = ModalitySummary(shape, lengths, numbers.get(name, "as prepared"), missing)
 
 
 def _compare(parts: Mapping[str, Part], names: Mapping[str, Sequence[str]], report: DataReport) -> None:
@@ -282,6 +288,7 @@ def _oddities(parts: Mapping[str, Part], report: DataReport) -> Iterable[str]:
         yield f"{next(iter(report.modalities))} is the only modality: there is nothing to balance; give another"
     for name, modality in report.modalities.items():
         shape, array = modality.shape, parts["train"].inputs[name]
+        array = array[parts["train"].present[name]] if name in parts["train"].present else array
         if len(shape) == 1 and shape[0] > LONG:
             yield f"{name}: vectors of {shape[0]} numbers; if these are series, give them as [N, 1, {shape[0]}]"
         if len(shape) == 2 and shape[0] > 4 * shape[1]:

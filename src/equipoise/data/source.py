@@ -16,9 +16,10 @@ from equipoise.data.bundled import PEOPLE, two_sensors, watch
 from equipoise.data.own.manifest import read_manifest, samples_of_manifest
 from equipoise.data.own.npz import samples_of_npz
 from equipoise.data.own.samples import Samples
+from equipoise.data.part import is_beside
 from equipoise.data.prepare.prepared import FACTS, Prepared
 from equipoise.data.sets import PUBLISHED
-from equipoise.data.splits import Splits, is_length
+from equipoise.data.splits import Splits
 from equipoise.models.choose import kinds_of, reads_tokens
 from equipoise.util.errors import BadInput, raise_all
 
@@ -244,7 +245,7 @@ def tokens_of(samples: Samples, encoder: str, features: int) -> tuple[str, ...]:
         encoder: The setting: a kind or a dotted path for all, or "NAME:KIND,NAME:KIND".
         features: The setting.
     """
-    shapes = {name: array.shape[1:] for name, array in samples.inputs.items() if not is_length(name, samples.inputs)}
+    shapes = {name: array.shape[1:] for name, array in samples.inputs.items() if not is_beside(name, samples.inputs)}
     kinds, _ = kinds_of(encoder, shapes)
     # Encoders of pictures or series are not asked: to be asked, some have to be made.
     vectors = [name for name in kinds if name in samples.whole or len(shapes[name]) == 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast, final
 
@@ -18,89 +18,12 @@ from equipoise.data.own.labels import Labels, training_problems
 from equipoise.data.own.recordings import Recording
 from equipoise.data.own.samples import Samples
 from equipoise.data.own.windows import LabelAt, samples_of_recordings
-from equipoise.data.views import View
+from equipoise.data.part import PRESENT, Part, channel_statistics, is_beside
 from equipoise.models.encoders import real_steps
 from equipoise.models.task import Classification, MultiLabel, Regression, Task
 from equipoise.util.errors import raise_all
 
 MOST_SHOWN = 20  # problems in one message
-
-
-@final
-@dataclass(frozen=True)
-class Part:
-    """Some samples: one tensor per modality, their labels and groups.
-
-    Args:
-        inputs: Per modality a tensor [N, …], or a longer one of which the part has some `rows`.
-        label: Classes, [N]; numbers, floats [N, D]; or several labels, floats 0 and 1, [N, L].
-        group: Person, speaker or video of each sample, [N]; None where there are none.
-        rows: Which rows of the inputs are the samples of this part, [N]; None where all are. So parts of one prepared
-            file share its memory map, and only what is taken is read.
-        views: Make the input of an encoder out of a modality as it is stored; none where that is the input.
-        spatial: Modalities whose last axis is not time: beams of a scanner, bins of a spectrum.
-        index: The number of each sample in the data that the part was cut from, [N]; None where that is not known.
-    """
-
-    inputs: dict[str, Tensor]
-    label: Tensor
-    group: Tensor | None = None
-    rows: Tensor | None = None
-    views: Mapping[str, View] = field(default_factory=dict)
-    spatial: frozenset[str] = frozenset()
-    index: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.label)
-
-    def take(self, rows: Tensor) -> Part:
-        """Return the samples of these rows, by number or by a mask."""
-        group = None if self.group is None else self.group[rows]
-        stored = rows if self.rows is None else self.rows[rows]
-        inputs = {name: array[stored] for name, array in self.inputs.items()}
-        index = None if self.index is None else self.index[rows]
-        return Part(inputs, self.label[rows], group, views=self.views, spatial=self.spatial, index=index)
-
-    def apply(self, function: Callable[[Tensor], Tensor]) -> Part:
-        """Return a part with a function applied to every tensor of this one, whose inputs are its own."""
-        inputs = {name: function(array) for name, array in self.inputs.items()}
-        group = None if self.group is None else function(self.group)
-        return Part(inputs, function(self.label), group, views=self.views, spatial=self.spatial, index=self.index)
-
-    def to(self, device: torch.device | str) -> Part:
-        """Return the same samples on another device."""
-        return self.in_memory().apply(lambda array: array.to(device))
-
-    def in_memory(self) -> Part:
-        """Return the same samples with inputs of their own, read whole."""
-        return self if self.rows is None else self.take(torch.arange(len(self)))
-
-    @property
-    def present(self) -> dict[str, Tensor]:
-        """Of each modality that some samples lack, which samples have it, booleans [N]."""
-        masks = {name: self.inputs.get(f"{name}_present") for name in self.inputs}
-        return {name: mask for name, mask in masks.items() if mask is not None}
-
-    @property
-    def bytes(self) -> int:
-        """The memory that the samples take, as they are stored."""
-        return sum(len(self) * array[:1].nbytes for array in self.inputs.values())
-
-    def ready(self, random: torch.Generator | None = None) -> Part:
-        """Return the same samples as encoders read them.
-
-        Args:
-            random: Draws frames, crops and flips for training; None for the fixed view of evaluation.
-        """
-        if not self.views:
-            return self
-        inputs = dict(self.inputs)
-        for name, view in self.views.items():
-            if name in inputs:
-                inputs[name] = view(inputs[name], inputs.get(f"{name}_length"), random)
-                if view.takes_lengths:
-                    inputs.pop(f"{name}_length", None)
-        return Part(inputs, self.label, self.group, spatial=self.spatial, index=self.index)
 
 
 @final
@@ -164,7 +87,8 @@ class Splits:
         Args:
             arrays: Per modality an array or tensor with samples first, [N, D], [N, C, T], [N, C, H, W] or
                 [N, C, T, H, W]; or N arrays [C, T_i], which are padded and masked. Beside "imu", "imu_length" may hold
-                its lengths.
+                its lengths, and "imu_present" which samples have it; a sample that is all NaN, or None in a list, lacks
+                it too.
             label: The answer of each sample. Classes: whole numbers, names or truth values, [N]. Numbers: floats, [N]
                 or [N, D]. Several labels: 0 and 1 for each, [N, L].
             split: The part of each sample: train, validation (val, valid) and test, or 0, 1, 2. Without validation
@@ -304,7 +228,7 @@ class Splits:
     @property
     def _stored_shapes(self) -> dict[str, tuple[int, ...]]:
         arrays = self.train.inputs
-        return {name: tuple(array.shape[1:]) for name, array in arrays.items() if not is_length(name, arrays)}
+        return {name: tuple(array.shape[1:]) for name, array in arrays.items() if not is_beside(name, arrays)}
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -344,8 +268,11 @@ class Splits:
             yield f"{name}: expected at least one sample, found none"
             return
         yield from (f"{name}: {problem}" for problem in self._label_problems(part.label))
-        if set(part.inputs) != set(self.train.inputs):
-            yield f"{name}: expected the arrays {list(self.train.inputs)}, found {list(part.inputs)}"
+        arrays, known = ([key for key in one.inputs if not key.endswith(PRESENT)] for one in (part, self.train))
+        if set(arrays) != set(known):
+            yield f"{name}: expected the arrays {known}, found {arrays}"
+        if name == "train" and (never := [key for key, mask in part.present.items() if not mask.any()]):
+            yield f"train: expected samples that have every sensor, found none with {', '.join(never)}"
         shapes = self._stored_shapes
         for key, array in part.inputs.items():
             if len(array) != len(part) and part.rows is None:
@@ -373,18 +300,22 @@ class Splits:
     def standardised(self) -> Splits:
         """Return splits whose channels are shifted and scaled to mean 0 and deviation 1 on the training part.
 
-        Padding behind the end of a ragged series has no say in it, and stays zero. Whole numbers stay as they are.
+        Padding behind the end of a ragged series has no say in it, and stays zero, as do samples that lack a modality.
+        Whole numbers stay as they are.
         """
         arrays = self.train.inputs
         plain = [name for name in self.modalities if name not in self.train.views and arrays[name].is_floating_point()]
-        statistics = {name: _statistics(arrays[name], arrays.get(f"{name}_length")) for name in plain}
+        statistics = {name: channel_statistics(name, self.train) for name in plain}
 
         def apply(part: Part) -> Part:
             inputs = dict(part.inputs)
             for name, (mean, deviation) in statistics.items():
                 scaled = (part.inputs[name] - mean) / deviation
                 lengths = part.inputs.get(f"{name}_length")
-                inputs[name] = scaled if lengths is None else scaled.where(real_steps(lengths, scaled, 2), 0)
+                scaled = scaled if lengths is None else scaled.where(real_steps(lengths, scaled, 2), 0)
+                if name in part.present:
+                    scaled[~part.present[name]] = 0
+                inputs[name] = scaled
             return replace(part, inputs=inputs)
 
         parts = {name: apply(part) for name, part in self.parts.items()}
@@ -415,25 +346,6 @@ def parts_of(samples: Samples, marks: np.ndarray | None, tokens: Collection[str]
     views = {name: view for name, view in samples.views.items() if name in inputs}
     whole = Part(inputs, label, group, views=views, spatial=samples.spatial, index=torch.arange(len(label)))
     return {part: whole.take(torch.from_numpy(marks == number)) for number, part in enumerate(PARTS)}
-
-
-def is_length(name: str, arrays: Mapping[str, object]) -> bool:
-    """Return whether a name stands for the lengths of another modality's ragged time."""
-    return name.endswith("_length") and name.removesuffix("_length") in arrays
-
-
-def _statistics(array: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation of each channel, over samples and all axes behind the channel."""
-    over = [0, *range(2, array.dim())]
-    if lengths is None:
-        mean, deviation = array.mean(dim=over, keepdim=True)[0], array.std(dim=over, keepdim=True)[0]
-    else:
-        real = real_steps(lengths, array, 2).expand_as(array)
-        count = real.sum(dim=over, keepdim=True)[0].clamp(min=1)
-        mean = array.where(real, 0).sum(dim=over, keepdim=True)[0] / count
-        squares = (array - mean).where(real, 0).square().sum(dim=over, keepdim=True)[0]
-        deviation = (squares / (count - 1).clamp(min=1)).sqrt()
-    return mean, torch.where(deviation == 0, 1.0, deviation)
 
 
 def split_by_group(

@@ -155,7 +155,11 @@ def _problems(monitor: SensorMonitor, part: Part, training: TrainingStatistics, 
 def _heads(model: FusionModel, part: Part, only: str | None = None) -> Tensor:
     """Compute the log-probabilities of the heads, [N, K, C]; or of only one of them."""
     names = list(model.encoders) if only is None else [only]
-    inputs = {key: array for key, array in part.inputs.items() if key.removesuffix("_length") in names}
+    inputs = {
+        key: array
+        for key, array in part.inputs.items()
+        if key.removesuffix("_length").removesuffix("_present") in names
+    }
     with reading(model):
         scores = model.unimodal_outputs(read_features(model, replace(part, inputs=inputs)))
         return torch.stack([scores[name].float().log_softmax(dim=1) for name in names], dim=1).cpu()

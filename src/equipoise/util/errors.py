@@ -129,6 +129,9 @@ _TAKEN = {
 }
 
 
+_ENDINGS = {"_length": "it holds the lengths of ragged time", "_present": "it says which samples have a sensor"}
+
+
 def name_problems(names: Iterable[object]) -> list[str]:
     """List what is wrong with each name that no modality may have; an empty list means that all are fine."""
     problems = []
@@ -138,7 +141,7 @@ def name_problems(names: Iterable[object]) -> list[str]:
         elif "." in name:
             plain = name.replace(".", "_")
             problems.append(f"No modality may be called {name!r}: dots separate modules in PyTorch; write {plain!r}.")
-        elif why := _TAKEN.get(name) or (name.endswith("_length") and "it holds the lengths of ragged time"):
+        elif why := _TAKEN.get(name) or next((why for end, why in _ENDINGS.items() if name.endswith(end)), None):
             problems.append(f"No modality may be called {name!r}: {why}. Choose another name.")
     return problems
 

@@ -10,11 +10,14 @@
 Numbers become 32-bit floats; which were whole is remembered, since these may be token numbers. Bytes (uint8) with three
 axes or more are pictures: they stay bytes until a batch is read, and then are divided by 255; [N, H, W] is grey, and an
 axis of 1, 3 or 4 colours that comes last, or after the frames, is moved to where the table has C.
+
+A sample lacks a sensor where all its numbers are NaN, where it is None in a list, or where an array NAME_present says
+so.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +36,9 @@ COLOURS = (1, 3, 4)
 TIME = 2  # the axis of a batch of series or frames
 EXACT = 2**24  # whole numbers below it are 32-bit floats without loss
 FLOATS = 9  # bytes that a number takes while it is laid out: as a float, as one in a part, and whether it is finite
+AXES = {2: ("number",), 3: ("channel", "step"), 4: ("channel", "row", "column")}
+AXES[5] = ("channel", "frame", "row", "column")
+"""Words for the axes behind the samples, by the number of all axes."""
 EXPECTED = "[N, D], [N, C, T], [N, C, H, W] or [N, C, T, H, W]"
 
 
@@ -76,16 +82,17 @@ def read_samples(
         except BadInput as problem:
             problems.append(str(problem))
 
-    modalities, given_lengths = _modalities(arrays, lengths or {}, problems)
+    modalities, given_lengths, given_present = _modalities(arrays, lengths or {}, problems)
     if not arrays and not problems:
         problems.append("expected at least one modality, found none; give {'imu': array, …}")
     read: dict[str, Modality] = {
         key: modality
         for key, given in modalities.items()
-        if (modality := attempt(read_modality, key, given, given_lengths.get(key))) is not None
+        if (modality := attempt(read_modality, key, given, given_lengths.get(key), given_present.get(key))) is not None
     }
     inputs = {key: modality.values for key, modality in read.items()}
     inputs |= {f"{key}_length": one.lengths for key, one in read.items() if one.lengths is not None}
+    inputs |= {f"{key}_present": one.present for key, one in read.items() if one.present is not None}
     if label is None and not any(problem.startswith("label:") for problem in problems):  # the reason may be there
         rename = next((f"; rename {key!r}, if that is it" for key in modalities if key.lower() in LABEL_NAMES), "")
         expected = "label: expected the answer of each sample, found none; give an array or a column called label"
@@ -96,6 +103,9 @@ def read_samples(
     if len({*sizes.values()}) > 1:
         found = ", ".join(f"{key} {size}" for key, size in sizes.items())
         problems.append(f"expected one entry per sample in every array, found {found}")
+    elif read and read.keys() == modalities.keys() and (silent := _without_sensors(read.values())):
+        count = f"{len(silent)} of {next(iter(sizes.values()))} ({first_few(silent, samples)})"
+        problems.append(f"expected at least one sensor in every sample, found none in {count}; leave them out")
     decisive, column = (split, marks) if split is not None else (group, groups)
     drawable = decisive is None or column is not None  # else parts would be drawn in another way than was meant
     notes += [modality.note for modality in read.values() if modality.note]
@@ -130,16 +140,19 @@ def is_axis(name: object, arrays: Container[str]) -> bool:
 
 def _modalities(
     arrays: Mapping[str, Any], lengths: Mapping[str, Any], problems: list[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separate modalities from lengths, and refuse names that no modality may have."""
-    modalities, all_lengths = {}, dict(lengths)
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Separate modalities from lengths and presence, and refuse names that no modality may have."""
+    modalities: dict[str, Any] = {}
+    beside: dict[str, dict[str, Any]] = {"_length": dict(lengths), "_present": {}}
+    said = {"_length": "whose lengths these are", "_present": "whose samples these mark as there or missing"}
     for name, given in arrays.items():
-        if isinstance(name, str) and name.endswith("_length"):
-            of = name.removesuffix("_length")
+        ending = next((each for each in beside if isinstance(name, str) and name.endswith(each)), None)
+        if ending is not None:
+            of = name.removesuffix(ending)
             if of in arrays:
-                all_lengths[of] = given
+                beside[ending][of] = given
             else:
-                problems.append(f"{name}: expected a modality {of!r} whose lengths these are, found none; rename it")
+                problems.append(f"{name}: expected a modality {of!r} {said[ending]}, found none; rename it")
         elif not isinstance(name, str) or not name.strip() or name != name.strip():
             problems.append(f"expected names without blanks around them, found {name!r}")
         elif printable(name, "") != name:
@@ -152,7 +165,7 @@ def _modalities(
             modalities[name] = given
     unknown = [name for name in lengths if name not in arrays]
     problems += [f"lengths: expected those of {list(modalities)}, found {name!r}" for name in unknown]
-    return modalities, all_lengths
+    return modalities, beside["_length"], beside["_present"]
 
 
 class Modality(NamedTuple):
@@ -163,23 +176,29 @@ class Modality(NamedTuple):
         lengths: How many steps of each sample are real, [N]; None where all are.
         note: What was done to the array that its owner may want to know; "" where nothing was.
         whole: Whether the numbers were whole ones, none of them too large to be a float without loss.
+        present: Which samples have it, booleans [N], the others hold zeros; None where all have.
     """
 
     values: Tensor
     lengths: Tensor | None
     note: str
     whole: bool
+    present: Tensor | None = None
 
 
-def read_modality(name: str, given: Any, lengths: Any, samples: Sequence[str] | None) -> Modality:
+def read_modality(
+    name: str, given: Any, lengths: Any, present: Any = None, samples: Sequence[str] | None = None
+) -> Modality:
     """Read one array of samples, or raise a `BadInput` that says what is wrong with it.
 
     Args:
         name: Of the modality.
         given: Samples first, or a list of them.
         lengths: How many steps of each are real; None where all are.
+        present: Which samples have it; None where their numbers say so.
         samples: Names of the samples in messages; their numbers where this is None.
     """
+    given, gone = _filled(name, given)
     array, steps, note = _one_array(name, given, samples, series=lengths is not None)
     if why := memory_problem(FLOATS * array.size):
         raise BadInput(f"{name}: {why}")
@@ -191,17 +210,69 @@ def read_modality(name: str, given: Any, lengths: Any, samples: Sequence[str] | 
     if steps is not None:  # zeros behind every end, whatever was there: some pad with NaN
         padding = np.arange(array.shape[TIME]) >= steps[:, None]
         array = np.where(padding[(slice(None), None, slice(None), *[None] * (array.ndim - 3))], 0, array)
+    if present is not None:
+        gone = gone | ~_read_present(name, present, len(array))
     picture = array.dtype == np.uint8 and array.ndim >= 4
     whole = array.dtype.kind in "iu" and steps is None and not picture and bool((np.abs(array) < EXACT).all())
     with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is infinite, and reported as that
         array = np.ascontiguousarray(array, dtype=np.uint8 if picture else np.float32)
-    if bad := np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1)).tolist():
-        count = f"{len(bad)} of {len(array)} samples ({first_few(bad, samples)})"
-        advice = "where it is missing, leave the sample out, or fill in its mean"
-        raise BadInput(f"{name}: expected finite numbers, found NaN or infinity in {count}; {advice}")
+    bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1) & ~gone)
+    blank = [
+        row for row in bad.tolist() if np.isnan(array[row] if steps is None else array[row, :, : steps[row]]).all()
+    ]
+    gone[blank] = True
+    if scattered := [row for row in bad.tolist() if not gone[row]]:
+        raise BadInput(_not_finite(name, array, scattered, samples))
+    if gone.all():
+        raise BadInput(f"{name}: expected a sample that has it, found none; leave it out")
+    if gone.any():
+        array = np.where(gone.reshape(-1, *[1] * (array.ndim - 1)), array.dtype.type(0), array)
+        steps = None if steps is None else np.where(gone, 1, steps)  # one step of zeros, which every encoder can read
+        note = "; ".join(filter(None, [note, f"{name}: missing in {gone.sum():,} of {len(gone):,}"]))
     values = torch.from_numpy(array if array.flags.writeable else array.copy())
-    ragged = steps is not None and bool((steps < array.shape[TIME]).any())
-    return Modality(values, torch.from_numpy(steps) if ragged else None, note, whole)
+    ragged = steps is not None and bool((steps[~gone] < array.shape[TIME]).any())
+    there = torch.from_numpy(~gone) if gone.any() else None
+    return Modality(values, torch.from_numpy(steps) if ragged else None, note, whole, there)
+
+
+def _filled(name: str, given: Any) -> tuple[Any, np.ndarray]:
+    """Return a list of samples with another one, as zeros, in the place of each None, and which these are."""
+    listed = isinstance(given, (list, tuple)) or (isinstance(given, np.ndarray) and given.dtype == object)
+    if not listed or not len(given):
+        return given, np.zeros(size_of(given) or 0, bool)
+    gone = np.array([row is None for row in given])
+    if gone.all():
+        raise BadInput(f"{name}: expected a sample that has it, found none; leave it out")
+    if not gone.any():
+        return given, gone
+    zeros = np.zeros_like(as_numpy(given[int(gone.argmin())]))
+    return [zeros if row is None else row for row in given], gone
+
+
+def _read_present(name: str, given: Any, count: int) -> np.ndarray:
+    marks = as_numpy(given)
+    marks = marks[:, 0] if marks.ndim == 2 and marks.shape[1] == 1 else marks
+    plain = marks.shape == (count,) and marks.dtype.kind in "biuf" and bool(((marks == 0) | (marks == 1)).all())
+    if not plain:
+        expected = f"expected true or false (1 or 0) for every sample, {count} in all"
+        raise BadInput(f"{name}_present: {expected}, found {_kind(marks.dtype)} of shape {marks.shape}")
+    return marks.astype(bool)
+
+
+def _not_finite(name: str, array: np.ndarray, rows: list[int], samples: Sequence[str] | None) -> str:
+    """Say where numbers are missing inside of samples."""
+    count = f"{len(rows)} of {len(array)} samples ({first_few(rows, samples)})"
+    place = np.argwhere(~np.isfinite(array[rows[0]]))[0].tolist()
+    where = ", ".join(f"{word} {at}" for word, at in zip(AXES[array.ndim], place, strict=True))
+    advice = "fill in what is missing, or make the whole sample NaN where the sensor was off"
+    first = f"first in sample {first_few(rows[:1], samples)}, {where}"
+    return f"{name}: expected finite numbers, found NaN or infinity in {count}, {first}; {advice}"
+
+
+def _without_sensors(read: Collection[Modality]) -> list[int]:
+    """Return the samples that no modality has."""
+    masks = [modality.present for modality in read if modality.present is not None]
+    return torch.stack(masks).any(dim=0).logical_not().nonzero().flatten().tolist() if len(masks) == len(read) else []
 
 
 def _one_array(

@@ -7,177 +7,28 @@ Every other column is a modality:
   outright, such as "audio:sound" for the sound tracks of videos;
 - numbers. Columns NAME_0, NAME_1, … (or from 1 on), and columns NAME.x, NAME.y, …, are one vector called NAME; any
   other column of numbers is a vector of one. In a .parquet a column of lists is a vector too, or a series.
+
+A blank means that the row lacks the modality.
 """
 
 import csv
 import re
-import sys
-import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
-import torch
 
 from equipoise.data.own.arrays import read_samples
 from equipoise.data.own.columns import MARKS, first_few
 from equipoise.data.own.draw import TRAIN
-from equipoise.data.own.npz import read_npy
 from equipoise.data.own.samples import Samples
+from equipoise.data.own.stacked import SUFFIXES, stack_files
 from equipoise.util.errors import BadInput, Unreadable
 from equipoise.util.files import reading
 from equipoise.util.processes import free_memory, memory_problem
-
-READERS = 8
-PATIENCE = 2.0  # seconds before progress is shown
-SUFFIXES = {
-    "sound": (".wav", ".flac", ".mp3", ".ogg"),
-    "image": (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"),
-    "video": (".mp4", ".avi", ".webm", ".flv", ".mkv", ".mov"),
-    "array": (".npy",),
-}
-LONGEST_SECONDS, USUAL_SHARE, BANDS = 10.0, 0.9, 64
-LARGEST_SIDE = 224
-FRAMES, SIDE = 8, 112
-GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "I;16L")
-
-
-class StackedFiles(NamedTuple):
-    """The files of one column.
-
-    Args:
-        values: One array per row; None where some could not be read.
-        note: What was done to them.
-        failures: Per row that could not be read, why.
-    """
-
-    values: list[np.ndarray] | None
-    note: str
-    failures: dict[int, str]
-
-
-def stack_files(kind: str, paths: Sequence[Path], usual: Sequence[int], title: str = "") -> StackedFiles:
-    """Read the files of a column.
-
-    Args:
-        kind: "sound", "image", "video" or "array".
-        paths: One per row.
-        usual: The rows that decide what is most common.
-        title: Shown with the progress.
-    """
-    note, reader, failures = "", read_npy, dict[int, str]()
-    if kind == "video":
-        note, reader = f"{FRAMES} frames of {SIDE} × {SIDE}, at equal distances", _read_video
-    elif kind != "array":
-        describe, rule = (_sound_facts, _sound_rule) if kind == "sound" else (_image_facts, _image_rule)
-        facts, failures = _read_all(describe, paths, f"{title}, looking")
-        note, reader = rule([facts[number] for number in usual if number not in failures])
-    rows = [number for number in range(len(paths)) if number not in failures]
-    values, late = _read_all(reader, [paths[number] for number in rows], title)
-    failures |= {rows[place]: why for place, why in late.items()}
-    return StackedFiles(None if failures else values, note, failures)
-
-
-def _sound_rule(facts: Sequence[tuple[int, float]]) -> tuple[str, Callable[[Path], np.ndarray]]:
-    facts = facts or [(16_000, 1.0)]
-    rate = _most_common([rate for rate, _ in facts])
-    seconds = sorted(length for _, length in facts)[int(np.ceil(USUAL_SHARE * len(facts))) - 1]
-    samples = max(round(min(seconds, LONGEST_SECONDS) * rate), rate // 40 + 1)  # one frame of 25 ms at least
-
-    def read(path: Path) -> np.ndarray:
-        from equipoise.media.sound import read_sound, tile
-        from equipoise.media.spectrogram import fbank
-
-        wave, _ = read_sound(path, rate)
-        start = max(0, (len(wave) - samples) // 2)
-        wave = torch.from_numpy(tile(wave[start : start + samples], samples))
-        return fbank(wave, rate, BANDS).T.unsqueeze(0).numpy()
-
-    return f"mono at {rate} Hz, {samples / rate:.2f} s, {BANDS} log mel bands", read
-
-
-def _image_rule(facts: Sequence[tuple[int, int, bool]]) -> tuple[str, Callable[[Path], np.ndarray]]:
-    facts = facts or [(LARGEST_SIDE, LARGEST_SIDE, False)]
-    high, wide = _most_common([(high, wide) for high, wide, _ in facts])
-    reduced = min(1.0, LARGEST_SIDE / max(high, wide))
-    size = (max(1, round(high * reduced)), max(1, round(wide * reduced)))
-    grey = all(grey for _, _, grey in facts)
-
-    def read(path: Path) -> np.ndarray:
-        from equipoise.media.video import read_image
-
-        return read_image(path, size, 1 if grey else 3)
-
-    return f"pictures of {size[0]} × {size[1]}, {'grey' if grey else 'in colour'}", read
-
-
-def _read_video(path: Path) -> np.ndarray:
-    from equipoise.media.video import read_frames
-
-    frames = read_frames(path, None, FRAMES, SIDE)
-    rows = ((np.arange(FRAMES) + 0.5) * len(frames) / FRAMES).astype(int)  # a shorter video repeats some
-    return np.moveaxis(frames[rows], 1, 0)
-
-
-def _sound_facts(path: Path) -> tuple[int, float]:
-    """Return rate and seconds, from the header where it can be believed."""
-    from equipoise.media.sound import HIGHEST_RATE, LOWEST_RATE, read_sound
-
-    with reading(path):
-        import soundfile
-
-        try:
-            info = soundfile.info(str(path))
-            if info.frames > 0 and LOWEST_RATE <= info.samplerate <= HIGHEST_RATE:
-                return info.samplerate, info.frames / info.samplerate
-        except (RuntimeError, TypeError):  # of another format, or broken: the reader says which
-            pass
-    wave, rate = read_sound(path)
-    return rate, len(wave) / rate
-
-
-def _image_facts(path: Path) -> tuple[int, int, bool]:
-    """Return height, width, and whether it is grey."""
-    with reading(path):
-        from PIL import Image
-
-        from equipoise.media.video import FORMATS
-
-        with Image.open(path, formats=FORMATS) as image:
-            return image.height, image.width, image.mode in GREY
-
-
-def _most_common(values: Sequence[Any]) -> Any:
-    """Return the most common value; of several as common, the smallest."""
-    counts: Counter[Hashable] = Counter(values)
-    return min(counts, key=lambda value: (-counts[value], np.prod(value), value))
-
-
-def _read_all(read: Callable[[Path], Any], paths: Sequence[Path], title: str) -> tuple[list[Any], dict[int, str]]:
-    """Read files in parallel; return what each gives, None for those that cannot be read, and why these cannot."""
-    failures: dict[int, str] = {}
-
-    def attempt(number: int) -> Any:
-        try:
-            return read(paths[number])
-        except Unreadable as why:
-            failures[number] = str(why)
-
-    started, values, live = time.perf_counter(), [], sys.stderr.isatty()
-    # Readers that silence a decoder's warnings do it for all threads: put back what was, after the last.
-    with warnings.catch_warnings(), ThreadPoolExecutor(READERS) as readers:
-        for value in readers.map(attempt, range(len(paths))):
-            values.append(value)
-            if live and time.perf_counter() - started > PATIENCE:
-                end = "\n" if len(values) == len(paths) else ""
-                print(f"\r{title}: {len(values)} of {len(paths)} files", end=end, file=sys.stderr, flush=True)
-    return values, failures
-
 
 COLUMNS = ("label", "split", "group")
 SEVERAL = "label:"  # begins the names of columns that are the label together
@@ -243,16 +94,19 @@ class Manifest:
         arrays: dict[str, Any] = {}
         problems, notes = list(self.problems), list(self.notes)
         marks = [MARKS.get(str(value).lower()) for value in self.columns.get("split", ())]
-        usual = [number for number, mark in enumerate(marks) if mark == TRAIN] or list(range(len(self.names)))
+        usual = {number for number, mark in enumerate(marks) if mark == TRAIN} or {*range(len(self.names))}
         for name, kind, values in self.modalities:
             if kind in ("numbers", "lists"):
                 arrays[name] = values
                 continue
-            files = stack_files(kind, [self.path.parent / value for value in values], usual, f"reading {name}")
-            problems += [f"{name}, {self.names[number]}: {why}" for number, why in sorted(files.failures.items())]
+            there = [row for row, value in enumerate(values) if value]  # a blank: the sensor is missing in that row
+            deciding = [place for place, row in enumerate(there) if row in usual] or range(len(there))
+            files = stack_files(kind, [self.path.parent / values[row] for row in there], deciding, f"reading {name}")
+            problems += [f"{name}, {self.names[there[at]]}: {why}" for at, why in sorted(files.failures.items())]
             notes += [f"{name}: {files.note}"] if files.note else []
             if files.values is not None:
-                arrays[name] = files.values
+                read = dict(zip(there, files.values, strict=True))
+                arrays[name] = [read.get(row) for row in range(len(values))]
         return arrays, problems, notes
 
     def label(self) -> tuple[Any, list[str] | None]:
@@ -358,25 +212,29 @@ def _column(header: str, values: Any, names: list[str]) -> ManifestColumn:
         raise BadInput(f"expected one of {', '.join(SUFFIXES)} after the colon, found {kind!r}")
     if not colon and (numbers := _numbers(values)) is not None:
         return ManifestColumn(name, "numbers", numbers)
-    if blank := [row for row, value in enumerate(values) if value is None or (isinstance(value, str) and not value)]:
-        raise BadInput(f"expected a value in every row, found none in {len(blank)} ({first_few(blank, names)})")
+    values = [None if isinstance(value, str) and not value else value for value in values]  # missing in that row
+    there = [row for row, value in enumerate(values) if value is not None]
+    if not there:
+        raise BadInput("expected a value in some row, found none in all of them")
     words = header.endswith("_axis") and all(value in ("space", "time") for value in values)
-    if words or (not colon and all(isinstance(value, list) for value in values)):
+    if words or (not colon and all(isinstance(values[row], list) for row in there)):
         return ManifestColumn(name, "lists", values)
-    if colon and all(isinstance(value, str) for value in values):
+    if colon and all(isinstance(values[row], str) for row in there):
         return ManifestColumn(name, kind, values)
-    suffixes = [Path(value).suffix.lower() if isinstance(value, str) else "" for value in values]
-    kinds = [next((kind for kind, known in SUFFIXES.items() if suffix in known), None) for suffix in suffixes]
-    if strange := [number for number, kind in enumerate(kinds) if kind is None]:
+    suffixes = {row: Path(values[row]).suffix.lower() if isinstance(values[row], str) else "" for row in there}
+    found = {
+        row: next((kind for kind, known in SUFFIXES.items() if end in known), None) for row, end in suffixes.items()
+    }
+    if strange := [row for row, kind in found.items() if kind is None]:
         known = ", ".join(sorted(suffix for suffixes in SUFFIXES.values() for suffix in suffixes))
         raise BadInput(
             f"expected numbers, or paths to files that end in one of {known}; found {values[strange[0]]!r} "
             f'({first_few(strange, names)}). A column that is no modality is left out if its name begins with "_"'
         )
-    (usual, _), *others = Counter(kinds).most_common()
+    (usual, _), *others = Counter(found.values()).most_common()
     if not others:
         return ManifestColumn(name, str(usual), values)
-    rare = first_few([number for number, kind in enumerate(kinds) if kind != usual], names)
+    rare = first_few([row for row, kind in found.items() if kind != usual], names)
     also = ", ".join(f"{kind} in {count} rows" for kind, count in others)
     advice = f"put them right, or name the column {header}:{usual} if all are to be read as that"
     raise BadInput(f"expected files of one kind, found {usual} and also {also} ({rare}); {advice}")

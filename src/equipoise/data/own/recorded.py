@@ -12,23 +12,11 @@ import numpy as np
 import torch
 
 from equipoise.data.own.columns import first_few
-from equipoise.data.own.manifest import (
-    BANDS,
-    COLUMNS,
-    FRAMES,
-    SIDE,
-    SUFFIXES,
-    Manifest,
-    _answers,
-    _most_common,
-    _numbers,
-    _read_all,
-    _read_table,
-    _sound_facts,
-)
+from equipoise.data.own.manifest import COLUMNS, Manifest, _answers, _numbers, _read_table
 from equipoise.data.own.npz import read_npy
 from equipoise.data.own.recordings import Recording, seconds_of
 from equipoise.data.own.samples import Samples
+from equipoise.data.own.stacked import BANDS, FRAMES, SIDE, SUFFIXES, most_common, read_all, sound_facts
 from equipoise.data.own.windows import Windows, cut_windows, samples_of_recordings
 from equipoise.util.errors import BadInput, Unreadable
 
@@ -222,7 +210,7 @@ def _read_files(
     def read(name: str, values: Any, reader: Callable[[Path], Any]) -> list[Any]:
         there = [place for place, row in enumerate(rows) if not _blank(values[row])]
         paths = [folder / str(values[rows[place]]) for place in there]
-        found, failures = _read_all(reader, paths, f"reading {name}")
+        found, failures = read_all(reader, paths, f"reading {name}")
         problems.extend(f"{name}, {manifest.names[rows[there[at]]]}: {why}" for at, why in sorted(failures.items()))
         whole: list[Any] = [None] * len(rows)
         for place, value in zip(there, found, strict=True):
@@ -233,8 +221,8 @@ def _read_files(
         values = _column(columns, name)
         reader: Callable[[Path], Any] = read_npy
         if kind == "sound":
-            facts = [fact for fact in read(name, values, _sound_facts) if fact is not None]
-            reader = _sound_reader(_most_common([rate for rate, _ in facts]) if facts else 16_000)
+            facts = [fact for fact in read(name, values, sound_facts) if fact is not None]
+            reader = _sound_reader(most_common([rate for rate, _ in facts]) if facts else 16_000)
         elif kind != "array":
             reader = _read_series if kind == "table" else _video_reader(window)
         found = read(name, values, reader)

@@ -62,7 +62,7 @@ class Samples:
 
     Args:
         name: The name of the data.
-        inputs: The modalities that could be read, and lengths of those with ragged time.
+        inputs: The modalities that could be read, lengths of those with ragged time, and who has those with gaps.
         views: Makes the input of an encoder out of a modality as it is stored.
         label: The answers; None where they could not be read.
         marks: The part of each sample as it was given; None where it was not.
@@ -171,8 +171,15 @@ class Samples:
         needed = PARTS if tested else PARTS[:2]
         empty = [part for number, part in enumerate(needed) if not (marks == number).any()]
         problems += [f"{part}: expected at least one sample, found none" for part in empty]
+        problems += self._never_learnt(marks == TRAIN)
         problems += training_problems(self.label.kind, self.label.names, self.label.values[marks == TRAIN])
         return Assignment(marks, about, tuple(problems))
+
+    def _never_learnt(self, train: np.ndarray) -> Iterable[str]:
+        masks = {name: mask.numpy() for name in self.inputs if (mask := self.inputs.get(f"{name}_present")) is not None}
+        never = [name for name, mask in masks.items() if len(mask) == len(train) and not mask[train].any()]
+        if never and train.any():
+            yield f"train: expected samples that have every sensor, found none with {listed(never)}"
 
     def _torn(self) -> Iterable[str]:
         if self.marks is not None and self.group is not None and (shared := self.group.in_two_parts(self.marks)):
