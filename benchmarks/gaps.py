@@ -55,7 +55,7 @@ def damaged(path: str, sensor: str, way: str, seed: int) -> Splits:
         known = {name: x if name == "classes" else x[~lost] for name, x in known.items()}
     elif way == "mean":
         array = sensors[sensor].copy()
-        array[lost] = array[(known["split"] == 0) & ~lost].mean(axis=0).astype(array.dtype)
+        array[lost] = array[(known["split"] == 0) & ~lost].mean(axis=0, dtype=np.float64).astype(array.dtype)
         sensors[sensor] = array
     return Splits.from_arrays(sensors, **known)
 
@@ -97,8 +97,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             complete = {seed: one for (way, _, seed), one in value.items() if way == "complete"}
             cells = [f"{np.mean(list(complete.values())):.1f}", f"{np.mean(list(masked.values())):.1f}"]
             cells.append(_interval([one - complete[seed] for (_, seed), one in masked.items()]))
-            for way in WAYS[2:]:
-                cells.append(_interval([one - value[(way, *key)] for key, one in masked.items()]))
+            cells += [_interval([one - value[(way, *key)] for key, one in masked.items()]) for way in WAYS[2:]]
             lines.append(f"| {data} | {method} | {decision} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

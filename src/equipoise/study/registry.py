@@ -162,6 +162,7 @@ class Entry:
         params: Every parameter of the method.
         settings: How the model is built and trained.
         fixed: Parameters that tuning leaves alone, because the label promises them.
+        by_all: Whether "all" named it, so that it is left out where it is not for the task of the data.
     """
 
     label: str
@@ -169,6 +170,7 @@ class Entry:
     params: dict[str, Any] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
     fixed: tuple[str, ...] = ()
+    by_all: bool = False
 
     def balancer(self) -> Balancer:
         """Make a fresh balancer."""
@@ -217,7 +219,8 @@ def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | No
         except BadInput as error:
             problems.append(str(error))
 
-    asked = dict.fromkeys(one for name in names for one in (known if name.strip() == "all" else [name.strip()]))
+    typed = [name.strip() for name in names]
+    asked = dict.fromkeys(one for name in typed for one in (known if name == "all" else [name]))
     chosen = [method for name in asked if (method := attempt(method_of, name)) is not None]
     run: dict[str, Any] = {}
     params: dict[str, dict[str, Any]] = {method.name: {} for method in chosen}
@@ -225,10 +228,8 @@ def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | No
         attempt(_read_word, word, chosen, run, params)
     base, preset_params = (Settings(), {}) if preset is None else (preset.settings, preset.params)
     base = attempt(base.changed, run) or base
-    lines = [
-        Entry(one.name, one, {**one.parameters, **preset_params.get(one.name, {}), **params[one.name]}, base)
-        for one in chosen
-    ]
+    own = {one.name: {**one.parameters, **preset_params.get(one.name, {}), **params[one.name]} for one in chosen}
+    lines = [Entry(one.name, one, own[one.name], base, by_all=one.name not in typed) for one in chosen]
     for line in lines:
         attempt(lambda line=line: check_step(base, line.balancer()))
     if not lines and not problems:

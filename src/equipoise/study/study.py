@@ -1,5 +1,6 @@
 """A study: methods × data × seeds × folds, run at the same time, resumed after any interruption, collected by rows."""
 
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -11,6 +12,7 @@ from equipoise.data.source import DataSet, mark_task, mark_tokens
 from equipoise.data.splits import Splits
 from equipoise.models.choose import kinds_of
 from equipoise.models.metrics import METRICS, metric_of
+from equipoise.models.task import Task
 from equipoise.study.executors import Cluster, Executor, RunFunction
 from equipoise.study.executors.local import RanksExecutor, local_executor, pending_on_ranks
 from equipoise.study.job import FoldSplits, Job, Measure, pending, run_job
@@ -18,7 +20,7 @@ from equipoise.study.registry import Entry
 from equipoise.study.store import Store
 from equipoise.training import launch
 from equipoise.training.launch import device_of
-from equipoise.training.step import build_model, task_for
+from equipoise.training.step import build_model, check_task, task_for
 from equipoise.training.trackers import Trackers
 from equipoise.util.errors import BadInput, FailedRuns, collect, raise_all, unknown_name
 from equipoise.util.named import told
@@ -40,6 +42,15 @@ def folds_of(source: DataSet, folds: bool | int) -> tuple[DataSet, list[int | No
     return source, list(range(source.folds))
 
 
+def _fitting(entries: Sequence[Entry], task: Task) -> list[Entry]:
+    """Leave out methods that "all" named and that are not for the task, and say so."""
+    problems = {entry.label: entry.balancer().task_problem(task.kind) for entry in entries if entry.by_all}
+    for label, problem in problems.items():
+        if problem and launch.is_main():
+            print(f"{label} is left out: {problem}", file=sys.stderr)
+    return [entry for entry in entries if not problems.get(entry.label)]
+
+
 def plan(
     entries: Sequence[Entry],
     data: DataSet,
@@ -54,12 +65,14 @@ def plan(
     data = mark_task(data, [entry.settings.task for entry in entries])
     device = device_of if on is None else on.device_of
     (splits,) = collect(lambda: {fold: data.load(fold).check() for fold in folds})
-    modalities = splits[folds[0]].modalities
+    modalities, task = splits[folds[0]].modalities, splits[folds[0]].task
+    entries = _fitting(entries, task)
     collect(
         *(partial(device, entry.settings) for entry in entries),
         *(partial(launch.check_launch, entry.settings, entry.balancer()) for entry in entries),
         *(partial(_check_modality, entry, modalities) for entry in entries),
-        *(partial(metric_of, entry.settings.metric, splits[folds[0]].task) for entry in entries),
+        *(partial(check_task, entry.balancer(), task) for entry in entries),
+        *(partial(metric_of, entry.settings.metric, task) for entry in entries),
         *(partial(task_for, splits[folds[0]], entry.settings) for entry in entries),
         *(partial(raise_all, kinds_of(entry.settings.encoder, modalities)[1]) for entry in entries),
     )

@@ -204,8 +204,15 @@ def task_for(splits: Splits, settings: Settings) -> Task:
     return task
 
 
+def check_task(balancer: Balancer, task: Task) -> None:
+    """Raise a BadInput with the reason where a method is not for a task."""
+    if problem := balancer.task_problem(task.kind):
+        raise BadInput(problem)
+
+
 def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> FusionModel:
     """Build the model for this data, whose uni-modal heads learn with the encoders or beside them."""
+    check_task(balancer, splits.task)
     view = "head" if balancer.unimodal == "head" else "detached"
     if settings.model == "auto":
         return build_late_fusion(splits, view, settings)
