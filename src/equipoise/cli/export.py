@@ -24,6 +24,7 @@ def export(
         Path | None, typer.Option("--out", help="Folder for the file and its card; RUN/export, with --best OUT/export.")
     ] = None,
     encoder: options.Encoder = None,
+    model: options.OwnModelPath = None,
     trust: options.Trust = False,
     as_json: options.Json = False,
 ) -> None:
@@ -50,7 +51,7 @@ def export(
         if not as_json:
             print(report.ranking_text(order, results))
         run, out = results.run_folder(order[0].row), out or inside(run, "export")
-    kept = load_saved_model(run, encoder=encoder, trust=trust)
+    kept = load_saved_model(run, encoder=encoder, model=model, trust=trust)
     folder = out or inside(kept.folder, "export")
     facts = {
         "classes": json.dumps(kept.classes, ensure_ascii=False),

@@ -26,6 +26,7 @@ def monitor(
     stretch: Annotated[int, typer.Option(min=1, help="Windows of a stretch.")] = 10,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for monitor.json; RUN/export.")] = None,
     encoder: options.Encoder = None,
+    model: options.OwnModelPath = None,
     trust: options.Trust = False,
     as_json: options.Json = False,
 ) -> None:
@@ -45,7 +46,7 @@ def monitor(
     from equipoise.util.files import inside
     from equipoise.util.progress import status_line
 
-    kept = load_saved_model(run, encoder=encoder, trust=trust)
+    kept = load_saved_model(run, encoder=encoder, model=model, trust=trust)
     if data is None and (data := kept.row["data"]) not in {**all_data(), **PUBLISHED}:
         raise BadInput(f"the run names its data {data!r}, which is no data set of the package; type --data PATH")
     read = Settings().changed({"encoder": kept.encoder, "features": kept.row["run"]["features"]})

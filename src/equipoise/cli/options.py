@@ -65,7 +65,10 @@ Encoder = Annotated[
     str | None,
     typer.Option("--encoder", help="The encoders as named for training, where one was your own: my.module.Encoder."),
 ]
-Trust = Annotated[bool, typer.Option("--trust", help="Run the code of the encoders that the folder names.")]
+OwnModelPath = Annotated[
+    str | None, typer.Option("--model", help="The model as named for training, where it was your own: my_file.Model.")
+]
+Trust = Annotated[bool, typer.Option("--trust", help="Run the code of the model or encoders that the folder names.")]
 Columns = Annotated[
     str, typer.Option("--columns", help="Columns of the tables, with commas between: fused,committee,worst …")
 ]

@@ -167,15 +167,19 @@ class Deployable(nn.Module):
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Decide on a batch."""
         valid = {name: inputs[name + VALID] for name in self.input_specs}
-        features = {name: self._features(name, inputs, here) for name, here in valid.items()}
+        features: dict[str, Tensor] = {}
+        for name, here in valid.items():
+            features |= self._features(name, inputs, here)
         present = torch.stack(list(valid.values()), dim=1)
         task = self.model.known_task()
-        fused = task.member(self.model.fusion(features))
+        outputs = self.model.outputs_from(features, batch=None)
+        fused = task.member(outputs["fused"])
         nothing, some = task.nothing(fused), present.any(dim=1, keepdim=True)
         fused = fused.where(some, nothing)
         heads = {
             name: task.member(output).where(valid[name].unsqueeze(1), nothing)
-            for name, output in self.model.unimodal_outputs(features).items()
+            for name, output in outputs.items()
+            if name != "fused"
         }
         answers = {FUSED: task.answer(fused)}
         if heads:
@@ -193,16 +197,14 @@ class Deployable(nn.Module):
             ends |= {f"{decision}{LOW}": answer - radius, f"{decision}{HIGH}": answer + radius}
         return ends
 
-    def _features(self, name: str, inputs: Mapping[str, Tensor], here: Tensor) -> Tensor:
-        """Encode the input of a sensor; zeros where it is not valid."""
+    def _features(self, name: str, inputs: Mapping[str, Tensor], here: Tensor) -> dict[str, Tensor]:
+        """Read the input of a sensor; zeros where it is not valid."""
         raw = inputs[name]
         if raw.dtype in (torch.int8, torch.int16):  # runtimes choose among wider numbers only
             raw = raw.int()
         known = raw.where(here.reshape(-1, *[1] * (raw.dim() - 1)), torch.zeros((), dtype=raw.dtype))
         lengths = inputs[name + LENGTH].where(here, 1) if self.input_specs[name].ragged else None
-        read = self.readers[name](known, lengths)
-        given = {} if lengths is None else {"lengths": lengths}
-        return self.model.encoders[name](read, **given).where(here.unsqueeze(1), 0)
+        return self.model.graph_features(name, self.readers[name](known, lengths), lengths, here)
 
 
 def _specs_of(model: FusionModel, examples: Mapping[str, Tensor]) -> dict[str, InputSpec]:

@@ -241,7 +241,8 @@ _INPUT = _record(
 )
 _TEST = _record({}, {**_SCORES, **_SHARES, "view": _or_null(_TEXT), "faults": _or_null(_check_faults)})
 _VALIDATION = _record({}, {"fused": _SCORE})
-_RUN = _record({"encoder": _TEXT, "features": _whole(1), "fusion": _one_of(*get_args(Fusion))})
+_MODEL = _rule("auto or a dotted path", lambda value: value == "auto" or (isinstance(value, str) and is_path(value)))
+_RUN = _record({"encoder": _TEXT, "features": _whole(1), "fusion": _one_of(*get_args(Fusion))}, {"model": _MODEL})
 _ROW = _record(
     {**_NAMES, "seed": _whole(-(2**63), 2**64), "fold": _or_null(_whole(0)), "params": _each(_ANY), "run": _RUN},
     {

@@ -220,6 +220,10 @@ def _difference(expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor], t
 
 def _who_cannot(model: Deployable, error: Exception, to: str) -> str:
     """Name the encoders that cannot be exported by themselves, and why."""
+    advice = "Let its forward decide by tensors (torch.where) and not by `if` on their values"
+    other = "" if to == "torch-export" else ", or try --to torch-export"
+    if not model.model.encoded:
+        return f"this model of your own cannot be exported to {to}: {_reason(error)}\n{advice}{other}"
     examples, problems = model.examples(EXAMPLE_BATCH), []
     for name, reader in model.readers.items():
         lengths = examples.get(name + LENGTH)
@@ -233,8 +237,6 @@ def _who_cannot(model: Deployable, error: Exception, to: str) -> str:
             problems.append(f"the encoder of {name!r}, {type(encoder).__name__}, cannot be exported: {_reason(reason)}")
     if not problems:
         return f"the model cannot be exported to {to}, though each encoder can by itself: {_reason(error)}"
-    advice = "Let its forward decide by tensors (torch.where) and not by `if` on their values"
-    other = "" if to == "torch-export" else ", or try --to torch-export"
     another = f"; or train with another encoder: encoder={next(iter(model.input_specs))}:…"
     return "\n".join([*problems, f"{advice}{other}{another}"])
 

@@ -130,15 +130,16 @@ class Predictor:
             raise BadInput(f"{self.saved.folder}: this model has no heads that could vote; type decision='fused'")
 
 
-def load(path: Path | str, *, encoder: str | None = None, trust: bool = False) -> Predictor:
+def load(path: Path | str, *, encoder: str | None = None, model: str | None = None, trust: bool = False) -> Predictor:
     """Load the model of a finished run, ready to answer.
 
     Args:
         path: The folder of a run, or of a command that made a single one.
         encoder: The encoders as they were named for training, where one was your own.
-        trust: Import the encoders that the folder names.
+        model: The model as it was named for training, where it was your own.
+        trust: Import the model or the encoders that the folder names.
 
     Raises:
         BadInput: If there is no such run, or its model cannot be built again.
     """
-    return Predictor(load_saved_model(path, encoder=encoder, trust=trust))
+    return Predictor(load_saved_model(path, encoder=encoder, model=model, trust=trust))

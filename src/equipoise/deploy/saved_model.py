@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -24,11 +24,13 @@ from equipoise.models.encoders import known_features
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.late_fusion import takes_lengths
 from equipoise.models.metrics import METRICS, Metric
+from equipoise.models.own_model import OwnModel, build_own
 from equipoise.models.task import Task, task_of
 from equipoise.study.job import DESCRIPTION, WEIGHTS
 from equipoise.study.registry import Method, all_methods
 from equipoise.util.errors import BadInput, first_line, raise_all
 from equipoise.util.files import inside
+from equipoise.util.named import is_path
 
 TRAIN = "equipoise train --data watch --method mimo --out runs/one"
 PLAUSIBLE = 2**16  # features that an encoder may be told of, though it need not have as many
@@ -65,15 +67,19 @@ class SavedModel(NamedTuple):
         return Deployable(self.model, self.input_specs)
 
 
-def load_saved_model(path: Path | str, *, encoder: str | None = None, trust: bool = False) -> SavedModel:
+def load_saved_model(
+    path: Path | str, *, encoder: str | None = None, model: str | None = None, trust: bool = False
+) -> SavedModel:
     """Build the model of a finished run again.
 
-    A file is not believed to name code: from the run's own words only encoders of the package are made. One of the
-    user's own has to be named again, or the folder to be trusted; it is checked to make modules before it is called.
+    A file is not believed to name code: from the run's own words only models and encoders of the package are made. One
+    of the user's own has to be named again, or the folder to be trusted; it is checked to make modules before it is
+    called.
 
     Args:
         path: The folder of a run, `OUT/runs/NAME`, or the folder OUT of a command that made a single one.
         encoder: The encoders as they were named for training, where a dotted path was among them.
+        model: The model as it was named for training, where it was one's own.
         trust: Import what the folder names.
 
     Raises:
@@ -88,8 +94,10 @@ def load_saved_model(path: Path | str, *, encoder: str | None = None, trust: boo
     except BadInput as error:
         damage.append(str(error))
     content = read_description(folder, DESCRIPTION, size)
-    problems, words = [f"{folder / DESCRIPTION}: {problem}" for problem in problems_in(content)], ""
+    problems, words, own = [f"{folder / DESCRIPTION}: {problem}" for problem in problems_in(content)], "", "auto"
     if not problems:
+        own = content["row"]["run"].get("model", "auto") if model is None else model
+        problems += _model_problems(folder, content, own, believed=trust or model is not None)
         words = content["row"]["run"]["encoder"] if encoder is None else encoder
         problems += _encoder_problems(folder, content, words, believed=trust or encoder is not None)
     raise_all([*problems, *damage])
@@ -102,14 +110,17 @@ def load_saved_model(path: Path | str, *, encoder: str | None = None, trust: boo
         )
     specs = {name: _input_spec(plain) for name, plain in content["inputs"].items()}
     try:
-        model = _rebuilt(folder, content, words, method, tensors, specs)
+        if own == "auto":
+            made = _rebuilt(folder, content, words, method, tensors, specs)
+        else:
+            made = _own_rebuilt(folder, content, own, method, tensors)
     except BadInput:
         raise
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:
         raise BadInput(f"{folder}: the model of this run cannot be made again: {error}") from None
     with _weights_file(folder) as file:
-        safetensors.torch.load_model(model, file)
-    return SavedModel(folder, model.eval(), row, tuple(content["classes"]), specs, content["parts"], words)
+        safetensors.torch.load_model(made, file)
+    return SavedModel(folder, made.eval(), row, tuple(content["classes"]), specs, content["parts"], words)
 
 
 def _has_fused(row: dict[str, Any]) -> bool:
@@ -195,6 +206,21 @@ def _encoder_problems(folder: Path, content: dict[str, Any], words: str, *, beli
     ]
 
 
+def _model_problems(folder: Path, content: dict[str, Any], path: str, *, believed: bool) -> list[str]:
+    if path == "auto":
+        return []
+    place = f"{folder / DESCRIPTION}: "
+    problems = [] if is_path(path) else [f"--model {path}: expected a dotted path, such as my_file.Model"]
+    if content["unimodal"] not in ("head", "detached"):
+        problems.append(f"{place}unimodal: expected head or detached of a model of one's own")
+    if not believed:
+        problems.append(
+            f"{place}the model is {path!r}, which is no model of the package, and no code runs because a file names "
+            f"it. If it is yours, type --model {path}; if you know who made the folder, --trust"
+        )
+    return problems
+
+
 def _input_spec(plain: dict[str, Any]) -> InputSpec:
     """Return what the graph takes: what is stored where the graph can do the rest, or what encoders read."""
     view = None if plain["view"] is None else view_of(plain["view"])
@@ -260,10 +286,8 @@ def _rebuilt(
     features, shapes = settings["features"], {name: tuple(plain["read"]) for name, plain in content["inputs"].items()}
     kinds, _ = kinds_of(words, shapes)
     own = [name for name, kind in kinds.items() if kind not in KINDS]
-    if own and features > max(PLAUSIBLE, sum(math.prod(tensor.shape) for tensor in tensors.values())):
-        raise BadInput(
-            f"{folder / DESCRIPTION}: row.run.features: expected at most as many as there are weights, found {features}"
-        )
+    if own:
+        _check_features(folder, content, tensors)
 
     def encoder(name: str) -> nn.Module:
         try:
@@ -286,6 +310,44 @@ def _rebuilt(
     return assembled(made)
 
 
+def _own_rebuilt(
+    folder: Path, content: dict[str, Any], path: str, method: Method | None, tensors: Mapping[str, TensorSpec]
+) -> FusionModel:
+    """Build a model of the user's own without its weights, and compare them with those of the file.
+
+    Raises:
+        BadInput: With every tensor that does not fit, or if the model cannot be made.
+    """
+    inputs, task = content["inputs"], task_of(described_task(content))
+    shapes = {name: tuple(plain["read"]) for name, plain in inputs.items()}
+    _check_features(folder, content, tensors)
+    module = build_own(
+        path, {"shapes": shapes, "task": task, "features": content["row"]["run"]["features"]}, checked=True
+    )
+    whole = [name for name, one in inputs.items() if one["view"] is None and not _kind(one).is_floating_point]
+    model: FusionModel = OwnModel(module, shapes, task, unimodal=content["unimodal"], whole=tuple(whole))
+    model = model if method is None or method.finish is None else method.finish(model)
+    state = model.state_dict()
+    expected = {key: TensorSpec.of(tensor) for key, tensor in state.items()}
+    places = Counter(tensor.data_ptr() for tensor in state.values())
+    tied = {key: expected[key] for key, tensor in state.items() if places[tensor.data_ptr()] > 1}
+    raise_all(f"{folder / WEIGHTS}: {problem}" for problem in at_most(_differences(expected, tied, tensors)))
+    return model
+
+
+def _kind(plain: Mapping[str, Any]) -> torch.dtype:
+    return getattr(torch, plain["dtype"])
+
+
+def _check_features(folder: Path, content: dict[str, Any], tensors: Mapping[str, TensorSpec]) -> None:
+    """Refuse a number of features that code of the user's own is told, and that no such model can have."""
+    features = content["row"]["run"]["features"]
+    if features > max(PLAUSIBLE, sum(math.prod(tensor.shape) for tensor in tensors.values())):
+        raise BadInput(
+            f"{folder / DESCRIPTION}: row.run.features: expected at most as many as there are weights, found {features}"
+        )
+
+
 def _misfits(outline: FusionModel, made: Mapping[str, nn.Module], tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
     """Name the tensors of a file that do not fit those of a model."""
     expected = {key: TensorSpec.of(tensor) for key, tensor in outline.state_dict().items()}
@@ -294,6 +356,13 @@ def _misfits(outline: FusionModel, made: Mapping[str, nn.Module], tensors: Mappi
         name = next(name for name, encoder in outline.encoders.items() if encoder is module)
         own = made[name].state_dict() if name in made else {}
         optional |= {f"encoders.{key}.{inner}": TensorSpec.of(tensor) for inner, tensor in own.items()}
+    yield from _differences(expected, optional, tensors)
+
+
+def _differences(
+    expected: Mapping[str, TensorSpec], optional: Mapping[str, TensorSpec], tensors: Mapping[str, TensorSpec]
+) -> Iterator[str]:
+    """Name the tensors of a file that are not those expected; of the optional ones, some may lack."""
     for key, wanted in {**expected, **optional}.items():
         stored, shape = tensors.get(key), list(wanted.shape)
         if stored is None and key not in optional:  # tied weights of an encoder are stored once

@@ -25,8 +25,8 @@ from equipoise.data.splits import Splits
 from equipoise.deploy.deployable import COMMITTEE, FUSED, LENGTH, Deployable, InputSpec
 from equipoise.deploy.recorded import read_recorded
 from equipoise.measure.outputs import batches_of
-from equipoise.models import LateFusion
 from equipoise.models.committee import fit_committee
+from equipoise.models.fusion_model import FusionModel
 from equipoise.study.registry import method_of
 from equipoise.training.launch import device_of
 from equipoise.training.settings import Settings
@@ -43,7 +43,7 @@ Estimator = TypeVar("Estimator", bound="Multimodal")
 class Multimodal(BaseEstimator, ABC):
     """What both estimators do alike."""
 
-    model_: LateFusion
+    model_: FusionModel
     inputs_: dict[str, InputSpec]
     curves_: list[Record]
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from equipoise.models.fusion import Fusion
 from equipoise.models.fusion_model import FusionModel, Inputs, Lengths, Tensors
@@ -119,14 +120,17 @@ class OwnModel(FusionModel):
         return {name: output for name, output in outputs.items() if name != "fused"}
 
     def outputs_from(
-        self, features: Mapping[str, Tensor], skip: Mapping[str, Any] | None = None, batch: int | None = BATCH
+        self,
+        features: Mapping[str, Tensor],
+        skip: Mapping[str, Any] | None = None,  # noqa: ARG002 (one run gives all)
+        batch: int | None = BATCH,
     ) -> Tensors:
         """Give all outputs from features, in batches; no output is skipped: one run gives all, and each may change."""
+        if batch is None:
+            return self._run(features)
         count = len(next(iter(features.values())))
-        if batch is None or count <= batch:
-            return self._run({name: x.to(self.committee.device) for name, x in features.items()})
         rows = [slice(start, start + batch) for start in range(0, count, batch)]
-        parts = [self.outputs_from({name: x[some] for name, x in features.items()}, skip, None) for some in rows]
+        parts = [self._run({name: x[some] for name, x in features.items()}) for some in rows]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def graph_features(self, name: str, read: Tensor, lengths: Tensor | None, here: Tensor) -> Tensors:
@@ -202,7 +206,7 @@ def build_own(path: str, given: Mapping[str, Any], *, checked: bool = False) -> 
     Args:
         path: Of a class of modules, or of a function that makes one; called with those of `given` that it has
             parameters for.
-        given: shapes, task, features and settings.
+        given: shapes, task and features.
         checked: Call it only if it makes modules, as `makes_modules` tells without calling it.
 
     Raises:
@@ -240,7 +244,10 @@ def _problems(model: nn.Module, shapes: Mapping[str, Shape]) -> list[str]:
     if not isinstance(encoders, (Mapping, nn.ModuleDict)):
         return [f"{owner}: expected an attribute `encoders` with the part of each sensor, found none; {hint}"]
     missing = [name for name in shapes if name not in encoders]
-    return [f"{owner}: `encoders` has no {', '.join(map(repr, missing))}; {hint}"] if missing else []
+    problems = [f"{owner}: `encoders` has no {', '.join(map(repr, missing))}; {hint}"] if missing else []
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        problems.append(f"{owner}: expected layers whose sizes are known, found lazy ones; read them off `shapes`")
+    return problems
 
 
 def _parts_of(model: nn.Module, part: Any) -> Any:

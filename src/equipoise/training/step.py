@@ -217,8 +217,7 @@ def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> Fusio
     if settings.model == "auto":
         return build_late_fusion(splits, view, settings)
     task = task_for(splits, settings)
-    given = {"shapes": splits.shapes, "task": task, "features": settings.features, "settings": settings}
-    module = build_own(settings.model, given)
+    module = build_own(settings.model, {"shapes": splits.shapes, "task": task, "features": settings.features})
     stored, made = splits.train.inputs, splits.train.views
     whole = tuple(name for name in splits.shapes if name not in made and not stored[name].is_floating_point())
     return OwnModel(module, splits.shapes, task, unimodal=view, whole=whole)
