@@ -3,7 +3,7 @@
     python benchmarks/uneven.py --folds 5 --seeds 3
 
 Made-up data of forty patients: 80 % of the windows are "stable", 15 % "warning", 5 % "critical". Heart and breath tell
-them apart, temperature hardly; every patient has an offset of their own. Thirty trainings, about ten seconds each on
+them apart, temperature hardly; every patient has an offset of their own. Thirty trainings, some seconds each on
 one core.
 """
 
@@ -28,24 +28,18 @@ CLASSES, SHARES = ("stable", "warning", "critical"), (0.80, 0.15, 0.05)
 WORDS = {"plain": (), "balanced": ("metric=balanced_accuracy", "class_weight=balanced")}
 
 
-def clinic(patients: int = 40, windows: int = 30, seed: int = 0) -> dict[str, np.ndarray]:
-    """Make up windows of several patients: three sensors, the classes, and who each window is of."""
+def clinic(patients: int = 40, windows: int = 60, seed: int = 0) -> dict[str, np.ndarray]:
+    """Make up windows of several patients: features of three sensors, the classes, and who each window is of."""
     random = np.random.default_rng(seed)
     group = np.repeat(np.arange(patients), windows)
     label = random.choice(len(CLASSES), len(group), p=SHARES)
-    offset = random.normal(size=(patients, 3))[group]
     arrays = {"label": np.array(CLASSES)[label], "group": group}
-    time = np.arange(64) / 16
-    # The heart beats faster, breath gets shallower, and temperature rises a little.
-    rate = 1.2 + 0.25 * label + 0.15 * offset[:, 0] + 0.15 * random.normal(size=len(group))
-    beats = np.sin(2 * np.pi * (rate[:, None] * time + random.uniform(size=(len(group), 1))))
-    arrays["heart"] = (beats + 0.5 * random.normal(size=beats.shape))[:, None]
-    depth = 1.0 - 0.25 * label + 0.15 * offset[:, 1] + 0.15 * random.normal(size=len(group))
-    breath = depth[:, None] * np.sin(2 * np.pi * (0.25 * time + random.uniform(size=(len(group), 1))))
-    arrays["breath"] = (breath + 0.3 * random.normal(size=breath.shape))[:, None]
-    warm = 0.15 * label + 0.5 * offset[:, 2] + random.normal(size=len(group))
-    arrays["temperature"] = warm[:, None] + 0.3 * random.normal(size=(len(group), 4))
-    return {name: array.astype(np.float32) if array.dtype == np.float64 else array for name, array in arrays.items()}
+    for name, features, strength in (("heart", 8, 0.5), ("breath", 6, 0.5), ("temperature", 3, 0.15)):
+        direction = strength * random.choice([-1.0, 1.0], features)
+        offset = 0.5 * random.normal(size=(patients, features))[group]
+        seen = label[:, None] * direction + offset + random.normal(size=(len(group), features))
+        arrays[name] = seen.astype(np.float32)
+    return arrays
 
 
 def runs(

@@ -109,9 +109,7 @@ def losses_of(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Tenso
     task, scores = model.known_task(), None
     if isinstance(task, Classification) and task.weight is not None and balancer.logarithmic_scores:
         # What such methods read off a loss is the probability of the right class: exp(−f / w), w being its weight.
-        weight = task.weight[part.label]
-        right = {name: (-loss.detach() / weight).exp() for name, loss in compared.items()}
-        scores = {name: masked_mean(p, gaps[name]) if name in gaps else p.mean() for name, p in right.items()}
+        scores = {name: (-loss.detach() / task.weight[part.label]).exp() for name, loss in compared.items()}
     return balancer(compared, scores=scores, extra=extra, present=gaps or None), losses
 
 
