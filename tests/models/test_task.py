@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -132,23 +133,32 @@ def test_the_committee_of_numbers_is_convex_and_its_interval_covers() -> None:
     assert inside >= 0.82
 
 
-def test_mean_weights_are_those_of_a_quadratic_programme() -> None:
+@pytest.mark.parametrize("seed", range(6))
+def test_mean_weights_are_those_of_a_quadratic_programme(seed: int) -> None:
     from scipy.optimize import minimize
 
-    torch.manual_seed(4)
-    errors = torch.randn(300, 4, 1, dtype=torch.float64) * torch.tensor([1.0, 2.0, 0.7, 5.0])[:, None]
+    random = torch.Generator().manual_seed(seed)
+    members = 2 + seed % 5
+    # Members that share most of their error: the moments are far from diagonal, and some weights are zero.
+    spread = 10 ** torch.linspace(-0.7, 0.7, members, dtype=torch.float64)[:, None]
+    errors = torch.randn(300, 1, 2, generator=random) + spread * torch.randn(300, members, 2, generator=random)
     fit = fit_mean_weights(errors)
-    shrinkage = 0.0 if math.isinf(fit.shrinkage) else fit.shrinkage
     assert math.isfinite(fit.shrinkage)
-    moments = torch.einsum("nmd,nkd->mk", errors, errors).numpy() / 300
+    moments = torch.einsum("nmd,nkd->mk", errors, errors).numpy() / 600
+
+    def loss(weights: np.ndarray) -> float:
+        return float(weights @ moments @ weights + fit.shrinkage * ((weights - 1 / members) ** 2).sum())
+
     found = minimize(
-        lambda w: w @ moments @ w + shrinkage * ((w - 0.25) ** 2).sum(),
-        [0.25] * 4,
-        bounds=[(0, 1)] * 4,
-        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
-        tol=1e-12,
+        loss,
+        np.full(members, 1 / members),
+        bounds=[(0, 1)] * members,
+        constraints={"type": "eq", "fun": lambda weights: weights.sum() - 1},
+        options={"ftol": 1e-14, "maxiter": 500},
     )
-    assert torch.allclose(fit.weights, torch.from_numpy(found.x), atol=1e-4)
+    assert fit.weights.sum().item() == pytest.approx(1, abs=1e-12)
+    assert loss(fit.weights.numpy()) <= found.fun + 1e-9
+    np.testing.assert_allclose(fit.weights, found.x, atol=1e-4)
 
 
 def test_a_multi_label_committee_weighs_members_by_their_log_odds() -> None:

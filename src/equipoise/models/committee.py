@@ -213,7 +213,7 @@ def fit_mean_weights(errors: Tensor, groups: Groups | None = None) -> CommitteeF
 
 
 class _Pool(ABC):
-    """The loss of a committee as a function of its weights, with derivatives.
+    """The loss of a committee as a function of its weights.
 
     Args:
         values: All that the loss depends on, [M, N, …] in float64.
@@ -227,28 +227,8 @@ class _Pool(ABC):
         """Return the mean loss over samples."""
 
     @abstractmethod
-    def derivatives(self, weights: Tensor) -> Derivatives:
-        """Return loss, gradient and Hessian."""
-
-    def normalised(self, weights: Tensor) -> Tensor:
-        """Return weights as this pool wants them."""
-        return weights
-
     def solve(self, shrinkage: float, start: Tensor) -> Tensor:
-        """Find the weights w ≥ 0 of least loss plus shrinkage · ‖w − equal‖²."""
-        members = len(self.values)
-        equal = _equal(members)
-        if shrinkage == math.inf:
-            return equal
-
-        def shrunk(weights: Tensor) -> Derivatives:
-            value, gradient, hessian = self.derivatives(weights)
-            pull = weights - equal
-            eye = torch.eye(members, dtype=torch.float64)
-            value = value + shrinkage * pull.square().sum()
-            return value, gradient + 2 * shrinkage * pull, hessian + 2 * shrinkage * eye
-
-        return self.normalised(minimise_without_negatives(shrunk, start))
+        """Find the weights w ≥ 0 of least loss plus shrinkage · ‖w − equal‖²; shrinkage is finite."""
 
 
 @final
@@ -258,12 +238,21 @@ class _LogPool(_Pool):
     def loss(self, weights: Tensor) -> Tensor:
         return torch.einsum("m,mnc->nc", weights, self.values).logsumexp(dim=1).mean()
 
-    def derivatives(self, weights: Tensor) -> Derivatives:
-        votes = torch.einsum("m,mnc->nc", weights, self.values)
-        weighted = self.values * votes.softmax(dim=1)
-        expected = weighted.sum(dim=2)
-        spread = (weighted.flatten(1) @ self.values.flatten(1).T - expected @ expected.T) / self.values.shape[1]
-        return votes.logsumexp(dim=1).mean(), expected.mean(dim=1), spread
+    def solve(self, shrinkage: float, start: Tensor) -> Tensor:
+        members = len(self.values)
+        equal = _equal(members)
+
+        def shrunk(weights: Tensor) -> Derivatives:
+            votes = torch.einsum("m,mnc->nc", weights, self.values)
+            pull = weights - equal
+            value = votes.logsumexp(dim=1).mean() + shrinkage * pull.square().sum()
+            weighted = self.values * votes.softmax(dim=1)
+            expected = weighted.sum(dim=2)
+            gradient = expected.mean(dim=1) + 2 * shrinkage * pull
+            spread = (weighted.flatten(1) @ self.values.flatten(1).T - expected @ expected.T) / self.values.shape[1]
+            return value, gradient, spread + 2 * shrinkage * torch.eye(members, dtype=torch.float64)
+
+        return minimise_without_negatives(shrunk, start)
 
 
 @final
@@ -274,20 +263,22 @@ class _MeanPool(_Pool):
         super().__init__(values)
         flat = values.flatten(1)
         self._moments = flat @ flat.T / flat.shape[1]
-        # That weights add up to one is demanded by a penalty, large beside everything else, and then made exact.
-        self._demand = 1e6 * (1 + self._moments.diagonal().mean())
 
     def loss(self, weights: Tensor) -> Tensor:
         return weights @ self._moments @ weights
 
-    def derivatives(self, weights: Tensor) -> Derivatives:
-        excess, along = weights.sum() - 1, self._moments @ weights
-        hessian = 2 * self._moments + 2 * self._demand * torch.ones_like(self._moments)
-        value = weights @ along + self._demand * excess.square()
-        return value, 2 * along + 2 * self._demand * excess, hessian
+    def solve(self, shrinkage: float, start: Tensor) -> Tensor:
+        # Where Σ w = 1, the whole is w·A·w and a constant. Its minimiser is that of v·A·v / 2 − Σ v over v ≥ 0, divided
+        # by its sum: both have A w = λ where w > 0, and no less elsewhere.
+        matrix = self._moments + shrinkage * torch.eye(len(start), dtype=torch.float64)
+        matrix = matrix / matrix.diagonal().mean()
 
-    def normalised(self, weights: Tensor) -> Tensor:
-        return weights / weights.sum()
+        def scaled(weights: Tensor) -> Derivatives:
+            along = matrix @ weights
+            return weights @ along / 2 - weights.sum(), along - 1, matrix
+
+        solution = minimise_without_negatives(scaled, start / (start @ matrix @ start))
+        return solution / solution.sum()
 
 
 def _fit(pool: _Pool, groups: Groups | None) -> CommitteeFit:
@@ -316,7 +307,9 @@ def _fit(pool: _Pool, groups: Groups | None) -> CommitteeFit:
         f"{outcome}: the most shrunk within one standard error of the best over {fold_count} folds of {group_count} "
         f"groups; left-out loss {mean[chosen]:.4g}, best {min(mean):.4g}, equal weights {mean[0]:.4g}"
     )
-    return CommitteeFit(pool.solve(shrinkage, _equal(members)), shrinkage, reason)
+    equal = _equal(members)
+    weights = equal if shrinkage == math.inf else pool.solve(shrinkage, equal)
+    return CommitteeFit(weights, shrinkage, reason)
 
 
 def _left_out_losses(pool: _Pool, left_out: Tensor) -> Tensor:
@@ -324,7 +317,8 @@ def _left_out_losses(pool: _Pool, left_out: Tensor) -> Tensor:
     kept, tested = (type(pool)(pool.values[:, rows]) for rows in (~left_out, left_out))
     weights, losses = _equal(len(pool.values)), []
     for shrinkage in _SHRINKAGES:
-        weights = kept.solve(shrinkage, weights)  # from the solution before, which is near
+        if shrinkage != math.inf:
+            weights = kept.solve(shrinkage, weights)  # from the solution before, which is near
         losses.append(tested.loss(weights))
     return torch.stack(losses)
 
