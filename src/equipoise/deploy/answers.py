@@ -73,7 +73,7 @@ def read_new_data(text: str, saved: SavedModel) -> NewData:
         else:
             manifest = read_manifest(path)
             if manifest.recorded:
-                cut = windows_of_recorded(manifest)
+                cut = windows_of_recorded(manifest.table)
                 arrays, problems, label = cut.arrays, cut.problems, cut.label
             else:
                 (arrays, problems, _), (label, _) = manifest.arrays(), manifest.label()

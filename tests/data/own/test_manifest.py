@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from equipoise.data.own import manifest as tables
+from equipoise.data.own import table as tables
 from equipoise.data.own.manifest import read_manifest, samples_of_manifest
 from equipoise.data.own.samples import Samples
 from equipoise.data.own.stacked import stack_files

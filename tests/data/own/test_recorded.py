@@ -133,10 +133,10 @@ def test_several_labels_per_interval(tmp_path: Path) -> None:
 
 
 def test_recordings_without_labels_are_cut_for_predictions(tmp_path: Path) -> None:
-    plain = windows_of_recorded(read_manifest(write(tmp_path, ".csv", label=None, start=None, end=None)))
+    plain = windows_of_recorded(read_manifest(write(tmp_path, ".csv", label=None, start=None, end=None)).table)
     assert (plain.problems, plain.label) == ([], None)
     assert len(plain.names) == PEOPLE * 11
-    labelled = windows_of_recorded(read_manifest(write(tmp_path, ".csv")))
+    labelled = windows_of_recorded(read_manifest(write(tmp_path, ".csv")).table)
     assert labelled.label is not None
     assert labelled.arrays["radar_present"].sum() == PEOPLE * 7
 

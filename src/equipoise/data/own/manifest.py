@@ -11,10 +11,8 @@ Every other column is a modality:
 A blank means that the row lacks the modality.
 """
 
-import csv
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -24,20 +22,15 @@ import numpy as np
 from equipoise.data.own.arrays import read_samples
 from equipoise.data.own.columns import MARKS, first_few
 from equipoise.data.own.draw import TRAIN
+from equipoise.data.own.recorded import samples_of_recorded
 from equipoise.data.own.samples import Samples
 from equipoise.data.own.stacked import SUFFIXES, stack_files
+from equipoise.data.own.table import COLUMNS, Table, answers_of, numbers_of, read_table, repeated_names
 from equipoise.util.errors import BadInput, Unreadable
 from equipoise.util.files import reading
-from equipoise.util.processes import free_memory, memory_problem
 
-COLUMNS = ("label", "split", "group")
 SEVERAL = "label:"  # begins the names of columns that are the label together
 NUMBERED = re.compile(r"(?P<name>.+)_(?P<number>\d{1,4})", re.ASCII)
-NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
-WHOLE = re.compile(r"0|-?[1-9]\d{0,17}", re.ASCII)  # "007" is a name: it would not be written like that
-CELLS = 10  # bytes that one byte of a csv takes as Python values, about
-VALUE, NUMBER_SIZE = 100, 16  # bytes that a Python value, or a number in an array, takes, about
-INSIDE = 5  # bytes that one byte of text or of a list takes as Python values, about
 FORM = "a first line with the names of the columns, among them label, and a line per sample"
 
 
@@ -76,6 +69,11 @@ class Manifest:
         return "window" in self.columns
 
     @property
+    def table(self) -> Table:
+        """The table itself."""
+        return Table(self.path, self.columns, self.names, self.problems, self.notes)
+
+    @property
     def folds(self) -> int:
         """The number of folds that can be made; no file is read for that, unless windows have to be counted."""
         return self.samples().folds if self.recorded else self._samples({}, [], []).folds
@@ -83,9 +81,7 @@ class Manifest:
     def samples(self) -> Samples:
         """Read the samples, with everything that is wrong with them."""
         if self.recorded:
-            from equipoise.data.own.recorded import samples_of_recorded  # which is built on this module
-
-            return samples_of_recorded(self)
+            return samples_of_recorded(self.table)
         arrays, problems, notes = self.arrays()
         return self._samples(arrays, problems, notes)
 
@@ -113,10 +109,10 @@ class Manifest:
         """Return the answers, None where there are none; and the names of their columns where there are several."""
         if several := [name for name in self.columns if name.startswith(SEVERAL)]:
             return _stacked([self.columns[name] for name in several]), [name.removeprefix(SEVERAL) for name in several]
-        return (_answers("label", self.columns["label"]) if "label" in self.columns else None), None
+        return (answers_of("label", self.columns["label"]) if "label" in self.columns else None), None
 
     def _samples(self, arrays: dict[str, Any], problems: list[str], notes: list[str]) -> Samples:
-        columns = {name: _answers(name, self.columns[name]) for name in COLUMNS if name in self.columns}
+        columns = {name: answers_of(name, self.columns[name]) for name in COLUMNS if name in self.columns}
         label, classes = self.label()
         if columns.pop("label", None) is not None and classes is not None:
             both = ", ".join(f"{SEVERAL}{name}" for name in classes)
@@ -139,13 +135,14 @@ def read_manifest(path: str | Path) -> Manifest:
     path = Path(path)
     try:
         with reading(path):
-            manifest = _read_table(path)
+            table = read_table(path)
     except Unreadable as why:
         raise BadInput(f"{why}. Expected a manifest: {FORM}") from why
+    manifest = Manifest(table.path, table.columns, table.names, table.problems, table.notes)
     columns, names, problems = manifest.columns, manifest.names, manifest.problems
     if "id" in columns:
         names[:] = map(str, columns.pop("id"))
-        if repeated := _repeated(names):
+        if repeated := repeated_names(names):
             shown = first_few(range(len(repeated)), repeated)
             problems.append(f"id: expected another in every row, found again {shown}")
     if not names:
@@ -171,35 +168,11 @@ def read_manifest(path: str | Path) -> Manifest:
     return manifest
 
 
-def _read_table(path: Path) -> Manifest:
-    return _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
-
-
-def _numbers(values: Any) -> np.ndarray | None:
-    """Return a column as numbers, with NaN where it is blank; None where it holds anything else."""
-    if isinstance(values, np.ndarray):
-        return values if values.dtype.kind in "biuf" else None
-    if not all(isinstance(value, str) and (not value or NUMBER.fullmatch(value)) for value in values):
-        return None
-    return np.array([float(value) if value else np.nan for value in values]) if any(values) else None
-
-
-def _answers(name: str, values: Any) -> Any:
-    """Return label, split or group as whole numbers where all are such, or text; a label may be other numbers too."""
-    if isinstance(values, np.ndarray):
-        return values
-    if values and all(isinstance(value, str) and WHOLE.fullmatch(value) for value in values):
-        return np.array([int(value) for value in values], np.int64)
-    broken = name == "label" and any(isinstance(value, str) and "." in value for value in values)
-    numbers = _numbers(values) if broken else None
-    return np.array(values, dtype=object) if numbers is None else numbers
-
-
 def _stacked(given: list[Any]) -> np.ndarray:
     """Return several columns as one table: of numbers where all are, NaN where they are blank."""
-    read = [_answers("label", values) for values in given]
+    read = [answers_of("label", values) for values in given]
     columns = [
-        numbers if (numbers := _numbers(values)) is not None and one.dtype == object else one
+        numbers if (numbers := numbers_of(values)) is not None and one.dtype == object else one
         for values, one in zip(given, read, strict=True)
     ]
     plain = all(isinstance(column, np.ndarray) and column.dtype.kind in "biuf" for column in columns)
@@ -210,7 +183,7 @@ def _column(header: str, values: Any, names: list[str]) -> ManifestColumn:
     name, colon, kind = header.partition(":")
     if colon and kind not in SUFFIXES:
         raise BadInput(f"expected one of {', '.join(SUFFIXES)} after the colon, found {kind!r}")
-    if not colon and (numbers := _numbers(values)) is not None:
+    if not colon and (numbers := numbers_of(values)) is not None:
         return ManifestColumn(name, "numbers", numbers)
     values = [None if isinstance(value, str) and not value else value for value in values]  # missing in that row
     there = [row for row, value in enumerate(values) if value is not None]
@@ -262,69 +235,3 @@ def join_vectors(columns: list[ManifestColumn], problems: list[str]) -> list[Man
         values = np.stack([np.asarray(column.values, np.float64) for column in ordered], axis=1)
         joined[name] = ManifestColumn(name, "numbers", values)
     return list(joined.values())
-
-
-def _read_csv(path: Path) -> Manifest:
-    if why := memory_problem(CELLS * path.stat().st_size):
-        raise Unreadable(f"{path}: {why}; store it as .parquet, or with fewer columns")
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        first = file.readline()
-        file.seek(0)
-        reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
-        header = [name.strip() for name in next(reader, [])]
-        lines, rows, problems, notes = [], [], [], []
-        for row in reader:
-            if any(cell.strip() for cell in row) and len(row) != len(header):
-                problems.append(f"line {reader.line_num}: expected {len(header)} values, found {len(row)}")
-            elif any(cell.strip() for cell in row):
-                lines.append(f"line {reader.line_num}")
-                rows.append([cell.strip() for cell in row])
-    columns: dict[str, Any] = {}
-    for place, name in enumerate(header):
-        if not name or name.startswith("_"):
-            notes.append(f"column {name or place + 1} left out")
-        elif name in columns:
-            problems.append(f"column {name}: expected one of this name, found several")
-        else:
-            columns[name] = [row[place] for row in rows]
-    return Manifest(path, columns, lines, problems, notes)
-
-
-def _read_parquet(path: Path) -> Manifest:
-    """Read a table, unless it needs more than the memory: a value that is written once may stand in every row."""
-    import pyarrow
-    import pyarrow.parquet
-
-    def is_number(kind: Any) -> bool:
-        return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in ("integer", "floating", "boolean"))
-
-    def refuse_beyond(needed: int) -> None:
-        if needed > free:
-            raise Unreadable(f"{path}: {memory_problem(needed, free)}; store it with fewer rows or columns")
-
-    with pyarrow.parquet.ParquetFile(path, memory_map=False) as file:
-        described, free, batches = file.metadata, free_memory(), []
-        groups = [described.row_group(number) for number in range(described.num_row_groups)]
-        chunks = [group.column(at).total_uncompressed_size for group in groups for at in range(group.num_columns)]
-        rows = min(2**16, max(1, free // 4 // max([1, *chunks])))  # no value is longer than its chunk
-        plain = [is_number(field.type) for field in file.schema_arrow]
-        needed = described.num_rows * sum(NUMBER_SIZE if number else VALUE for number in plain)
-        refuse_beyond(needed)
-        for batch in file.iter_batches(rows, use_threads=False):
-            values = [column for column, number in zip(batch.columns, plain, strict=True) if not number]
-            needed += sum(INSIDE * column.nbytes for column in values)
-            refuse_beyond(needed)
-            batches.append(batch)
-        table = pyarrow.Table.from_batches(batches, file.schema_arrow)
-    names = [name.strip() for name in table.column_names]
-    problems = [f"column {name}: expected one of this name, found several" for name in _repeated(names)]
-    distinct, columns = dict.fromkeys(names), {}
-    for name in (name for name in distinct if name and not name.startswith("_")):
-        column = table.column(names.index(name))  # as numbers: NaN where blank; objects where truth values are missing
-        columns[name] = column.to_numpy() if is_number(column.type) else column.to_pylist()
-    notes = [f"column {name} left out" for name in distinct if name not in columns]
-    return Manifest(path, columns, [f"row {number}" for number in range(table.num_rows)], problems, notes)
-
-
-def _repeated(names: Iterable[str]) -> list[str]:
-    return [name for name, count in Counter(names).items() if count > 1]

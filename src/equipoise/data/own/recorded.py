@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from equipoise.data.own.columns import first_few
-from equipoise.data.own.manifest import COLUMNS, Manifest, _answers, _numbers, _read_table
 from equipoise.data.own.npz import read_npy
 from equipoise.data.own.recordings import Recording, seconds_of
 from equipoise.data.own.samples import Samples
 from equipoise.data.own.stacked import BANDS, FRAMES, SIDE, SUFFIXES, most_common, read_all, sound_facts
+from equipoise.data.own.table import COLUMNS, Table, answers_of, numbers_of, read_table
 from equipoise.data.own.windows import Windows, cut_windows, samples_of_recordings
 from equipoise.util.errors import BadInput, Unreadable
 
@@ -26,7 +26,7 @@ TIMES = ("time", "times", "timestamp", "t", "seconds")
 AT_ONCE = 6000  # frames of a spectrogram: a minute
 
 
-def samples_of_recorded(manifest: Manifest) -> Samples:
+def samples_of_recorded(manifest: Table) -> Samples:
     """Read the recordings of a manifest and cut them into windows, with everything that is wrong with them."""
     recordings, how, problems = _read_recordings(manifest)
     if problems:  # what else is wrong with the recordings would follow from that
@@ -36,7 +36,7 @@ def samples_of_recorded(manifest: Manifest) -> Samples:
     return samples_of_recordings(recordings, **how, **more)
 
 
-def windows_of_recorded(manifest: Manifest) -> Windows:
+def windows_of_recorded(manifest: Table) -> Windows:
     """Read the recordings of a manifest and cut them into windows, those without any label too."""
     recordings, how, problems = _read_recordings(manifest, unlabelled=True)
     return (
@@ -44,9 +44,7 @@ def windows_of_recorded(manifest: Manifest) -> Windows:
     )
 
 
-def _read_recordings(
-    manifest: Manifest, *, unlabelled: bool = False
-) -> tuple[list[Recording], dict[str, Any], list[str]]:
+def _read_recordings(manifest: Table, *, unlabelled: bool = False) -> tuple[list[Recording], dict[str, Any], list[str]]:
     """Return the recordings of a manifest, the way they are to be cut, and what is wrong with them."""
     columns, problems = dict(manifest.columns), list(manifest.problems)
     window, stride = (_only(name, columns, problems) for name in ("window", "stride"))
@@ -61,7 +59,7 @@ def _read_recordings(
     signals, rates, times = _read_files(manifest, columns, kinds, told, first_rows, long, problems)
     answered = "label" not in kinds and not (unlabelled and not any(map(_is_label, columns)))
     intervals = _intervals(manifest, columns, recording_of, problems) if answered else {}
-    groups = _answers("group", columns["group"]) if "group" in columns else None
+    groups = answers_of("group", columns["group"]) if "group" in columns else None
     recordings = [
         Recording(
             {name: values[number] for name, values in signals.items()},
@@ -135,11 +133,7 @@ def _column(columns: Mapping[str, Any], name: str) -> Any:
 
 
 def _joined(
-    manifest: Manifest,
-    columns: Mapping[str, Any],
-    kinds: Mapping[str, str],
-    told: Mapping[str, Any],
-    problems: list[str],
+    manifest: Table, columns: Mapping[str, Any], kinds: Mapping[str, str], told: Mapping[str, Any], problems: list[str]
 ) -> tuple[list[int], list[int]]:
     """Return the first row of each recording, and the recording of each row: those that name the same files."""
     files = [tuple(str(_column(columns, name)[row] or "") for name in kinds) for row in range(len(manifest.names))]
@@ -164,13 +158,13 @@ def _joined(
 
 
 def _intervals(
-    manifest: Manifest, columns: Mapping[str, Any], recording_of: Sequence[int], problems: list[str]
+    manifest: Table, columns: Mapping[str, Any], recording_of: Sequence[int], problems: list[str]
 ) -> dict[int, list[tuple[float, float, Any]]]:
     """Return the labelled intervals of each recording; a row without start and end is all of it."""
     count = len(manifest.names)
     bounds = []
     for name, outside in (("start", -np.inf), ("end", np.inf)):
-        values = _numbers(columns[name]) if name in columns else np.full(count, np.nan)
+        values = numbers_of(columns[name]) if name in columns else np.full(count, np.nan)
         if values is None:
             problems.append(f"column {name}: expected seconds from the beginning of the recording, found text")
             return {}
@@ -179,7 +173,7 @@ def _intervals(
     if not labels:
         problems.append("label: expected the label of each interval, found no column called label")
         return {}
-    answers = [_answers("label", columns[name]) for name in labels]
+    answers = [answers_of("label", columns[name]) for name in labels]
     found: dict[int, list[tuple[float, float, Any]]] = {}
     for row, number in enumerate(recording_of):
         values = [column[row].item() if hasattr(column[row], "item") else column[row] for column in answers]
@@ -193,7 +187,7 @@ def _intervals(
 
 
 def _read_files(
-    manifest: Manifest,
+    manifest: Table,
     columns: Mapping[str, Any],
     kinds: Mapping[str, str],
     told: Mapping[str, Any],
@@ -229,7 +223,7 @@ def _read_files(
         triples = [one if isinstance(one, tuple) else (one, None, None) for one in found]
         signals[name], rates[name], times[name] = (list(column) for column in zip(*triples, strict=True))
         if f"{name}_rate" in told:
-            numbers = _numbers(told[f"{name}_rate"])
+            numbers = numbers_of(told[f"{name}_rate"])
             if numbers is None:
                 problems.append(f"column {name}_rate: expected samples per second, found text")
             else:
@@ -241,8 +235,8 @@ def _read_files(
 
 def _read_series(path: Path) -> tuple[np.ndarray, None, np.ndarray | None]:
     """Read a table of numbers, a row per step: a column of times, where there is one, and the channels."""
-    columns = _read_table(path).columns
-    numbers = {name: _numbers(values) for name, values in columns.items()}
+    columns = read_table(path).columns
+    numbers = {name: numbers_of(values) for name, values in columns.items()}
     if text := [name for name, values in numbers.items() if values is None]:
         raise Unreadable(f"{path}: expected columns of numbers, found others in {', '.join(text[:5])}")
     time = next((name for name in numbers if name.lower() in TIMES), None)
