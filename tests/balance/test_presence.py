@@ -182,10 +182,11 @@ def test_a_window_that_lags_takes_masks_and_scores_in_every_window() -> None:
         assert balancer.table.numbers() == {key: pytest.approx(row) for key, row in expected.items()}
 
 
-def stacked_losses(model: SmallModel, mask: Tensor) -> dict[str, Tensor]:
-    """Losses that are pieces of one tensor, of a model that hides the video of some samples from its heads."""
+def stacked_losses(model: SmallModel, mask: Tensor, hides: str) -> dict[str, Tensor]:
+    """Losses that are pieces of one tensor, of a model that hides the video of some samples: from all, or when fused."""
     inputs, label = batch(names(2))
-    hook = model.encoders["video"].register_forward_hook(lambda *call: call[-1].where(mask[:, None], 0))
+    place = model.encoders if hides == "everywhere" else model.fused
+    hook = place["video"].register_forward_hook(lambda *call: call[-1].where(mask[:, None], 0))
     outputs = model(inputs)
     hook.remove()
     stacked = torch.stack(list(outputs.values()))
@@ -193,8 +194,9 @@ def stacked_losses(model: SmallModel, mask: Tensor) -> dict[str, Tensor]:
     return dict(zip(outputs, losses, strict=True))
 
 
+@pytest.mark.parametrize("hides", ["everywhere", "when fused"])
 @pytest.mark.parametrize("method", [name for name, make in METHODS.items() if make().at == "parameters"])
-def test_a_first_batch_without_a_sensor_does_not_hide_what_its_loss_depends_on(method: str) -> None:
+def test_a_first_batch_without_a_sensor_does_not_hide_what_its_loss_depends_on(method: str, hides: str) -> None:
     model = SmallModel(names(2))
     found = []
     for first in (torch.zeros(12).bool(), torch.ones(12).bool()):
@@ -204,7 +206,7 @@ def test_a_first_batch_without_a_sensor_does_not_hide_what_its_loss_depends_on(m
             model.zero_grad()
             if mask is not first and isinstance(balancer, AGM):
                 balancer.mean_score.zero_()  # which remembers the first batch
-            balancer(stacked_losses(model, mask), present={"video": mask}).backward()
+            balancer(stacked_losses(model, mask, hides), present={"video": mask}).backward()
         found.append(gradients_of(model))
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
 

@@ -297,3 +297,60 @@ def test_a_trial_finds_dead_sensors_of_a_model_and_counts_what_it_tried() -> Non
     silent = LateFusion({name: MLP(6, 8) for name in centres}, classes=3, unimodal=None)
     with pytest.raises(ValueError, match="unimodal=None"):
         fit_monitor(silent, validation)
+
+
+# -- other tasks --
+
+
+def people(kind: Any, windows: int, seed: int) -> dict[str, Tensor]:
+    """What three heads say of the same truth, each with noise of its own."""
+    random = torch.Generator().manual_seed(seed)
+    truth = torch.randn(windows, 2, generator=random)
+    says = {name: truth + 0.5 * torch.randn(windows, 2, generator=random) for name in ("a", "b", "c")}
+    if kind == "regression":  # columns in units of their own
+        return {name: torch.tensor([1000.0, -3.0]) + torch.tensor([50.0, 1e-3]) * each for name, each in says.items()}
+    return {name: 3 * each for name, each in says.items()}
+
+
+@pytest.mark.parametrize("kind", ["labels", "regression"])
+def test_heads_of_any_task_are_watched(kind: Any, tmp_path: Path) -> None:
+    monitor = SensorMonitor.fit(people(kind, 800, 0), torch.arange(800) // 100, kind=kind)
+    monitor.save(tmp_path / "monitor.json")
+    loaded = SensorMonitor.load(tmp_path / "monitor.json")
+    healthy = people(kind, 300, 1)
+    alarms = 0
+    for window in range(300):
+        now = {name: each[window : window + 1] for name, each in healthy.items()}
+        verdict = loaded.update(now)
+        assert torch.equal(verdict.level, monitor.update(now).level)
+        alarms += verdict.names() != [None]
+    assert alarms <= 9
+    for sensor in healthy:
+        stuck, fresh = people(kind, 12, 2), loaded.fresh()
+        stuck[sensor] = stuck[sensor][:1].expand(12, -1)
+        said = [fresh.update({name: each[[at]] for name, each in stuck.items()}).names()[0] for at in range(12)]
+        assert said[-1] == sensor
+
+
+def test_statistics_of_numbers_and_labels_by_hand() -> None:
+    says = torch.tensor([[[1.0], [3.0], [5.0]]])
+    last = torch.tensor([[[1.0], [1.0], [1.0]]])
+    there = torch.ones(1, 3, dtype=torch.bool)
+    values, known = statistics(says, last, there, there, "regression")
+    assert known.all()
+    torch.testing.assert_close(values[0, :, 0], (torch.tensor([0.0, 2.0, 4.0]) + 1e-4).log())
+    torch.testing.assert_close(values[0, :, 1], (torch.tensor([1.0, 3.0, 5.0]) + 1e-4).log())
+    torch.testing.assert_close(values[0, :, 2], torch.tensor([3.0, 0.0, 3.0]))
+    odds = torch.tensor([[[0.0, 100.0], [0.0, -100.0]]])
+    values, _ = statistics(odds, odds, there[:, :2], there[:, :2], "labels")
+    # Even odds agree by half; two that are sure of the contrary by nothing.
+    torch.testing.assert_close(values[0, :, 2], torch.full((2,), -(math.log(0.5 + 1e-9) + math.log(1e-9)) / 2))
+
+
+def test_a_monitor_of_numbers_needs_their_scale(tmp_path: Path) -> None:
+    SensorMonitor.fit(people("regression", 200, 0), kind="regression").save(tmp_path / "monitor.json")
+    content = json.loads((tmp_path / "monitor.json").read_text())
+    for change in ({"scale": None}, {"kind": "labels"}, {"kind": "numbers"}):
+        (tmp_path / "monitor.json").write_text(json.dumps({**content, **change}))
+        with pytest.raises(BadInput, match="Make one: equipoise monitor RUN"):
+            SensorMonitor.load(tmp_path / "monitor.json")

@@ -144,8 +144,10 @@ class Run:
     def _measured(self, seed: int) -> Plain:
         case = self.case
         exact = case.options.get("form") in ("published", "responses")
-        question = Question(case.given, case.scalars, case.factors, case.extra, exact)
-        return measure(self.copy, case.shape, batch(case.shape, seed), question)
+        data = batch(case.shape, seed)
+        masks = case.masks(seed, len(data.labels))
+        question = Question(case.given, case.scalars, case.factors, case.extra, exact, masks)
+        return measure(self.copy, case.shape, data, question)
 
     def _step(self, balancer: Balancer, called: nn.Module, step: int, allowed: Refusals) -> None:
         case = self.case
@@ -180,7 +182,11 @@ class Run:
         losses = {name: every[name] for name in self.draw.sample(sorted(case.given), len(case.given))}
         extra = extra_of(self.model, outputs, case.extra) if case.extra else None
         before = self._gradients()
-        result = balancer(losses, scores=scores, extra=extra)
+        masks = case.masks(seed, len(data.labels))
+        losses |= {
+            name: torch.where(masks[name], losses[name], torch.nan) for name in masks if self.draw.random() < 0.5
+        }
+        result = balancer(losses, scores=scores, extra=extra, present=masks or None)
         (case.scale * result).backward(retain_graph=twice)
         if allowed.required:
             raise DifferenceError("no refusal", f"expected one of {allowed.patterns}")

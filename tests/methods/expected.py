@@ -31,6 +31,7 @@ class Question(NamedTuple):
         factors: What losses are multiplied by.
         extra: The kind of losses that belong to no modality; empty for none.
         responses: Whether Shapley responses are needed.
+        masks: The samples that have a sensor, where not all do.
     """
 
     given: frozenset[str]
@@ -38,6 +39,12 @@ class Question(NamedTuple):
     factors: Mapping[str, float]
     extra: str
     responses: bool
+    masks: Mapping[str, Tensor]
+
+    def losses(self, outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
+        """The losses of outputs, of the samples that have the sensor."""
+        found = separate_losses(outputs, labels, self.scalars, self.factors)
+        return {name: loss[self.masks[name]] if name in self.masks else loss for name, loss in found.items()}
 
 
 class Plain(NamedTuple):
@@ -72,7 +79,7 @@ def measure(copy: nn.Module, shape: Shape, data: Batch, question: Question) -> P
         hook.remove()
     asked: dict[tuple[str, str], Tensor] = {("parameter", name): tensor for name, tensor in parameters.items()}
     asked |= {("end", name): tensor for name, tensor in ends.items() if tensor.requires_grad}
-    found = separate_losses(outputs, data.labels, question.scalars, question.factors)
+    found = question.losses(outputs, data.labels)
     losses = {name: loss for name, loss in found.items() if name in question.given}
     gradients, features = {}, {}
     for name, loss in losses.items():
@@ -130,7 +137,7 @@ def _responses(
     (arriving,) = torch.autograd.grad(loss, whole)
     through = {name: gradients_of(value, parameters, arriving) for name, value in values.items()}
     detached = {name: value.detach() for name, value in values.items()}
-    return through, separate_losses(detached, data.labels, question.scalars, question.factors)
+    return through, question.losses(detached, data.labels)
 
 
 @final

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import equipoise
 from equipoise import Balancer, Trajectory
@@ -63,6 +63,7 @@ class Case:
         scale: What the scalar is multiplied by.
         extra: The kind of losses that belong to no modality; empty for none.
         scores: Whether scores are given.
+        masked: The losses that come with a mask of the samples that have the sensor.
     """
 
     seed: str
@@ -83,6 +84,13 @@ class Case:
     scale: float = 1.0
     extra: str = ""
     scores: bool = False
+    masked: frozenset[str] = frozenset()
+
+    def masks(self, seed: int, size: int) -> dict[str, Tensor]:
+        """The samples of a batch that have a sensor, at least one; they differ from batch to batch."""
+        random_numbers = torch.Generator().manual_seed(seed)
+        found = {name: torch.rand(size, generator=random_numbers) < 0.6 for name in sorted(self.masked)}
+        return {name: mask | (torch.arange(size) == 0) for name, mask in found.items()}
 
     @property
     def traits(self) -> list[str]:
@@ -104,6 +112,7 @@ class Case:
             "unused parameter": shape.spare,
             "extra losses": bool(self.extra),
             "scores": self.scores,
+            "masks": bool(self.masked),
             "not attached": self.attach == "none",
             "losses of several magnitudes": bool(self.factors),
         }
@@ -194,6 +203,8 @@ def draw_case(seed: str) -> Case:
     optimizer = draw.choice(("none", "none", "sgd", "adam"))
     exact = form in ("published", "responses")  # there factors act on the fused output, whoever reads it
     special = draw.random() < 0.25 and method in ("MGDA", "MMPareto", "EW", "MIMO")
+    masks = random.Random(f"{seed} masks")  # drawn apart
+    masked = sorted(given - scalars - {"fused"}) if masks.random() < 0.4 else []
     return Case(
         seed,
         shape,
@@ -214,6 +225,7 @@ def draw_case(seed: str) -> Case:
         extra=draw.choice(("decay", "some", "decay" if exact else "outputs")) if draw.random() < 0.2 else "",
         # The losses of heads are not those of responses: what modalities are compared by has to be told then.
         scores=draw.random() < 0.2 or (form == "published" and shape.unimodal != "split"),
+        masked=frozenset(name for name in masked if masks.random() < 0.7),
     )
 
 

@@ -251,7 +251,9 @@ class Balancer(ScheduledMethod):
             scores = torch.stack([self.score(loss) for loss in at_hand])
         else:
             measured = [torch.as_tensor(given[name]).to(values) for name in self.modalities]
-            scores = torch.stack([row.mean() for row in masked(measured, rows, 0.0)])
+            pairs = zip(measured, rows, strict=True)
+            known = [row if mask is None or row.shape == mask.shape else row.mean() for row, mask in pairs]
+            scores = torch.stack([row.mean() for row in masked(known, rows, 0.0)])
         if not self.logarithmic_scores:
             scores = collectives.mean(scores, self.group)
         else:

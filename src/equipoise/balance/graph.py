@@ -79,11 +79,12 @@ class Reach:
         shared = _leaves_of_shared_tensors(visited)
         suspects = {key for key, leaf in shared.items() if key in self.owners or isinstance(leaf, nn.Parameter)}
         if suspects:
-            # Where no sample has a sensor, masks of the model stop what is sent; its own and the fused loss depend on
-            # its encoder in other batches.
-            owned = [] if step.unmasked is None else self.owners.items()
-            sure = {pair for key, blocks in owned for pair in [(0, key), *((block + 1, key) for block in blocks)]}
-            dependence.prune(step.losses if step.unmasked is None else step.unmasked, self.per_loss, suspects, sure)
+            connected = dict(self.per_loss[0])
+            dependence.prune(step.losses if step.unmasked is None else step.unmasked, self.per_loss, suspects)
+            for tensors in encoders if step.unmasked is not None else ():
+                # A model hides a sensor that no sample has from its fused output; in other batches it does not.
+                if not any(id(tensor) in self.per_loss[0] for tensor in tensors):
+                    self.per_loss[0] |= {id(t): t for t in tensors if id(t) in connected}
         self.leaves: Leaves = {}
         for leaves in (*self.per_loss, leaves_under(edges_of(step.extra))):
             self.leaves |= leaves
@@ -180,25 +181,20 @@ class Dependence:
         self._known: dict[tuple[int, int], bool] = {}
         self._living: dict[int, weakref.ref[Tensor]] = {}
 
-    def prune(
-        self, losses: Losses, connected: Sequence[Leaves], suspects: set[int], sure: Collection[tuple[int, int]] = ()
-    ) -> None:
+    def prune(self, losses: Losses, connected: Sequence[Leaves], suspects: set[int]) -> None:
         """Drop suspects from the losses that do not depend on them, in place.
 
         Args:
             losses: The losses of the step.
             connected: The tensors that each is connected to, by identity.
             suspects: The tensors to ask about, by identity.
-            sure: Losses and tensors that depend on each other where they are connected: nothing is asked.
         """
         self._calls += 1
         pairs = [(number, key) for number, leaves in enumerate(connected) for key in leaves if key in suspects]
-        given = {key for number, key in pairs if (number, key) in sure}
-        pairs = [pair for pair in pairs if pair not in sure]
         asks_again = self._calls in (2, 3) or (self._calls >= 8 and self._calls & (self._calls - 1) == 0)
         if any(pair not in self._known for pair in pairs) or (asks_again and _may_wait(losses)):
             self._probe(losses, connected, [pair for pair in pairs if not self._known.get(pair, False)])
-        reached = given | {key for number, key in pairs if self._known[number, key]}
+        reached = {key for number, key in pairs if self._known[number, key]}
         for number, key in pairs:
             # A tensor that nothing reached yet, such as that of an unused expert, stays with what it is connected to.
             if key in reached and not self._known[number, key]:

@@ -1,11 +1,16 @@
 """The monitor: names the sensor that has probably failed, from the outputs of a model's heads, window by window.
 
-Only the heads' log-probabilities are read, and only healthy streams are needed to calibrate it. Each head has three
-statistics:
+Only what the heads say is read, and only healthy streams are needed to calibrate it. Each head has three statistics:
 
-- movement: log of the mean |log p_t − log p_{t−1}| over classes. A dead sensor stands still, a noisy one jumps.
-- sharpness: log of the root mean square of log p around its mean over classes: the head's own confidence.
-- disagreement: −log Σ_c p(c) q(c) with q the mean of the other heads' probabilities.
+- movement: log of the mean |x_t − x_{t−1}|. A dead sensor stands still, a noisy one jumps.
+- sharpness: log of the root mean square of x: the head's own confidence, or how far its numbers are from the usual.
+- disagreement with the other heads.
+
+| task | x | disagreement, with q the mean of the other heads |
+|---|---|---|
+| classes | log-probabilities; for the sharpness around their mean over classes | −log Σ_c p(c) q(c) |
+| labels | log-odds | −log of the probability that both say the same, the mean over labels |
+| regression | numbers, standardised by the mean and deviation of all heads in calibration | the mean of abs(x − q) |
 
 Each has a running average a ← a + memory · (x − a), and limits around its healthy median: the farthest 1 % and 99 %
 quantiles of any one healthy stream. A level is how far an average is from the median, in units of that, and there is an
@@ -19,15 +24,18 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, final, get_args
 
 import torch
 from torch import Tensor
 
-from equipoise.util.errors import BadInput, raise_all
+from equipoise.models.evaluation import LEAST_LOG
+from equipoise.models.task import TaskKind
+from equipoise.util.errors import BadInput, look_up, raise_all
 
 WARM_UP = 5  # windows that an average takes to forget where it began
-FORMAT = 1
+FORMAT, TASK_FORMAT = 1, 2
+SMALLEST = 1e-12  # deviation of numbers that never vary
 MOVEMENT, DISAGREEMENT = 0, 2  # their places among the three
 TAIL = 0.01  # of a healthy stream's averages lies beyond a limit, on either side
 STILL, CERTAIN = 1e-4, 1e-9  # below these, movement and agreement are as good as none
@@ -88,23 +96,31 @@ def bound_for_the_next(needs: Tensor) -> Tensor:
     return (logs.mean(dim=0) + quantile * deviation * math.sqrt(1 + 1 / count)).exp()
 
 
-def statistics(logs: Tensor, last: Tensor, present: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+def statistics(
+    says: Tensor, last: Tensor, present: Tensor, seen: Tensor, kind: TaskKind = "classes"
+) -> tuple[Tensor, Tensor]:
     """Compute the three statistics of each head, and which of them can be told, [S, K, 3] both."""
-    movement = ((logs - last).abs().mean(dim=2) + STILL).log()
-    centred = logs - logs.mean(dim=2, keepdim=True)
+    movement = ((says - last).abs().mean(dim=2) + STILL).log()
+    centred = says - says.mean(dim=2, keepdim=True) if kind == "classes" else says
     sharpness = (centred.square().mean(dim=2).sqrt() + STILL).log()
-    votes = logs.exp() * present.unsqueeze(2)
+    answers = {"classes": says.exp, "labels": says.sigmoid, "regression": says.clone}[kind]()
+    votes = answers * present.unsqueeze(2)
     others = present.sum(dim=1, keepdim=True) - present.long()
     rest = (votes.sum(dim=1, keepdim=True) - votes) / others.clamp(min=1).unsqueeze(2)
-    disagreement = -((logs.exp() * rest).sum(dim=2) + CERTAIN).log()
+    if kind == "classes":
+        disagreement = -((answers * rest).sum(dim=2) + CERTAIN).log()
+    elif kind == "labels":
+        disagreement = -(answers * rest + (1 - answers) * (1 - rest) + CERTAIN).log().mean(dim=2)
+    else:
+        disagreement = (answers - rest).abs().mean(dim=2)
     values = torch.stack([movement, sharpness, disagreement], dim=2)
     return values, torch.stack([present & seen, present, present & (others > 0)], dim=2)
 
 
-def averaged(logs: Tensor, memory: float, start: Tensor | None = None) -> Tensor:
+def averaged(says: Tensor, memory: float, start: Tensor | None = None, kind: TaskKind = "classes") -> Tensor:
     """Compute the running averages along one stream, [N, K, 3], from its own first window or from a centre on."""
-    present = torch.ones(logs.shape[:2], dtype=torch.bool)
-    values, _ = statistics(logs, torch.cat([logs[1:2], logs[:-1]]), present, present)
+    present = torch.ones(says.shape[:2], dtype=torch.bool)
+    values, _ = statistics(says, torch.cat([says[1:2], says[:-1]]), present, present, kind)
     average = values[0] if start is None else start
     averages = []
     for value in values:
@@ -135,7 +151,7 @@ class MonitorState(NamedTuple):
     """The monitor's memory of S streams.
 
     Args:
-        last: The log-probabilities of the last window, [S, K, C].
+        last: What the heads said of the last window, [S, K, C].
         seen: Whether there was one, [S, K].
         average: The running averages, [S, K, 3].
     """
@@ -157,6 +173,8 @@ class SensorMonitor:
         heights: The level of each chart above which there is an alarm, [5].
         memory: Weight of the newest window in the averages.
         facts: How it was calibrated, in plain values.
+        kind: Of the task: "classes", "labels" or "regression".
+        scale: Of numbers, the mean and deviation of each column that all heads had in calibration, [2, D].
 
     Example:
         >>> heads = {name: torch.randn(400, 3) for name in ("wrist", "ankle")}
@@ -175,8 +193,16 @@ class SensorMonitor:
         heights: Tensor,
         memory: float = 0.4,
         facts: Mapping[str, Any] | None = None,
+        kind: TaskKind = "classes",
+        scale: Tensor | None = None,
     ) -> None:
-        self.modalities, self.limits, self.heights = tuple(modalities), limits, heights
+        self.modalities, self.limits, self.heights, self.kind, self.scale = (
+            tuple(modalities),
+            limits,
+            heights,
+            kind,
+            scale,
+        )
         self.memory, self.facts = memory, dict(facts or {})
         self._state: MonitorState | None = None
 
@@ -189,17 +215,20 @@ class SensorMonitor:
         false_alarms: float = 0.01,
         stretch: int = 10,
         memory: float = 0.4,
+        kind: TaskKind = "classes",
     ) -> SensorMonitor:
         """Calibrate on healthy data that the model was not trained on.
 
         Args:
-            heads: The outputs of each head, [N, C], as scores or log-probabilities; "fused" is passed over.
+            heads: The outputs of each head, [N, C]: scores or log-probabilities of classes, log-odds of labels, or
+                numbers; "fused" is passed over.
             group: The stream of each window, [N]: the person or device. The windows of a stream are in their order.
                 Without groups all are one stream, and how streams differ cannot be known.
             false_alarms: The share of stretches of a healthy stream in which an alarm may be up, at any window of the
                 stretch; divided evenly among the five charts.
             stretch: How many windows a stretch has.
             memory: Weight of the newest window in the averages.
+            kind: Of the task: "classes", "labels" or "regression".
 
         Raises:
             ValueError: If the data does not fit together, or a stream is too short.
@@ -211,30 +240,34 @@ class SensorMonitor:
         problems += [f"memory above 0 and at most 1; found {memory}."] if not 0 < memory <= 1 else []
         problems += [f"stretch to be at least 1; found {stretch}."] if stretch < 1 else []
         raise_all(f"SensorMonitor.fit expected {problem}" for problem in problems)
-        logs = _stacked(heads, modalities)
-        streams = [logs] if group is None else [logs[group == number] for number in group.unique()]
-        averages = [averaged(stream, memory) for stream in streams]
+        stacked, scale = _stacked(heads, modalities), None
+        if kind == "regression":
+            numbers = stacked.flatten(0, 1)
+            scale = torch.stack([numbers.mean(dim=0), numbers.std(dim=0).clamp(min=SMALLEST)])
+        says = comparable(stacked, kind, scale)
+        streams = [says] if group is None else [says[group == number] for number in group.unique()]
+        averages = [averaged(stream, memory, kind=kind) for stream in streams]
         settled = [average[WARM_UP:] for average in averages]
         limits = Limits.of(settled)
 
         needs = []
         for number, stream in enumerate(streams):
             by = Limits.of([*settled[:number], *settled[number + 1 :]] or [averages[number]])
-            levels = by.levels(averaged(stream, memory, by.centre)).amax(dim=1)
+            levels = by.levels(averaged(stream, memory, by.centre, kind)).amax(dim=1)
             highest = levels.unfold(0, stretch, 1).amax(dim=2)
             needs.append(highest.quantile(1 - false_alarms / levels.shape[1], dim=0))
-        facts = {"streams": len(streams), "windows": len(logs), "false_alarms": false_alarms, "stretch": stretch}
+        facts = {"streams": len(streams), "windows": len(says), "false_alarms": false_alarms, "stretch": stretch}
         facts["needed_by_stream"] = [need.tolist() for need in needs]
         heights = bound_for_the_next(torch.stack(needs))
         # However odd healthy streams are: a sensor that says the same for a whole stretch must not go unnoticed.
         heights[MOVEMENT] = heights[MOVEMENT].clamp(max=0.9 * limits.of_standstill(stretch, memory))
-        return cls(modalities, limits, heights, memory, facts)
+        return cls(modalities, limits, heights, memory, facts, kind, scale)
 
     def update(self, heads: Mapping[str, Any], valid: Mapping[str, Any] | None = None) -> MonitorOutput:
         """Look at the next window of every stream.
 
         Args:
-            heads: The outputs of each head, [S, C], as scores or log-probabilities.
+            heads: The outputs of each head, [S, C], in the form of `fit`.
             valid: Which sensors are there at all, [S] each; all of them by default. One that is known to be missing is
                 not watched, and no other is compared with it.
 
@@ -244,7 +277,7 @@ class SensorMonitor:
         Raises:
             ValueError: If a sensor is not among the heads, or the number of streams has changed: type `reset()`.
         """
-        logs = _stacked(heads, self.modalities)
+        logs = self.comparable(_stacked(heads, self.modalities))
         present = torch.ones(logs.shape[:2], dtype=torch.bool, device=logs.device)
         for place, name in enumerate(self.modalities):
             if valid is not None and name in valid:
@@ -258,19 +291,27 @@ class SensorMonitor:
         self._state, output = self.step(state, logs, present)
         return output
 
+    def fresh(self) -> SensorMonitor:
+        """Return a monitor of the same calibration that has seen nothing yet."""
+        return SensorMonitor(self.modalities, self.limits, self.heights, self.memory, self.facts, self.kind, self.scale)
+
+    def comparable(self, heads: Tensor) -> Tensor:
+        """Return what heads say, [..., C], in the form that statistics are taken of."""
+        return comparable(heads, self.kind, self.scale)
+
     def reset(self) -> None:
         """Forget the streams; the calibration stays."""
         self._state = None
 
     def start(self, logs: Tensor) -> MonitorState:
-        """Return the state before the first window, for log-probabilities of this shape [S, K, C]."""
+        """Return the state before the first window, for what heads say in this shape [S, K, C]."""
         centre = self.limits.centre.to(logs)
         seen = torch.zeros(logs.shape[:2], dtype=torch.bool, device=logs.device)
         return MonitorState(logs, seen, centre.expand(len(logs), -1, -1))
 
     def step(self, state: MonitorState, logs: Tensor, present: Tensor) -> tuple[MonitorState, MonitorOutput]:
         """Take one window [S, K, C], from one state to the next: what `update` does, for whoever keeps states."""
-        values, known = statistics(logs, state.last, present, state.seen)
+        values, known = statistics(logs, state.last, present, state.seen, self.kind)
         average = torch.where(known, state.average + self.memory * (values - state.average), state.average)
         levels = (self.limits.levels(average.cpu()) / self.heights).to(logs)
         level = levels.amax(dim=2).where(present, 0)
@@ -283,7 +324,9 @@ class SensorMonitor:
     def save(self, file: Path | str) -> None:
         """Write it as a plain JSON file."""
         content = {
-            "format": FORMAT,
+            "format": FORMAT if self.kind == "classes" else TASK_FORMAT,
+            "kind": self.kind,
+            "scale": None if self.scale is None else self.scale.tolist(),
             "modalities": list(self.modalities),
             "heights": self.heights.tolist(),
             "memory": self.memory,
@@ -303,7 +346,11 @@ class SensorMonitor:
             content = json.loads(Path(file).read_text(encoding="utf-8"))
             limits = Limits(*(torch.tensor(content[name]) for name in Limits._fields))
             heights, memory = torch.tensor(content["heights"]), float(content["memory"])
-            return cls(content["modalities"], limits, heights, memory, content["calibration"])
+            kind = look_up("kind", content.get("kind", "classes"), {one: one for one in get_args(TaskKind)})
+            scale = None if content.get("scale") is None else torch.tensor(content["scale"])
+            if (kind == "regression") != (scale is not None):
+                raise ValueError(f"expected a scale of numbers, and of numbers alone; found {content.get('scale')}")
+            return cls(content["modalities"], limits, heights, memory, content["calibration"], kind, scale)
         except (ValueError, KeyError, TypeError) as error:
             raise BadInput(
                 f"{file}: expected a monitor as SensorMonitor.save writes it, found: {type(error).__name__} {error}. "
@@ -312,10 +359,20 @@ class SensorMonitor:
 
 
 def _stacked(heads: Mapping[str, Any], modalities: Sequence[str]) -> Tensor:
-    """Stack the log-probabilities of all heads, [S, K, C]."""
+    """Stack what all heads say, [S, K, C]."""
     missing = (name for name in modalities if name not in heads)
     raise_all(f"The monitor expected what the head of {name!r} says; found {sorted(heads)}." for name in missing)
-    return torch.stack([torch.as_tensor(heads[name]).float().log_softmax(dim=1) for name in modalities], dim=1)
+    return torch.stack([torch.as_tensor(heads[name]).float() for name in modalities], dim=1)
+
+
+def comparable(heads: Tensor, kind: TaskKind, scale: Tensor | None) -> Tensor:
+    """Return what heads say, [..., C], in the form that statistics are taken of."""
+    if kind == "classes":
+        return heads.log_softmax(dim=-1)
+    if kind == "labels":
+        return heads.clamp(min=LEAST_LOG, max=-LEAST_LOG)
+    assert scale is not None
+    return (heads - scale[0].to(heads)) / scale[1].to(heads)
 
 
 def _data_problems(heads: Mapping[str, Tensor], group: Tensor | None, stretch: int) -> Iterator[str]:

@@ -75,7 +75,7 @@ def fit_monitor(model: FusionModel, part: Part, **how: Any) -> SensorMonitor:
 
     Args:
         model: With a head per modality.
-        part: Streams: the samples of each group in their order.
+        part: Streams: the samples of each group in their order. Samples that lack a sensor are left out.
         how: As for `SensorMonitor.fit`.
 
     Raises:
@@ -83,8 +83,9 @@ def fit_monitor(model: FusionModel, part: Part, **how: Any) -> SensorMonitor:
     """
     if model.unimodal is None:
         raise ValueError("A monitor watches the heads of the sensors; this model was built with unimodal=None.")
+    part = _complete(part)
     heads = dict(zip(model.encoders, _heads(model, part).unbind(dim=1), strict=True))
-    return SensorMonitor.fit(heads, part.group, **how)
+    return SensorMonitor.fit(heads, part.group, kind=model.known_task().kind, **how)
 
 
 def evaluate_monitor(
@@ -111,6 +112,7 @@ def evaluate_monitor(
     Raises:
         ValueError: If a sensor gives no floating-point numbers, or no stream is longer than a stretch.
     """
+    part = _complete(part)
     raise_all(_problems(monitor, part, training, stretch))
     ready = part.in_memory().ready()
     group = torch.zeros(len(part)) if ready.group is None else ready.group
@@ -119,7 +121,7 @@ def evaluate_monitor(
         stream = ready.take(group == number)
         if len(stream) <= stretch:
             continue
-        heads = _heads(model, stream)
+        heads = monitor.comparable(_heads(model, stream))
         states, up = _along(monitor, heads)
         alarms.append(up)
         last = len(stream) - stretch
@@ -131,7 +133,8 @@ def evaluate_monitor(
         for place, sensor in enumerate(monitor.modalities):
             for fault, broken in _broken(stream, sensor, training, onsets, stretch, seed):
                 logs = heads[onsets.unsqueeze(1) + torch.arange(stretch)].clone()
-                logs[:, :, place] = _heads(model, broken, sensor)[:, 0].unflatten(0, (len(onsets), stretch))
+                said = monitor.comparable(_heads(model, broken, sensor)[:, 0])
+                logs[:, :, place] = said.unflatten(0, (len(onsets), stretch))
                 detections.setdefault((fault, sensor), []).append(_watch(monitor, before, logs, place))
     spans = [up.unfold(0, stretch, 1).any(dim=1).double() for up in alarms]
     return MonitorEvaluation(
@@ -141,6 +144,14 @@ def evaluate_monitor(
         len(alarms),
         [_summed(fault, sensor, torch.cat(trials)) for (fault, sensor), trials in detections.items()],
     )
+
+
+def _complete(part: Part) -> Part:
+    """Leave out the samples that lack a sensor: a gap that is known is no fault."""
+    if not part.present:
+        return part
+    part = part.in_memory()
+    return part.take(torch.stack(list(part.present.values()), dim=1).all(dim=1))
 
 
 def _problems(monitor: SensorMonitor, part: Part, training: TrainingStatistics, stretch: int) -> Iterator[str]:
@@ -153,7 +164,7 @@ def _problems(monitor: SensorMonitor, part: Part, training: TrainingStatistics, 
 
 
 def _heads(model: FusionModel, part: Part, only: str | None = None) -> Tensor:
-    """Compute the log-probabilities of the heads, [N, K, C]; or of only one of them."""
+    """Compute what the heads say, as members of a committee, [N, K, C]; or only one of them."""
     names = list(model.encoders) if only is None else [only]
     inputs = {
         key: array
@@ -162,7 +173,7 @@ def _heads(model: FusionModel, part: Part, only: str | None = None) -> Tensor:
     }
     with reading(model):
         scores = model.unimodal_outputs(read_features(model, replace(part, inputs=inputs)))
-        return torch.stack([scores[name].float().log_softmax(dim=1) for name in names], dim=1).cpu()
+        return torch.stack([model.known_task().member(scores[name]).float() for name in names], dim=1).cpu()
 
 
 def _along(monitor: SensorMonitor, heads: Tensor) -> tuple[list[MonitorState], Tensor]:

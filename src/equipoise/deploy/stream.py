@@ -152,10 +152,7 @@ class Stream:
         self._buffers = {name: _empty(spec, _exact(known[name])) for name, spec in specs.items()}
         self.window = max(buffer.steps / buffer.rate for buffer in self._buffers.values())
         self.stride = self.window if stride is None else _exact(stride)
-        self._monitor, self._number = None, 0
-        if monitor is not None:
-            held = (monitor.modalities, monitor.limits, monitor.heights, monitor.memory, monitor.facts)
-            self._monitor = SensorMonitor(*held)
+        self._monitor, self._number = None if monitor is None else monitor.fresh(), 0
 
     def push(self, chunks: Mapping[str, Any]) -> list[StreamAnswer]:
         """Take the samples that arrived, and answer for every window that is complete now.
