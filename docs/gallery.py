@@ -254,8 +254,9 @@ def draw(picture: str, runs: dict[str, Watched]) -> None:
 
 
 def names() -> list[str]:
-    """Every example."""
-    return sorted({path.stem for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml")})
+    """Every example that comes to an end."""
+    stems = {path.stem for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml")}
+    return sorted(stems - {"server"})
 
 
 if __name__ == "__main__":

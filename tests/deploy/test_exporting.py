@@ -25,7 +25,7 @@ from equipoise.deploy import (
     load_saved_model,
     saved_model,
 )
-from equipoise.deploy.exporting import card
+from equipoise.deploy.card import card
 from equipoise.models import LateFusion
 from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, ResNet18
 from equipoise.models.fusion_model import FusionModel

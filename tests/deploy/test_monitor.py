@@ -1,7 +1,9 @@
 """The sensor monitor: dead sensors are found and named, healthy ones left alone, and streams kept apart."""
 
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch

@@ -20,7 +20,7 @@ from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.data.views import LogSTFT, Rescaled, TimeLast, VideoFrames
 from equipoise.deploy import ExportedModel, SavedModel, description, load_saved_model, saved_model
-from equipoise.deploy.exporting import write_card
+from equipoise.deploy.card import write_card
 from equipoise.models import LateFusion
 from equipoise.models.choose import KINDS, build_encoders, makes_modules
 from equipoise.models.encoders import MLP

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import equipoise
 from deploy.shipped_runs import recorded, rows_of, trained
 from equipoise.data.splits import Splits
-from equipoise.deploy import Deployable, Predictor, export, load_saved_model
+from equipoise.deploy import Deployable, ExportedModel, Predictor, export, load_saved_model
+from equipoise.deploy.card import write_card
 from equipoise.deploy.exporting import run_onnx
 from equipoise.models import LateFusion, fit_committee
 from equipoise.models.encoders import MLP, CNN1d
@@ -184,6 +185,30 @@ def test_fewer_sensors_give_wider_intervals(run: tuple[str, Predictor, Splits]) 
                         for some in (tuple(raw), ("vector", "heat"), ("heat",)))  # fmt: skip
     assert (two.high - two.low >= every.high - every.low).all()
     assert (none.high - none.low >= two.high - two.low).all()
+
+
+def test_the_card_speaks_of_the_task(run: tuple[str, Predictor, Splits], tmp_path: Path) -> None:
+    kind, predictor, _ = run
+    saved, graph = predictor.saved, predictor.graph
+    exported = ExportedModel(tmp_path / "model.onnx", "onnx", 1e-7, "all", (), tuple(graph.output_names))
+    _, page = write_card(saved, exported, tmp_path)
+    text, plain = page.read_text(), json.loads((tmp_path / "card.json").read_text())
+    assert plain["task"] == saved.task.as_dict()
+    told = [each["name"] for each in plain["outputs"]]
+    if kind == "labels":
+        assert "Labels, any number of them at once, in order: label_0, label_1, label_2." in text
+        assert "Macro-F1 in % on the test part" in text
+        assert "every label has even odds" in text
+        assert "committee_low" not in told
+    else:
+        assert "Numbers, in order: label" in text
+        assert "Mean absolute error on the test part" in text
+        assert f"| committee | {saved.row['test']['committee']:.4g} |" in text
+        assert f"{100 * saved.row['test']['committee_coverage']:.1f} %" in text
+        assert "split conformal" in text
+        assert {"committee_low", "committee_high", "fused_low", "fused_high"} <= {*told}
+    assert "probab" not in text or kind == "labels"
+    assert "class" not in text.partition("## Made with")[0]
 
 
 def test_the_description_says_the_task_and_contradictions_are_refused(

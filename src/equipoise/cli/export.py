@@ -32,7 +32,7 @@ def export(
     import torch
 
     torch.set_num_threads(1)
-    from equipoise.deploy.exporting import card, write_card
+    from equipoise.deploy.card import card, write_card
     from equipoise.deploy.exporting import export as write
     from equipoise.deploy.saved_model import load_saved_model
     from equipoise.util.errors import BadInput
@@ -55,6 +55,7 @@ def export(
     folder = out or inside(kept.folder, "export")
     facts = {
         "classes": json.dumps(kept.classes, ensure_ascii=False),
+        "task": kept.task.kind,
         "data": kept.row["data"],
         "split": kept.row["split"],
         "config": kept.row["config"],

@@ -1,0 +1,260 @@
+"""The card of an exported model: what it takes and says, how good it is, what it was made of and what it is not for."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, HIGH, LENGTH, LOW, VALID, InputSpec
+from equipoise.deploy.exporting import TOLERANCE, ExportedModel
+from equipoise.deploy.saved_model import SavedModel
+from equipoise.models.intervals import COVERAGE
+from equipoise.models.metrics import METRICS, Metric
+from equipoise.models.task import TaskKind
+from equipoise.util.files import write_atomic
+
+_POOLS: dict[TaskKind, str] = {
+    "classes": "all heads vote, p(c) ∝ exp(Σ_j w_j · log p_j(c)), with the weights below",
+    "labels": "all heads vote, the log-odds of each label being Σ_j w_j · log-odds_j, with the weights below",
+    "regression": "the answer is the mean of all heads' numbers, Σ_j w_j · y_j, with the weights below",
+}
+_NOTHING: dict[TaskKind, str] = {
+    "classes": "every class is equally probable",
+    "labels": "every label has even odds",
+    "regression": "the answer is the mean of the training part",
+}
+RULE = (
+    "Every sensor valid: {pool}. A sensor not valid: its head and the fused head go, and those left vote with their "
+    "weights, none less than a tenth of an equal share, scaled to the same total. The output `fused` is the fused "
+    "head's own, with zero features for a sensor that is not valid. No sensor valid: {nothing}."
+)
+FUSED_RULE = "The fused head decides; zero features for a missing sensor."
+INTERVALS = (
+    f"Intervals are split conformal, calibrated on the validation part for every subset of the sensors: of new samples "
+    f"like those, {COVERAGE:.0%} lie within; of other people, places and devices it may be fewer. The share within "
+    "on the test part is in the table above."
+)
+_LIMITS = (
+    "Figures are those of the test part described above: people, rooms and devices unlike them may give others.",
+    "Faults were made by computation, one sensor at a time; two failing together were not measured.",
+    "A sensor counts as missing only where its flag says so. One that fails silently is read like any other: see the "
+    "rows of faults, and `equipoise monitor`, which watches for it.",
+)
+_LIMITS_OF: dict[TaskKind, str] = {
+    "classes": "Probabilities were not calibrated beyond the committee's weights; `ece` is their expected calibration "
+    "error.",
+    "labels": "Probabilities were not calibrated beyond the committee's weights; a label is said above one half.",
+    "regression": INTERVALS,
+}
+_LAST_LIMIT = "Not for decisions about people without a human check, nor where a wrong answer can hurt somebody."
+_ANSWERS: dict[TaskKind, tuple[str, str]] = {
+    "classes": ("probabilities", "log-probabilities"),
+    "labels": ("the probability of each label", "log-odds"),
+    "regression": ("numbers in the units of the training data", "numbers"),
+}
+_TITLES: dict[TaskKind, str] = {
+    "classes": "Classes",
+    "labels": "Labels, any number of them at once",
+    "regression": "Numbers",
+}
+_PURPOSES: dict[TaskKind, str] = {
+    "classes": "telling {} classes",
+    "labels": "saying {} labels",
+    "regression": "estimating {}",
+}
+
+
+def write_card(saved: SavedModel, exported: ExportedModel, folder: Path) -> tuple[Path, Path]:
+    """Write card.json and card.md.
+
+    Args:
+        saved: The model that was exported.
+        exported: Its exported graph.
+        folder: The folder to write to.
+    """
+    content = card(saved, exported)
+    plain = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    return write_atomic(folder, "card.json", plain), write_atomic(folder, "card.md", _markdown(content))
+
+
+def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
+    """Return the card in plain values."""
+    row, test, kind = saved.row, saved.row.get("test", {}), saved.task.kind
+    view = test.get("view")
+    rule = RULE.format(pool=_POOLS[kind], nothing=_NOTHING[kind])
+    runtime, package = ("onnxruntime",) * 2 if exported.form == "onnx" else ("torch.export", "torch")
+    return {
+        "model": f"{row['label']} on {row['data']}, seed {row['seed']}",
+        "file": exported.file.name,
+        "form": exported.form,
+        "task": saved.task.as_dict(),
+        "classes": list(saved.classes),
+        "inputs": [entry for name, spec in saved.input_specs.items() for entry in _inputs(name, spec)],
+        "outputs": [_output(name, kind, len(saved.classes)) for name in exported.outputs],
+        "decision": {
+            "rule": rule if COMMITTEE in exported.outputs else FUSED_RULE,
+            "weights": dict(zip([FUSED, *saved.model.encoders], saved.model.committee.tolist(), strict=True)),
+        },
+        "verified": {
+            "difference": exported.difference,
+            "tolerance": TOLERANCE,
+            "against": f"PyTorch {_version('torch')}",
+            "with": None if exported.difference is None else f"{runtime} {_version(package)}",
+            "on": exported.checked,
+        },
+        "data": {
+            "name": row["data"],
+            "fingerprint": row["split"],
+            "parts": saved.parts,
+            "drawn": row.get("about", ""),
+            "protocol": row.get("protocol", ""),
+            "fold": row["fold"],
+        },
+        "accuracy": {
+            "part": "test",
+            "metric": row.get("metric", "accuracy"),
+            "baseline": test.get("baseline"),
+            **{f"{name}{of}": test.get(f"{name}{of}") for of in ("", *_COLUMNS[kind]) for name in (FUSED, COMMITTEE)},
+            "protocol": view,
+            "sensors": test.get(view) if view else None,
+        },
+        "faults": test.get("faults"),
+        "training": {
+            **{key: row.get(key) for key in ("method", "params", "seed", "selected", "run", "config")},
+            "versions": row.get("versions", {}),
+        },
+        "limits": [*_LIMITS, _LIMITS_OF[kind], _LAST_LIMIT],
+    }
+
+
+def _entry(name: str, shape: Sequence[int], kind: str, meaning: str) -> dict[str, Any]:
+    return {"name": name, "shape": ["batch", *shape], "type": kind, "meaning": meaning}
+
+
+def _output(name: str, kind: TaskKind, size: int) -> dict[str, Any]:
+    answer, member = _ANSWERS[kind]
+    meanings = {
+        COMMITTEE: f"{answer}: the vote of all heads at hand; the decision to use where a sensor may be missing",
+        FUSED: f"{answer}: the fused head's own",
+    }
+    for end, side in ((LOW, "lower"), (HIGH, "upper")):
+        meanings |= {
+            f"{of}{end}": f"the {side} end of the {COVERAGE:.0%} interval of `{of}`" for of in (COMMITTEE, FUSED)
+        }
+    own = f"{member} of {name.removesuffix(HEAD)}'s own head, for the monitor"
+    return _entry(name, [size], "float32", meanings.get(name, own))
+
+
+def _inputs(name: str, spec: InputSpec) -> Iterable[dict[str, Any]]:
+    meaning = "as the encoder reads it"
+    if spec.before is not None:
+        meaning = f"what the encoder reads: apply {spec.before} to stored data first, as the package does; float32"
+    elif spec.view is not None:
+        meaning = f"as stored; the graph applies {spec.view}"
+    elif spec.mean is not None:
+        meaning = "raw, in the units of the training data; the graph standardises each channel as training did"
+    yield _entry(name, spec.shape, str(spec.dtype).removeprefix("torch."), meaning)
+    if spec.ragged:
+        yield _entry(name + LENGTH, [], "int64", f"how many of the {spec.steps} steps are no padding")
+    yield _entry(name + VALID, [], "bool", f"whether {name} is there; where not, its numbers are not read")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _markdown(card: Mapping[str, Any]) -> str:
+    verified = "Not run: onnxruntime is not installed. Install it and export again."
+    if card["verified"]["difference"] is not None:
+        compared = "Run in {with} and compared with {against} on {on}: largest difference {difference:.1e}, allowed "
+        verified = (compared + "{tolerance:g}.").format_map(card["verified"])
+    kind, metric = card["task"]["kind"], METRICS[card["accuracy"]["metric"]]
+    count = len(card["classes"])
+    parts = card["data"]["parts"].items()
+    counts = [f"{part}: " + ", ".join(f"{n:,} {key}" for key, n in sizes.items()) for part, sizes in parts]
+    filled = {
+        "answers": f"{_TITLES[kind][0]}, in order: {', '.join(card['classes'])}",
+        "purpose": _TITLES[kind][1].format(" and ".join(card["classes"]) if kind == "regression" else count),
+        "metric": f"{metric.label[0].upper()}{metric.label[1:]}{' in %' if metric.percent else ''}",
+        "inputs": _signatures("input", card["inputs"]),
+        "outputs": _signatures("output", card["outputs"]),
+        "weights": ", ".join(f"{name} {weight:.3f}" for name, weight in card["decision"]["weights"].items()),
+        "accuracies": _accuracies(card["accuracy"], kind, metric),
+        "faults": _faults(card["faults"], metric),
+        "parts": "; ".join(counts),
+        "drawn": card["data"]["drawn"] or "not said",
+        "verified": verified,
+        "params": json.dumps(card["training"]["params"]),
+        "versions": ", ".join(f"{name} {number}" for name, number in card["training"]["versions"].items()),
+        "limits": "\n".join(f"- {limit}" for limit in card["limits"]),
+    }
+    return files("equipoise.deploy").joinpath("card_template.md").read_text("utf-8").format_map({**card, **filled})
+
+
+def _signatures(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
+    rows = (
+        [f"`{entry['name']}`", " × ".join(map(str, entry["shape"])), entry["type"], entry["meaning"]]
+        for entry in entries
+    )
+    return _table([title, "shape", "type", "what it is"], rows)
+
+
+_COLUMNS: dict[TaskKind, dict[str, str]] = {
+    "classes": {"_ece": "ece"},
+    "labels": {},
+    "regression": {"_coverage": f"within the {COVERAGE:.0%} interval", "_width": "mean width of the interval"},
+}
+"""Columns beside the metric, by the ending of their keys."""
+
+
+def _accuracies(accuracy: Mapping[str, Any], kind: TaskKind, metric: Metric) -> str:
+    columns, rows = _COLUMNS[kind], []
+    for name in (FUSED, COMMITTEE):
+        more = [_number(accuracy[f"{name}{key}"], "%" if key == "_coverage" else ".3g") for key in columns]
+        rows.append([name, _shown(accuracy[name], metric), *more])
+    blank = [""] * len(columns)
+    rows += [[f"{name} alone", _shown(value, metric), *blank] for name, value in (accuracy["sensors"] or {}).items()]
+    if accuracy["baseline"] is not None:
+        constant = "median or mean" if kind == "regression" else "majority"
+        rows.append([f"no sensor: the {constant} of the training part", _shown(accuracy["baseline"], metric), *blank])
+    return _table(["decision", metric.label, *columns.values()], rows)
+
+
+def _number(value: float | None, form: str) -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value:.1f} %" if form == "%" else f"{value:{form}}"
+
+
+def _faults(faults: Mapping[str, Any] | None, metric: Metric) -> str:
+    if not faults:
+        return "Sensor faults were not measured for this run."
+    means = {name: faults[name] for name in ("mean", "worst")}
+    answers = {
+        (sensor, fault, level): answer
+        for sensor, by_fault in faults.items()
+        if sensor not in means
+        for fault, levels in by_fault.items()
+        for level, answer in levels.items()
+    } | {(name, "", ""): answer for name, answer in means.items()}
+    rows = (
+        [*place, _shown(answer["fused"], metric), _shown(answer["committee"], metric)]
+        for place, answer in answers.items()
+    )
+    table = _table(["sensor", "fault", "level", "fused", "committee"], rows)
+    return f"{metric.label[0].upper()}{metric.label[1:]} with a sensor at fault:\n\n{table}"
+
+
+def _shown(value: float | None, metric: Metric) -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value:.1f}" if metric.percent else f"{value:.4g}"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows))
