@@ -62,7 +62,7 @@ def test_the_lowest_error_is_first_and_bold(tmp_path: Path) -> None:
     (table,) = tables(results)
     errors = [group.fused.mean for group in results.groups["drive"] if group.fused]
     assert errors == sorted(errors)
-    assert table.title == "drive: mean absolute error on the test set, in units of the target; lower is better"
+    assert table.title == "drive: mean absolute error on the test set, in units of the target, lower is better"
     assert [column.heading for column in table.columns][:3] == ["fused (mae)", "vs msl (mae)", "committee (mae)"]
     assert [label for label in table.labels if table.at(label, "fused").best] == ["mimo"]
     assert table.at("mimo", "fused").main == f"{errors[0]:.2f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,11 +30,21 @@ def report(
     overview: Annotated[
         bool, typer.Option("--overview", help="Only the table of methods × data sets, in any format.")
     ] = False,
+    figure: Annotated[
+        str | None, typer.Option("--figure", help="Draw instead: confusion, roc, calibration, residuals or bars.")
+    ] = None,
+    to: Annotated[str, typer.Option("--to", help="With --figure: pdf, svg or png.")] = "pdf",
+    decision: Annotated[str, typer.Option("--decision", help="With --figure: fused or committee.")] = "fused",
+    data: Annotated[str | None, typer.Option("--data", help="With --figure: one data set of several.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Print the table of finished runs again, and write the page anew."""
+    """Print the table of finished runs again, and write the page anew; or draw a figure of them."""
     from equipoise import report
 
+    if figure is not None:
+        paths = report.write_figures(figure, report.read(folder), to, decision, data)
+        print(json.dumps([str(path) for path in paths]) if as_json else "\n".join(map(str, paths)))
+        return
     form, names = "json" if as_json else form, options.names_of(columns)
     with _without_collecting():
         _, results = collect(
@@ -78,6 +89,7 @@ def print_tables(folder: Path, results: Results | None = None, columns: Sequence
     several = [report.overview(results, columns=columns)] if len(results.by_data()) > 1 else []
     for table in [*report.tables(results, columns=columns), *several]:
         report.print_table(shortened(table, MOST_PRINTED))
+        print()
     print(f"The page: {page}")
 
 

@@ -28,9 +28,9 @@ def predictions_of(
 
     Returns:
         "row" [N], the number of each sample in the data, from 0; "group" [N], where there are groups; "fold" [N], −1
-        for the data set's own cut; "label" as the part holds it; "fused", "committee" and "alone.NAME" of each modality,
-        probabilities or numbers [N, size]; "present.NAME" [N] of modalities that some samples lack; "names" [size], of
-        classes, labels or columns; and "task", its kind.
+        for the data set's own cut; "label" as the part holds it; "fused", "committee" and "alone.NAME" of each
+        modality, probabilities or numbers [N, size]; "present.NAME" [N] of modalities that some samples lack; "names"
+        [size], of classes, labels or columns; and "task", its kind.
     """
     part, task = splits.test, model.known_task()
     outputs = decisions(model, part)
@@ -52,5 +52,5 @@ def predictions_of(
 def as_npz(arrays: dict[str, np.ndarray]) -> bytes:
     """Return arrays as the content of a compressed ``.npz``."""
     content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, **arrays)
+    np.savez_compressed(content, **arrays)  # ty: ignore[invalid-argument-type]
     return content.getvalue()

@@ -5,6 +5,7 @@ from equipoise.report.aggregate import MeanStd as MeanStd
 from equipoise.report.aggregate import RunGroup as RunGroup
 from equipoise.report.aggregate import aggregate as aggregate
 from equipoise.report.aggregate import paired_differences as paired_differences
+from equipoise.report.charts import write_figures as write_figures
 from equipoise.report.formats import FORMATS as FORMATS
 from equipoise.report.formats import as_csv as as_csv
 from equipoise.report.formats import as_dict as as_dict

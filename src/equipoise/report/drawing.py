@@ -47,6 +47,7 @@ def style() -> Generator[None]:
         "legend.frameon": False,
         "legend.fontsize": 8.5,
         "lines.linewidth": 1.8,
+        "pdf.fonttype": 42,  # letters that journals accept
     }
     with mpl.rc_context(look):
         yield
@@ -85,6 +86,23 @@ def save(figure: Figure, folder: Path, name: str, caption: str) -> list[Path]:
     figure.savefig(paths[0], metadata={"Date": None, "Title": name, "Description": caption})
     figure.savefig(paths[1], dpi=160, metadata={"Description": caption})
     return paths
+
+
+def save_as(figure: Figure, folder: Path, name: str, ending: str) -> Path:
+    """Write NAME.ENDING alone, without a caption, for a paper that has its own.
+
+    Args:
+        figure: Drawn under `style`.
+        folder: Made if absent.
+        name: Of the file.
+        ending: pdf, svg or png.
+    """
+    _settle(figure)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = inside(folder, f"{name}.{ending}")
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # drawn again, it is the same file
+    figure.savefig(path, dpi=200, metadata=undated.get(ending, {}))
+    return path
 
 
 def _settle(figure: Figure) -> None:

@@ -74,7 +74,7 @@ class Headline:
     def about(self) -> str:
         """What a reader has to know of a metric other than a percentage of which more is better."""
         of_target = ", in units of the target" if self.metric.name in ("mae", "rmse") else ""
-        return of_target + ("" if self.metric.higher else "; lower is better")
+        return of_target + ("" if self.metric.higher else ", lower is better")
 
     def written(self, value: float, sign: str = "-") -> str:
         """Write a number without its unit."""

@@ -98,6 +98,6 @@ def _notes(results: Results) -> list[str]:
     for data, groups in results.groups.items():
         head, runs = headline(groups), sorted({len(group.rows) for group in groups})
         count = plural(runs[0], "run") if len(runs) == 1 else f"{runs[0]} to {runs[-1]} runs"
-        about.append(f"{data}: {head.label}{head.about}, {count} of each method")
+        about.append(f"{data}: {head.label}{head.about}; {count} of each method")
     deviation = "± is the standard deviation over seeds and folds. "
     return [". ".join(about) + ".", deviation + "Bold: best of its column. Lines are ordered by their mean rank."]
