@@ -194,7 +194,7 @@ def _column(header: str, values: Any, names: list[str]) -> ManifestColumn:
         return ManifestColumn(name, "lists", values)
     if colon and all(isinstance(values[row], str) for row in there):
         return ManifestColumn(name, kind, values)
-    suffixes = {row: Path(values[row]).suffix.lower() if isinstance(values[row], str) else "" for row in there}
+    suffixes = {row: Path(str(values[row])).suffix.lower() if isinstance(values[row], str) else "" for row in there}
     found = {
         row: next((kind for kind, known in SUFFIXES.items() if end in known), None) for row, end in suffixes.items()
     }

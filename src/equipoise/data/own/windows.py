@@ -128,8 +128,7 @@ def cut_windows(
     present = {name: _presence(name, read, starts, long) for name in sensors}
     there = np.any([*present.values()], axis=0) if present else np.zeros(len(labels.known), bool)
     kept = there & labels.known
-    count = f"{int(kept.sum()):,}"
-    notes = [f"windows of {long:g} s every {every:g} s of {len(recordings)} recordings: {count}"]
+    notes = [f"windows of {long:g} s every {every:g} s of {len(recordings)} recordings: {int(kept.sum()):,}"]
     if unknown := int((~labels.known).sum()):
         notes[0] += f"; {unknown:,} more left out, {labels.lacking}"
     if silent := int((labels.known & ~there).sum()):
@@ -143,10 +142,9 @@ def cut_windows(
         except BadInput as problem:
             problems.append(f"{name}: {problem}")
             continue
-        gone = int((~present[name][kept]).sum())
-        notes.append(f"{name}: {note}" + (f", absent in {gone:,} of {count} windows" if gone else ""))
+        notes.append(f"{name}: {note}")
         arrays[name] = array[:, None] if name in pictures else array
-        if gone:
+        if not present[name][kept].all():
             arrays[f"{name}_present"] = present[name][kept]
     rows = np.repeat(np.arange(len(recordings)), [len(own) for own in starts])[kept]
     at = zip(rows.tolist(), np.concatenate(starts)[kept].tolist(), strict=True)
