@@ -183,7 +183,7 @@ def stopping(rank: int) -> list[list[str]]:
     return stopped
 
 
-def window_held(rank: int | None) -> dict[str, Tensor]:
+def window_held(rank: int | None, *, masks: bool = False) -> dict[str, Tensor]:
     """MIMO's gradient over a window of two micro-batches at a small smoothing."""
     model = model_for(2)
     wrapped = model if rank is None else DistributedDataParallel(model)
@@ -191,10 +191,11 @@ def window_held(rank: int | None) -> dict[str, Tensor]:
     micro = [shard(data, rank) for data in batches(names(2), 2)]
     with torch.no_grad():
         ahead = [losses_of(wrapped, data) for data in micro]
-    with Window(balancer).open(ahead):
+    present = [present_of(2, number, rank) if masks else None for number in range(len(micro))]
+    with Window(balancer).open(ahead, present=present if masks else None):
         for number, data in enumerate(micro):
             with nullcontext() if number else unsynchronised(wrapped):
-                (balancer(losses_of(wrapped, data)) / len(micro)).backward()
+                (balancer(losses_of(wrapped, data), present=present[number]) / len(micro)).backward()
     return gradients_of(model)
 
 
@@ -212,7 +213,7 @@ def everything(rank: int) -> dict[str, Any]:
     found["averaged"], found["alone"] = opposed(rank, "world"), opposed(rank, None)
     found["overflow"] = overflow_on_the_last_rank(rank)
     found["stopped"] = stopping(rank)
-    found["window"] = window_held(rank)
+    found["window"], found["window with masks"] = window_held(rank), window_held(rank, masks=True)
     return found
 
 
@@ -312,6 +313,7 @@ def test_group_none_decides_on_each_rank_alone(ranks: list[dict[str, Any]]) -> N
 def test_a_window_is_exact_over_ranks_too(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert_same(rank["window"], window_held(None), atol=1e-9)
+        assert_same(rank["window with masks"], window_held(None, masks=True), atol=1e-9)
 
 
 @pytest.mark.parametrize("inner", [False, True])

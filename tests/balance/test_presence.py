@@ -183,7 +183,7 @@ def test_a_window_that_lags_takes_masks_and_scores_in_every_window() -> None:
 
 
 def stacked_losses(model: SmallModel, mask: Tensor, hides: str) -> dict[str, Tensor]:
-    """Losses that are pieces of one tensor, of a model that hides the video of some samples: from all, or when fused."""
+    """Losses that are pieces of one tensor, of a model that hides the video of some samples."""
     inputs, label = batch(names(2))
     place = model.encoders if hides == "everywhere" else model.fused
     hook = place["video"].register_forward_hook(lambda *call: call[-1].where(mask[:, None], 0))
