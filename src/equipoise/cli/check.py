@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: equipoise check --data my.npz task=regression"
 MOST_CLASSES = 40
+TASKS = {"classes": "task=classes", "regression": "task=regression, numbers", "labels": "task=labels, several of them"}
 NUMBERS: dict[str, Callable[[NumberSummary], str]] = {
     "range": lambda numbers: f"{numbers.least:.4g} to {numbers.most:.4g}",
     "mean ± deviation": lambda numbers: f"{numbers.mean:.4g} ± {numbers.deviation:.4g}",
@@ -91,7 +92,7 @@ def encoder_name(shape: tuple[int, ...]) -> str:
 
 def _print(report: DataReport, encoders: dict[str, str]) -> None:
     if report.samples:
-        count = f"{sum(report.samples.values()):,} samples, {len(report.modalities)} modalities"
+        count = f"{sum(report.samples.values()):,} samples, {len(report.modalities)} modalities, {TASKS[report.task]}"
         print(f"{printable(report.data)}: {count}")
     if report.about:
         print(printable(report.about))

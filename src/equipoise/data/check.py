@@ -23,7 +23,7 @@ FEW = 50  # samples: one more or less moves the accuracy by two points
 UNEVEN = 10  # times as many samples of one class as of another
 LONG = 4096  # numbers: what is so long is rarely a vector
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-OUTSIDE = 0.01  # of a part's numbers beyond the range of training that are worth a word
+OUTSIDE = 0.05  # of a part's numbers beyond the range of training that are worth a word
 GLANCE = 4096  # bytes from the middle of a sample that tell most samples apart
 
 

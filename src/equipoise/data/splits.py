@@ -208,7 +208,7 @@ class Splits:
         raise_all([*problems[:MOST_SHOWN], *more], f"data {samples.name!r} cannot be trained on:")
         parts = parts_of(samples, assignment.marks, tokens)
         assert samples.label is not None
-        about = "; ".join([assignment.about, *samples.notes])
+        about = "; ".join([assignment.about, *samples.notes, *samples.label.warnings])
         train, validation, test = (parts[name] for name in (PARTS if tested else (*PARTS[:2], PARTS[1])))
         task = _task(samples.label, train.label)
         splits = cls(samples.name, train, validation, test, samples.label.names, about, task=task)

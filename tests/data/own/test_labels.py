@@ -24,13 +24,12 @@ SEVERAL = (np.arange(30)[:, None] >> np.arange(3)) % 2
 ONE_HOT = np.eye(3, dtype=int)[np.arange(30) % 3]
 
 
-def read(given: Any, names: Any = None, task: str = "auto") -> tuple[Labels, list[str]]:
+def read(given: Any, names: Any = None, task: str = "auto") -> Labels:
     problems: list[str] = []
-    notes: list[str] = []
-    labels = read_labels(given, names, problems, notes, task)
+    labels = read_labels(given, names, problems, task)
     assert labels is not None
     assert problems == []
-    return labels, notes
+    return labels
 
 
 @pytest.mark.parametrize(
@@ -59,33 +58,33 @@ def read(given: Any, names: Any = None, task: str = "auto") -> tuple[Labels, lis
     ],
 )
 def test_kinds_by_hand(given: Any, task: str, kind: str, expected: np.ndarray) -> None:
-    labels, _ = read(given, task=task)
+    labels = read(given, task=task)
     assert labels.kind == kind
     assert labels.values.dtype == (np.int64 if kind == "classes" else np.float32)
     assert (labels.values == expected.astype(labels.values.dtype)).all()
 
 
 def test_names_by_hand() -> None:
-    assert read(FLOATS)[0].names == ("label",)
-    assert read(FLOATS, ["angle"])[0].names == ("angle",)
-    assert read(ROWS)[0].names == ("label_0", "label_1")
-    assert read(ROWS, np.array(["steer", "speed"]))[0].names == ("steer", "speed")
-    assert read(SEVERAL, ["af", "mi", "ok"])[0].names == ("af", "mi", "ok")
-    assert read(ONE_HOT, ["a", "b", "c"], "classes")[0].names == ("a", "b", "c")
+    assert read(FLOATS).names == ("label",)
+    assert read(FLOATS, ["angle"]).names == ("angle",)
+    assert read(ROWS).names == ("label_0", "label_1")
+    assert read(ROWS, np.array(["steer", "speed"])).names == ("steer", "speed")
+    assert read(SEVERAL, ["af", "mi", "ok"]).names == ("af", "mi", "ok")
+    assert read(ONE_HOT, ["a", "b", "c"], "classes").names == ("a", "b", "c")
     with pytest.raises(ValueError, match="expected 1 name, one per column of label, found 3; or label holds classes"):
         from_arrays({"a": FLOATS}, FLOATS, classes=["a", "b", "c"])
 
 
 def test_what_could_have_been_meant_otherwise_is_said() -> None:
-    assert read(np.arange(30.0) % 3)[1] == [
-        "label: whole numbers stored as floats are read as numbers; type task=classes for classes"
-    ]
-    assert read(np.arange(30.0))[1] == []  # thirty values are a count or a temperature
-    assert read(np.arange(30.0) % 3, task="regression")[1] == []
-    (warning,) = read(ONE_HOT)[0].warnings
-    assert "every sample has exactly one label: if these are classes, give one number per sample" in warning
-    assert read(SEVERAL)[0].warnings == ()
-    assert "every sample has label_1; it says nothing" in read(SEVERAL | [0, 1, 0])[0].warnings[0]
+    (whole,) = read(np.arange(30.0) % 3).warnings
+    assert whole == "label: whole numbers stored as floats are read as numbers; type task=classes for classes"
+    assert whole in from_arrays({"a": FLOATS}, np.arange(30.0) % 3).about
+    assert read(np.arange(30.0)).warnings == ()  # thirty values are a count or a temperature
+    (one,) = read(ONE_HOT).warnings
+    assert "every sample has exactly one label; if these are classes, give one number per sample" in one
+    assert read(SEVERAL).warnings == ()
+    for given, task in ((np.arange(30.0) % 3, "regression"), (ONE_HOT, "labels")):
+        assert read(given, task=task).warnings == ()  # it was said
 
 
 def test_advice_never_harms() -> None:
@@ -93,7 +92,7 @@ def test_advice_never_harms() -> None:
     cases = [(FLOATS, "classes"), (SEVERAL, "classes"), (FLOATS, "labels"), (ROWS, "labels"), (ROWS, "classes")]
     for given, task in cases:
         with pytest.raises(BadInput) as found:
-            read_labels(given, None, [], [], task)
+            read_labels(given, None, [], task)
         assert "astype" not in str(found.value)
         assert "argmax" not in str(found.value)
 

@@ -111,8 +111,10 @@ def read_samples(
     notes += [modality.note for modality in read.values() if modality.note]
     views = {key: Rescaled(1 / 255) for key, modality in read.items() if modality.values.dtype == torch.uint8}
     whole = frozenset(key for key, modality in read.items() if modality.whole)
-    given = Given(label, classes, tuple(problems), tuple(notes), drawable)
-    found = Samples(name, inputs, views, None, marks, groups, names=samples, whole=whole, spatial=spatial, given=given)
+    given = Given(label, classes, tuple(problems), drawable)
+    found = Samples(
+        name, inputs, views, None, marks, groups, tuple(notes), names=samples, whole=whole, spatial=spatial, given=given
+    )
     return found.for_task(task)
 
 

@@ -10,7 +10,7 @@
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final, get_args
 
 import numpy as np
@@ -45,7 +45,7 @@ class Labels:
         values: Classes from 0, int64 [N]; numbers, float32 [N, D]; or 0 and 1, float32 [N, L].
         names: Of the classes, in that order, or of the columns.
         kind: The task.
-        warnings: What is odd about them.
+        warnings: What may have been meant otherwise.
     """
 
     values: np.ndarray
@@ -88,12 +88,7 @@ def training_problems(kind: TaskKind, names: Sequence[str], values: np.ndarray) 
 
 
 def read_labels(
-    given: Any,
-    names: Any,
-    problems: list[str],
-    notes: list[str],
-    task: str = "auto",
-    samples: Sequence[str] | None = None,
+    given: Any, names: Any, problems: list[str], task: str = "auto", samples: Sequence[str] | None = None
 ) -> Labels | None:
     """Read the answers.
 
@@ -101,7 +96,6 @@ def read_labels(
         given: One value per sample, or one row.
         names: Of the classes or columns; None where they have none.
         problems: Collects what is wrong with the names and classes, of which there may be several.
-        notes: Collects what was understood that could have been meant otherwise.
         task: What they are; "auto" to see it from the values.
         samples: Names of the samples, for messages.
 
@@ -125,12 +119,9 @@ def read_labels(
     kind = _kind_of(table) if task == "auto" else task
     if len(problems) > before:  # names that are wrong would be found wrong once more
         return None
-    if kind == "regression" and table.dtype.kind == "f" and table.ndim == 1 and task == "auto":
-        distinct = np.unique(table)
-        if len(distinct) <= FEW and (distinct == np.round(distinct)).all():
-            notes.append("label: whole numbers stored as floats are read as numbers; type task=classes for classes")
     read: Callable[..., Labels] = {"classes": _classes, "regression": _numbers, "labels": _several}[kind]
-    return read(table, titles, problems)
+    labels = read(table, titles, problems)
+    return replace(labels, warnings=()) if task == kind else labels
 
 
 def _read_table(given: Any, samples: Sequence[str] | None) -> np.ndarray:
@@ -256,7 +247,10 @@ def _numbers(table: np.ndarray, names: tuple[str, ...] | None, problems: list[st
     columns = _columns(values, names, problems, "label holds classes: task=classes")
     if len(values) > 1 and (same := [name for name, one in zip(columns, values.T, strict=True) if np.ptp(one) == 0]):
         problems.append(f"label: expected numbers that differ, found one only in {listed(same)}")
-    return Labels(values, columns, "regression")
+    distinct, warnings = np.unique(values), ()
+    if table.dtype.kind == "f" and len(distinct) <= FEW and (distinct == np.round(distinct)).all():
+        warnings = ("label: whole numbers stored as floats are read as numbers; type task=classes for classes",)
+    return Labels(values, columns, "regression", warnings)
 
 
 def _several(table: np.ndarray, names: tuple[str, ...] | None, problems: list[str]) -> Labels:
@@ -267,15 +261,11 @@ def _several(table: np.ndarray, names: tuple[str, ...] | None, problems: list[st
     columns, values = _columns(table, names, problems, "a row per label: transpose it"), table.astype(np.float32)
     if never := [name for name, count in zip(columns, values.sum(axis=0), strict=True) if not count]:
         problems.append(f"label: expected samples with every label, found none with {listed(never)}; leave it out")
-    warnings = [f"label: every sample has {name}; it says nothing" for name in _always(columns, values)]
+    warnings = []
     if _is_one_hot(table):
         advice = "if these are classes, give one number per sample, label.argmax(axis=1), or type task=classes"
-        warnings = [f"every sample has exactly one label: {advice}"]
+        warnings = [f"label: every sample has exactly one label; {advice}"]
     return Labels(values, columns, "labels", tuple(warnings))
-
-
-def _always(names: Sequence[str], values: np.ndarray) -> Iterable[str]:
-    return (name for name, count in zip(names, values.sum(axis=0), strict=True) if count == len(values))
 
 
 def _columns(table: np.ndarray, names: tuple[str, ...] | None, problems: list[str], otherwise: str) -> tuple[str, ...]:

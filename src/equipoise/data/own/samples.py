@@ -41,14 +41,12 @@ class Given(NamedTuple):
         label: One value or row per sample; None where there is none.
         classes: Names of classes or columns; None where there are none.
         problems: What is wrong with everything else.
-        notes: What was done to everything else.
         drawable: Whether parts may be drawn, were the labels known.
     """
 
     label: Any = None
     classes: Any = None
     problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     drawable: bool = True
 
 
@@ -91,14 +89,14 @@ class Samples:
     def for_task(self, task: str) -> Samples:
         """Return these samples with their labels read for a task, "auto" to see it from the labels."""
         problems: list[str] = []
-        notes, label = list(self.given.notes), None
+        label = None
         if self.given.label is not None:
             try:
-                label = read_labels(self.given.label, self.given.classes, problems, notes, task, self.names)
+                label = read_labels(self.given.label, self.given.classes, problems, task, self.names)
             except BadInput as problem:
                 problems += str(problem).splitlines()
         label = label if self.given.drawable else None
-        return replace(self, label=label, problems=(*self.given.problems, *problems), notes=tuple(notes))
+        return replace(self, label=label, problems=(*self.given.problems, *problems))
 
     @property
     def folds(self) -> int:
