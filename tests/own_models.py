@@ -1,0 +1,123 @@
+"""Models that a user might write, for settings that name one by its dotted path."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.models import LateFusion
+from equipoise.models.choose import build_encoders
+from equipoise.models.task import Task
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Same(nn.Module):
+    """Late fusion in a module of one's own: what is known of a LateFusion is known of it."""
+
+    def __init__(self, shapes: Shapes, task: Task, features: int, inner: LateFusion | None = None) -> None:
+        super().__init__()
+        self.inner = inner or LateFusion(
+            build_encoders("auto", shapes, features), head=_head(task.size), fusion="gated"
+        )
+
+    @property
+    def encoders(self) -> dict[str, nn.Module]:
+        return dict(self.inner.encoders.items())
+
+    def forward(self, inputs: dict[str, Tensor], present: dict[str, Tensor]) -> dict[str, Tensor]:
+        features = {name: encoder(inputs[name]) for name, encoder in self.inner.encoders.items()}
+        features = {name: feature.where(present[name][:, None], 0) for name, feature in features.items()}
+        heads = {name: self.inner.heads[name](feature) for name, feature in features.items()}
+        return {"fused": self.inner.fusion(features), **heads}
+
+
+def _head(size: int):  # noqa: ANN202
+    return lambda features: nn.Linear(features, size)
+
+
+class Early(nn.Module):
+    """Fuses early: one network reads all sensors, and is told neither gaps nor lengths."""
+
+    def __init__(self, shapes: Shapes, task: Task) -> None:
+        super().__init__()
+        sizes = {name: torch.Size(shape).numel() for name, shape in shapes.items()}
+        self.nets = nn.ModuleList(nn.Linear(size, 8) for size in sizes.values())
+        self.encoders = {name: f"nets.{at}" for at, name in enumerate(shapes)}
+        self.body = nn.Sequential(nn.Linear(8 * len(sizes), 8), nn.ReLU(), nn.Linear(8, task.size))
+        self.heads = nn.ModuleList(nn.Linear(8, task.size) for _ in shapes)
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        read = [net(inputs[name].flatten(1)) for name, net in zip(self.encoders, self.nets, strict=True)]
+        own = {name: head(x) for name, head, x in zip(self.encoders, self.heads, read, strict=True)}
+        return {"fused": self.body(torch.cat(read, dim=1)), **own}
+
+
+class Ragged(nn.Module):
+    """Means over real steps."""
+
+    def __init__(self, shapes: Shapes, task: Task) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleDict({name: nn.Linear(shape[0], task.size) for name, shape in shapes.items()})
+
+    def forward(self, inputs: dict[str, Tensor], lengths: dict[str, Tensor]) -> dict[str, Tensor]:
+        outputs = {}
+        for name, net in self.encoders.items():
+            steps = torch.arange(inputs[name].shape[2])
+            real = steps < lengths.get(name, torch.tensor(len(steps))).reshape(-1, 1)
+            outputs[name] = net((inputs[name] * real[:, None]).sum(dim=2))
+        return {"fused": torch.stack(list(outputs.values())).sum(dim=0), **outputs}
+
+
+class Decides(Early):
+    """Cannot be exported: it looks at values."""
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        outputs = super().forward(inputs)
+        return outputs if float(outputs["fused"].sum()) > 0 else {name: -x for name, x in outputs.items()}
+
+
+class NoEncoders(nn.Module): ...
+
+
+class NoNumbers(Early):
+    """Gives its outputs without names."""
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return super().forward(inputs)["fused"]  # ty: ignore[invalid-return-type]
+
+
+class TooFew(Early):
+    """Gives one output less, and another of a wrong size."""
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        outputs = super().forward(inputs)
+        return {"fused": outputs["fused"][:, :1], "easy": outputs["easy"]}
+
+
+class Stumbles(Early):
+    """Raises."""
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"fused": inputs["nothing"]}
+
+
+class Lazy(Early):
+    """Has a layer of unknown size."""
+
+    def __init__(self, shapes: Shapes, task: Task) -> None:
+        super().__init__(shapes, task)
+        self.more = nn.LazyLinear(3)
+
+
+class Wants(nn.Module):
+    """Has a parameter that nobody gives."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+
+
+def number() -> int:
+    """Is no model."""
+    return 3
