@@ -74,7 +74,7 @@ class Decides(Early):
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         outputs = super().forward(inputs)
-        return outputs if float(outputs["fused"].sum()) > 0 else {name: -x for name, x in outputs.items()}
+        return outputs if bool(outputs["fused"].detach().sum() > -1e9) else {name: -x for name, x in outputs.items()}
 
 
 class NoEncoders(nn.Module): ...

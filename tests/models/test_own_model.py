@@ -170,7 +170,7 @@ def test_encoders_may_be_named_and_the_module_need_not_know_gaps() -> None:
     assert_close(model({"b": some["b"]})["fused"], model({**zeros, "b": some["b"]})["fused"])
     assert list(model({"b": some["b"]})) == ["fused", "b"]
     twin = copy.deepcopy(model)
-    assert twin.encoders["a"] is twin.model.nets[0]
+    assert twin.encoders["a"] is twin.model.get_submodule("nets.0")
     assert twin.fusion(inputs_of(2)) is not None
     assert all(key.startswith(("model.", "committee")) for key in model.state_dict())
 
