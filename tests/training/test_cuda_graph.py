@@ -21,6 +21,7 @@ from equipoise.training.cuda_graph import WARM_UP, CapturedStep
 from equipoise.training.settings import Settings
 from equipoise.training.train import Trained, train
 from everything import METHODS
+from tasks_made_up import KINDS, splits_of
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: recorded steps were not tried")
 
@@ -100,6 +101,15 @@ def test_with_optimisers_that_keep_more(name: str, optimizer: str) -> None:
 @pytest.mark.parametrize("changes", [{"clip": 0.1}, {"accumulate": 2}, {"dropout": 0.3}, {"feed": "streamed"}])
 def test_with_everything_a_step_can_have(changes: dict[str, Any]) -> None:
     captured, plain = both(METHODS["mimo"], **changes)
+    assert captured.path["captured"] == "yes"
+    same(captured, plain)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["mimo", "ogm", "mmpareto", "mses"])
+def test_of_every_task_with_samples_that_lack_a_sensor(name: str, kind: str) -> None:
+    captured, plain = both(METHODS[name], splits_of(kind, gaps=0.3), batch=16)
     assert captured.path["captured"] == "yes"
     same(captured, plain)
 
