@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from equipoise.cli import options
-
-if TYPE_CHECKING:
-    from equipoise.deploy import Prediction
 
 EXAMPLE = "Example: equipoise predict runs/one --data new.npz --out answers.csv"
 SHOWN = 10
@@ -42,7 +39,7 @@ def predict(
 
     torch.set_num_threads(1)
     from equipoise.deploy import load
-    from equipoise.deploy.answers import check_out, read_new_data, score, write_answers
+    from equipoise.deploy.answers import answer_columns, check_out, read_new_data, score, write_answers
     from equipoise.deploy.saved_model import shown
     from equipoise.util.errors import BadInput, collect, look_up
     from equipoise.util.progress import Progress
@@ -60,7 +57,7 @@ def predict(
             raise BadInput(f"data {new.name!r} cannot be answered:\n{problem}") from None
     scored = None if new.label is None else score(model.saved, found, new.label)
     if out is not None:
-        write_answers(found, out)
+        write_answers(found, out, new.windows)
     used = Counter(name for sensors in found.sensors for name in sensors)
     counts = {name: used[name] for name in model.sensors}
     if as_json:
@@ -68,7 +65,7 @@ def predict(
         told |= {} if scored is None else {"metric": scored.metric.name, "value": scored.value}
         print(json.dumps({**told, **({"file": str(out)} if out else {"answers": found.as_dict()})}))
         return
-    _print_rows(found, whole=out is None)
+    _print_rows(answer_columns(found, new.windows), whole=out is None)
     listed = ", ".join(f"{name} in {count:,}" for name, count in counts.items())
     print(f"{new.name}: {len(found.sensors):,} samples answered, by the {chosen} decision. Sensors used: {listed}.")
     if scored is not None:
@@ -81,11 +78,10 @@ def predict(
         print(f"The answers: {out}")
 
 
-def _print_rows(found: Prediction, *, whole: bool) -> None:
+def _print_rows(columns: dict[str, list[Any]], *, whole: bool) -> None:
     """Print the first rows."""
     from equipoise.report.formats import text_table
 
-    columns = found.columns()
     rows = [
         [f"{value:.4g}" if isinstance(value, float) else str(value) for value in row]
         for row in list(zip(*columns.values(), strict=True))[:SHOWN]

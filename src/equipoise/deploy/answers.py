@@ -30,11 +30,13 @@ class NewData(NamedTuple):
         name: Of the file or data set.
         inputs: By sensor, as recorded.
         label: The right answers, as they stand there; None where there are none.
+        windows: The recording and second of each sample, where samples were cut from recordings; None elsewhere.
     """
 
     name: str
     inputs: dict[str, Any]
     label: Any
+    windows: list[str] | None = None
 
 
 class Score(NamedTuple):
@@ -63,6 +65,7 @@ def read_new_data(text: str, saved: SavedModel) -> NewData:
     """
     if not is_file(text):
         return _test_part(text, saved)
+    windows = None
     path = Path(text)
     if not path.is_file():
         raise BadInput(f"no such file: {path}")
@@ -74,13 +77,13 @@ def read_new_data(text: str, saved: SavedModel) -> NewData:
             manifest = read_manifest(path)
             if manifest.recorded:
                 cut = windows_of_recorded(manifest.table)
-                arrays, problems, label = cut.arrays, cut.problems, cut.label
+                arrays, problems, label, windows = cut.arrays, cut.problems, cut.label, cut.names
             else:
                 (arrays, problems, _), (label, _) = manifest.arrays(), manifest.label()
     except Unreadable as why:
         raise BadInput(str(why)) from why
     raise_all(problems, f"data {path.name!r} cannot be read:")
-    return NewData(path.name, arrays, label)
+    return NewData(path.name, arrays, label, windows)
 
 
 def _test_part(text: str, saved: SavedModel) -> NewData:
@@ -166,7 +169,13 @@ def check_out(path: Path | None) -> None:
         raise BadInput(f"--out: expected a file that ends in {', '.join(WRITERS)}, found {path}")
 
 
-def write_answers(prediction: Prediction, path: Path) -> None:
-    """Write the table of `Prediction.columns`."""
+def answer_columns(prediction: Prediction, windows: list[str] | None) -> dict[str, list[Any]]:
+    """Return the table of `Prediction.columns`, with "window" behind "row" where samples are windows of recordings."""
+    columns = prediction.columns()
+    return columns if windows is None else {"row": columns.pop("row"), "window": windows, **columns}
+
+
+def write_answers(prediction: Prediction, path: Path, windows: list[str] | None = None) -> None:
+    """Write the table of `answer_columns`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    WRITERS[path.suffix.lower()](prediction.columns(), path)
+    WRITERS[path.suffix.lower()](answer_columns(prediction, windows), path)
