@@ -1,5 +1,7 @@
 """Trackers: what is logged, under which name, and that nothing comes out differently for it."""
 
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from equipoise.study.registry import entries
 from equipoise.study.study import plan
 from equipoise.training import trackers
 from equipoise.training.settings import Settings
-from equipoise.training.trackers import Trackers, flat_numbers
+from equipoise.training.trackers import Trackers, flat_numbers, flat_results
 from equipoise.training.train import Record, train
 from equipoise.util.errors import BadInput
 
@@ -36,10 +38,17 @@ class Notebook(GeneralTracker):
         super().__init__()
         self.told: list[tuple[int | None, dict[str, float]]] = []
         self.configuration: dict[str, str] = {}
+        self.final: dict[str, tuple[float, int]] = {}
 
     @property
-    def tracker(self) -> None:
-        return None
+    def tracker(self) -> Any:
+        return self
+
+    def add_scalar(self, name: str, number: float, step: int) -> None:
+        self.final[name] = (number, step)
+
+    def close(self) -> None:
+        self.final["closed"] = (1.0, 0)
 
     def store_init_configuration(self, values: dict[str, str]) -> None:
         self.configuration = values
@@ -111,6 +120,11 @@ def test_a_run_has_its_name_and_its_facts(tmp_path: Path, notebooks: list[Notebo
     assert (told["mimo.penalty"], told["epochs"], told["config"]) == ("10.0", "1", row["config"])
     assert [tracked[key] for key in ("config", "test", "run")] == [row[key] for key in ("config", "test", "run")]
     assert job.name == "ew at λ/K, seed 4, fold 2"
+    final = notebooks[-1].final
+    assert final.pop("closed") == (1.0, 0)
+    assert final == {name: (number, 1) for name, number in flat_results(row["test"]).items()}
+    assert final["test/fused"] == (row["test"]["fused"], 1)
+    assert final["test/head/easy"] == (row["test"]["head"]["easy"], 1)
 
 
 def test_any_name_becomes_one_folder(tmp_path: Path) -> None:
@@ -150,3 +164,51 @@ def test_a_tracker_that_refuses_stops_everything_before_it_begins(monkeypatch: p
 def test_without_a_folder_a_tracker_has_no_place() -> None:
     with pytest.raises(ValueError, match="folder="):
         train(DATA, MIMO(), SHORT, trackers=BOARD)
+
+
+def test_a_study_and_its_final_numbers_are_on_the_board(equipoise: Any, tmp_path: Path) -> None:
+    words = ["--method", "mimo", "--track", "tensorboard", "epochs=1", "features=8"]
+    assert equipoise("train", "--data", "generated", "--out", tmp_path, *words).code == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    curves = board(run / "tensorboard" / "mimo-seed-0")
+    (row,) = (json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines())
+    assert curves["test/fused"] == [(1, pytest.approx(row["test"]["fused"]))]
+    assert curves["test/faults/worst/committee"] == [(1, pytest.approx(row["test"]["faults"]["worst"]["committee"]))]
+    assert not any(name.startswith("test/faults/easy") for name in curves)
+    (report,) = (tmp_path / "tensorboard").iterdir()
+    text = EventAccumulator(str(report)).Reload()
+    (tag,) = text.Tags()["tensors"]
+    assert b"| mimo |" in text.Tensors(tag)[0].tensor_proto.string_val[0]
+
+
+class Calls:
+    """A module that remembers what was called, as wandb and mlflow would be."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*words: Any, **named: Any) -> Any:
+            self.made.append((name, words, named))
+            return self
+
+        return call
+
+    def __enter__(self) -> "Calls":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.made.append(("end", (), {}))
+
+
+def test_other_trackers_get_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("page")
+    modules = {"wandb": Calls(), "mlflow": Calls()}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(trackers, "_installed", lambda _: True)
+    Trackers(("wandb", "mlflow"), run="report of study").publish(tmp_path, "| table |", [page])
+    assert [name for name, *_ in modules["wandb"].made] == ["init", "save", "finish"]
+    assert [name for name, *_ in modules["mlflow"].made] == ["set_experiment", "start_run", "log_artifact", "end"]
+    assert modules["mlflow"].made[2][1] == (str(page),)

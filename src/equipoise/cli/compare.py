@@ -10,12 +10,13 @@ import typer
 
 from equipoise.cli import options
 from equipoise.cli.config import Config
-from equipoise.cli.report import print_tables
+from equipoise.cli.report import print_tables, publish
 from equipoise.report.table import check_names
 from equipoise.study import compare as comparison
 from equipoise.study.executors import cluster_of
 from equipoise.study.registry import entries
 from equipoise.training import launch
+from equipoise.training.trackers import Trackers
 
 EXAMPLE = "Example: equipoise compare --data watch --methods msl,ew,mimo --seeds 3 --out runs/watch epochs=20"
 
@@ -53,13 +54,22 @@ def compare(
     how: dict[str, Any] = {"folds": folds, "tune": tune, "quick": quick, "workers": workers, "on": place}
     how |= {"trackers": trackers, "quiet": as_json, "command": options.typed_command()}
     rows = comparison.compare_each(studies, range(seeds), out, **how)
-    show_rows(out, rows, as_json=as_json, columns=options.names_of(columns))
+    show_rows(out, rows, as_json=as_json, columns=options.names_of(columns), trackers=trackers)
 
 
-def show_rows(out: Path, rows: list[dict[str, Any]], *, as_json: bool, columns: Sequence[str] = ()) -> None:
+def show_rows(
+    out: Path,
+    rows: list[dict[str, Any]],
+    *,
+    as_json: bool,
+    columns: Sequence[str] = (),
+    trackers: Trackers | None = None,
+) -> None:
     """Print the rows as JSON, or the tables of their folder; of several processes, only the first prints."""
     if launch.is_main():
         if as_json:
             print(json.dumps(rows))
         else:
             print_tables(out, columns=columns)
+        if trackers is not None:
+            publish(out, trackers, columns)

@@ -1,6 +1,7 @@
 """`equipoise export`: the model of a finished run as one file for another runtime, with its card."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ def export(
     encoder: options.Encoder = None,
     model: options.OwnModelPath = None,
     trust: options.Trust = False,
+    track: Annotated[str, typer.Option("--track", help="Give the card to trackers: tensorboard, wandb, mlflow.")] = "",
     as_json: options.Json = False,
 ) -> None:
     """Write a trained model as one graph that knows missing sensors, compare it with PyTorch, and write its card."""
@@ -39,6 +41,7 @@ def export(
     from equipoise.util.files import inside
     from equipoise.util.progress import status_line
 
+    trackers = options.trackers_of(track)
     if data is not None and not best:
         raise BadInput("--data chooses among the data sets of a folder; type --best --data NAME")
     ranked: list[dict[str, Any]] = []
@@ -64,6 +67,9 @@ def export(
         say(f"exporting to {to}, and comparing with PyTorch")
         written = write(kept.deployable(), folder, to, facts=facts)
     files = [written.file, *write_card(kept, written, folder)]
+    if trackers.names:
+        named = replace(trackers, run=f"card of {kept.row['label']} on {kept.row['data']}")
+        named.publish(folder, files[2].read_text("utf-8"), files)
     if as_json:
         chosen = {"ranking": ranked} if ranked else {}
         print(json.dumps({"files": [str(each) for each in files], **chosen, **card(kept, written)}))

@@ -6,6 +6,7 @@ import gc
 import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from equipoise.util.files import inside
 
 if TYPE_CHECKING:
     from equipoise.report import Results
+    from equipoise.training.trackers import Trackers
 
 EXAMPLE = "Example: equipoise report runs/watch --format latex --columns fused,committee,worst"
 MOST_PRINTED = 200  # lines of a table in the terminal
@@ -91,6 +93,18 @@ def print_tables(folder: Path, results: Results | None = None, columns: Sequence
         report.print_table(shortened(table, MOST_PRINTED))
         print()
     print(f"The page: {page}")
+
+
+def publish(folder: Path, trackers: Trackers, columns: Sequence[str] = ()) -> None:
+    """Give trackers the tables and the page of a study, as a run of their own."""
+    from equipoise import report
+
+    if trackers.names:
+        results = report.read(folder)
+        text = _rendered("markdown", results, columns, overview=False)
+        page = inside(folder, "report.html")
+        page = page if page.is_file() else report.write_page(results)
+        replace(trackers, run=f"report of {folder.name}").publish(folder, text, [page])
 
 
 @contextmanager

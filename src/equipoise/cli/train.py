@@ -35,6 +35,6 @@ def train(
     source, chosen, trackers = options.data_and(data, split, preset, lines, lambda: options.trackers_of(track))
     how: dict[str, Any] = {"workers": 1, "trackers": trackers, "quiet": as_json, "command": options.typed_command()}
     rows = comparison.compare(chosen, source, [seed], out, **how)
-    show_rows(out, rows, as_json=as_json)
+    show_rows(out, rows, as_json=as_json, trackers=trackers)
     if not as_json and (rate := rows[0].get("path", {}).get("learning rate")):
         print(f"Learning rate: {rate}")

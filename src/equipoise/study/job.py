@@ -30,7 +30,7 @@ from equipoise.study.store import SCHEMA, Store, cannot_write, is_disk_error
 from equipoise.training.checkpoint import damage_in
 from equipoise.training.launch import device_of
 from equipoise.training.optimisers import make_optimizer
-from equipoise.training.trackers import Trackers
+from equipoise.training.trackers import Trackers, flat_results
 from equipoise.training.train import Trained, train
 from equipoise.util import VERSION
 from equipoise.util.errors import BadInput, raise_all
@@ -245,13 +245,19 @@ def run_job(
     if trackers is not None:
         params = {f"{method}.{name}": value for name, value in job.entry.params.items()}
         about = {"data": job.data.name, "method": method, "seed": job.seed, "fold": job.fold}
-        trackers = replace(trackers, run=job.name, facts={**about, **params, "config": job.config})
+        facts = {**about, **params, "config": job.config}
+        trackers = replace(trackers, run=job.name, facts=facts, stays_open=job.measure != "validation")
     how: dict[str, Any] = {"seed": job.seed, "checkpoint_seconds": checkpoint_seconds, "trackers": trackers}
     trained = train(splits, balancer, job.entry.settings, folder=folder, on_epoch=on_epoch, **how)
     if collectives.rank() > 0:
         return {}
-    with collectives.single_rank():
-        row = _row(job, trained, balancer, splits, folder, workers)
+    row: dict[str, Any] = {}
+    try:
+        with collectives.single_rank():
+            row = _row(job, trained, balancer, splits, folder, workers)
+    finally:
+        if trackers is not None and trained.trackers:
+            trackers.finish(trained.trackers, flat_results(row.get("test", {})), len(trained.curves))
     (folder / ERROR).unlink(missing_ok=True)  # of an earlier attempt
     return row
 

@@ -5,7 +5,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -44,6 +44,7 @@ class Trained:
         device: Where it ran.
         path: How: its precision, and whether steps were "captured" and encoders "compiled", or why not.
         steps: Of an epoch.
+        trackers: Those that were left open.
     """
 
     model: FusionModel
@@ -53,6 +54,7 @@ class Trained:
     device: str = "cpu"
     path: dict[str, str] = field(default_factory=dict)
     steps: int = 0
+    trackers: Sequence[Any] = ()
 
 
 def train(
@@ -136,6 +138,7 @@ class Run:
         self.metric = metric_of(settings.metric, splits.task)
         torch.manual_seed(seed)
         self.settings, self.state = settings, RunState(torch.Generator().manual_seed(seed))
+        self.leaves_open = trackers is not None and trackers.stays_open
         self.accelerator = launch.make_accelerator(settings, trackers or Trackers(), folder)
         device, ranks = self.accelerator.device, {"rank": collectives.rank(), "ranks": collectives.size()}
         self.feed = Feed(splits.train, device, settings.feed, seed, **ranks)
@@ -262,8 +265,9 @@ class Run:
         _, best, weights = state.best
         if weights:
             self.model.load_state_dict(weights)
-        for tracker in self.accelerator.trackers:  # not `end_training`: several processes go on together
+        for tracker in () if self.leaves_open else self.accelerator.trackers:  # not `end_training`: processes go on
             tracker.finish()
+        opened = tuple(self.accelerator.trackers) if self.leaves_open else ()
         path = {"precision": launch.precision_of(settings, device), "captured": self.captured.why_not or "yes"}
         path["compiled"] = self.compiler.outcome
         if settings.step != "given":
@@ -275,4 +279,5 @@ class Run:
         model.sync_buffers()
         steps = len(epoch_rows(len(self.feed), settings.batch, torch.Generator()))
         epoch = best if weights else state.epoch
-        return Trained(model.full_model().to(device), state.curves, epoch, state.seconds, str(device), path, steps)
+        whole = model.full_model().to(device)
+        return Trained(whole, state.curves, epoch, state.seconds, str(device), path, steps, opened)
