@@ -53,10 +53,13 @@ class Part:
         return Part(inputs, self.label[rows], group, views=self.views, spatial=self.spatial, index=index)
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Part:
-        """Return a part with a function applied to every tensor of this one, whose inputs are its own."""
+        """Return a part with a function applied to every tensor of this one, whose inputs are its own.
+
+        Its samples are for training: their numbers in the data, which nothing there asks for, stay behind.
+        """
         inputs = {name: function(array) for name, array in self.inputs.items()}
         group = None if self.group is None else function(self.group)
-        return Part(inputs, function(self.label), group, views=self.views, spatial=self.spatial, index=self.index)
+        return Part(inputs, function(self.label), group, views=self.views, spatial=self.spatial)
 
     def to(self, device: torch.device | str) -> Part:
         """Return the same samples on another device."""
