@@ -3,7 +3,7 @@
     python benchmarks/uneven.py --folds 5 --seeds 3
 
 Made-up data of forty patients: 80 % of the windows are "stable", 15 % "warning", 5 % "critical". Heart and breath tell
-them apart, temperature hardly; every patient has an offset of their own. Thirty trainings, some seconds each on
+them apart, temperature hardly; every patient has an offset of their own. Thirty trainings, about ten seconds each on
 one core.
 """
 
@@ -28,13 +28,13 @@ CLASSES, SHARES = ("stable", "warning", "critical"), (0.80, 0.15, 0.05)
 WORDS = {"plain": (), "balanced": ("metric=balanced_accuracy", "class_weight=balanced")}
 
 
-def clinic(patients: int = 40, windows: int = 60, seed: int = 0) -> dict[str, np.ndarray]:
+def clinic(patients: int = 40, windows: int = 100, seed: int = 0) -> dict[str, np.ndarray]:
     """Make up windows of several patients: features of three sensors, the classes, and who each window is of."""
     random = np.random.default_rng(seed)
     group = np.repeat(np.arange(patients), windows)
     label = random.choice(len(CLASSES), len(group), p=SHARES)
     arrays = {"label": np.array(CLASSES)[label], "group": group}
-    for name, features, strength in (("heart", 8, 0.5), ("breath", 6, 0.5), ("temperature", 3, 0.15)):
+    for name, features, strength in (("heart", 8, 0.35), ("breath", 6, 0.35), ("temperature", 3, 0.1)):
         direction = strength * random.choice([-1.0, 1.0], features)
         offset = 0.5 * random.normal(size=(patients, features))[group]
         seen = label[:, None] * direction + offset + random.normal(size=(len(group), features))

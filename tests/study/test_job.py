@@ -48,6 +48,23 @@ def test_a_row_of_another_process_is_the_row_of_this_one(
     assert results(run_job(jobs[0], DATA.load(None), tmp_path)) == results(rows[0])
 
 
+def test_a_row_follows_the_metric_and_warns_in_words(tmp_path: Path) -> None:
+    words = [*SHORT, "metric=macro_f1", "class_weight=balanced", "select=best"]
+    (job,), splits = jobs_of("msl", words=words)
+    row = run_job(job, splits[None], tmp_path)
+    assert (row["task"], row["metric"], row["selected"]["by"]) == ("classes", "macro_f1", "best macro-F1")
+    assert row["validation"]["fused"] == pytest.approx(row["validation"]["fused_f1"])
+    assert row["test"]["baseline"] == pytest.approx(0.5 / 3)  # a third of the samples, all said to be of one class
+    assert row["warnings"][-1] == "training took 4 steps, fewer than 200: raise epochs, or lower batch"
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+
+
+def test_what_does_not_fit_the_task_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="metric=mae: expected one that fits a task of classes") as found:
+        jobs_of("msl", words=["metric=mae", "class_weight=1,2"])
+    assert "class_weight=1,2: expected 3 numbers, one each for class 0, class 1, class 2; found 2" in str(found.value)
+
+
 def test_what_json_has_no_number_for_is_none() -> None:
     assert finite({"a": float("nan"), "b": {"c": float("inf"), "d": 1.5, "e": "x"}}) == {
         "a": None,

@@ -275,6 +275,8 @@ def _row(
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder, "curves.jsonl", "".join(json.dumps(record) + "\n" for record in trained.curves))
     published = f" on the test set, as the protocol {splits.protocol} was published" if splits.selects_on_test else ""
+    metric = metric_of(settings.metric, splits.task)
+    rule = f"best {metric.label}" if settings.select == "best" else settings.select
     versions = {"equipoise": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
     row = {
         **job.facts(),
@@ -284,8 +286,8 @@ def _row(
         "protocol": splits.protocol,
         "about": splits.about,
         "task": splits.task.kind,
-        "metric": metric_of(settings.metric, splits.task).name,
-        "selected": {"epoch": trained.epoch, "by": settings.select + published},
+        "metric": metric.name,
+        "selected": {"epoch": trained.epoch, "by": rule + published},
         **measured,
         "warnings": warnings_of(
             measured["validation"], trained.steps * len(trained.curves), weighted=settings.class_weight != "none"
