@@ -334,3 +334,67 @@ def test_marked_up_names_are_names(tmp_path: Path, capsys: pytest.CaptureFixture
     ended = run(capsys, data=saved(tmp_path / "[red].npz", **{"[/a]": some(SIZE, 2)}, label=label))
     assert ended.code == 0
     assert all(name in ended.out for name in ("[bold]", "[/x]", "=1+1", "[/a]", "[red].npz"))
+
+
+# -- other tasks, and gaps --
+
+
+def test_numbers_are_described_part_by_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random = np.random.default_rng(0)
+    label = np.stack([random.normal(5, 2, SIZE), random.normal(0, 1, SIZE)], axis=1).astype(np.float32)
+    split = np.repeat([0, 1, 2], SIZE // 3)
+    label[split == 2, 0] += 10
+    path = saved(tmp_path / "my.npz", label=label, split=split, group=None, classes=["steer", "speed"])
+    found = check_data(str(path))
+    assert (found.errors, found.task, found.classes) == ([], "regression", {})
+    for at, name in enumerate(("steer", "speed")):
+        own = label[split == 1, at].astype(np.float64)
+        numbers = found.numbers[name]["validation"]
+        assert (numbers.least, numbers.most) == (own.min(), own.max())
+        assert (numbers.mean, numbers.deviation) == pytest.approx((own.mean(), own.std(ddof=1)))
+        assert numbers.quantiles == pytest.approx(np.percentile(own, [5, 25, 50, 75, 95]))
+    errors = np.abs(label[split == 2] - np.median(label[split == 0], axis=0)).mean(axis=0)
+    assert found.baseline == (
+        f"Always saying the median of train errs by {errors[0]:.4g} in steer, {errors[1]:.4g} in speed on average in test."
+    )
+    (outside,) = [warning for warning in found.warnings if "outside" in warning]
+    assert outside.startswith("test: ")
+    assert "% of steer lie outside the range of train" in outside
+    printed = run(capsys, data=path).out
+    assert "2 modalities, task=regression" in printed
+    assert "steer, mean ± deviation" in printed
+    assert json.loads(run(capsys, data=path, as_json=True).out)["numbers"]["speed"]["test"]["quantiles"]
+
+
+def test_several_labels_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    label = (np.arange(SIZE)[:, None] % [2, 3, 150] == 0).astype(int)
+    split = np.repeat([0, 1, 2], SIZE // 3)
+    path = saved(tmp_path / "my.npz", label=label, split=split, group=None, classes=["af", "mi", "hf"])
+    found = check_data(str(path))
+    assert (found.errors, found.task) == ([], "labels")
+    assert found.classes["mi"] == {"train": 34, "validation": 33, "test": 33}
+    assert found.classes["hf"] == {"train": 1, "validation": 1, "test": 0}
+    assert "test: no samples of hf" in found.warnings
+    assert any("labels are uneven: 50 training samples of af, 1 of hf" in warning for warning in found.warnings)
+    assert "several of them" in run(capsys, data=path).out
+
+
+def test_a_word_says_the_task(tmp_path: Path) -> None:
+    path = str(saved(tmp_path / "my.npz", label=np.arange(SIZE) % 60))
+    assert any("60 whole numbers are read as so many classes" in warning for warning in check_data(path).warnings)
+    found = check_data(path, task="regression")
+    assert (found.task, list(found.numbers), found.errors) == ("regression", ["label"], [])
+
+
+def test_gaps_are_printed_by_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    split = np.repeat([0, 1, 2], SIZE // 3)
+    there = (np.arange(SIZE) % 5 > 0) | (split == 1)
+    path = saved(tmp_path / "my.npz", sound_present=there, split=split, group=None)
+    printed = run(capsys, data=path).out
+    assert "sound: missing in 40 of 300" in printed
+    assert [line.split() for line in printed.splitlines() if line.startswith("sound  ")][-1] == [
+        "sound",
+        "20",
+        "0",
+        "20",
+    ]

@@ -307,7 +307,7 @@ ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
     "one value": ({"label": [0.5] * 30}, "label: expected numbers that differ, found one only in label"),
     "counts": (
         {"label": np.arange(60).reshape(30, 2)},
-        "found whole numbers from 0 to 59, [30, 2]. If they are numbers to predict, type task=regression",
+        "found whole numbers from 0 to 59, [30, 2]; if these are numbers to predict, type task=regression",
     ),
     "gaps": (
         {"label": np.where(np.arange(30) < 7, np.nan, 1.5)},

@@ -83,8 +83,31 @@ def test_what_could_have_been_meant_otherwise_is_said() -> None:
     (one,) = read(ONE_HOT).warnings
     assert "every sample has exactly one label; if these are classes, give one number per sample" in one
     assert read(SEVERAL).warnings == ()
+    rates = np.arange(300) % 40
+    (many,) = read(rates).warnings
+    assert many == (
+        "label: 40 whole numbers are read as so many classes; if these are numbers to predict, type task=regression"
+    )
+    assert read(np.arange(3000) % 40).warnings == ()
+    with pytest.raises(BadInput, match="found none of 39; if these are numbers to predict, type task=regression"):
+        from_arrays({"a": rates}, rates, split=np.where(rates == 39, 2, np.arange(300) % 3))
     for given, task in ((np.arange(30.0) % 3, "regression"), (ONE_HOT, "labels")):
         assert read(given, task=task).warnings == ()  # it was said
+
+
+def test_what_pandas_and_numpy_hide_is_missing() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"steer": FLOATS, "speed": FLOATS + 1})
+    assert read(frame).names == ("steer", "speed")
+    hidden = [
+        pandas.Series([1, None, 2] * 10, dtype="Int64"),
+        pandas.Series([True, None, False] * 10, dtype="boolean"),
+        np.ma.masked_array(np.arange(30) % 3, mask=np.arange(30) % 3 == 1),
+        np.ma.masked_array(ROWS, mask=np.arange(30)[:, None].repeat(2, 1) % 3 == 1),
+    ]
+    for label in hidden:
+        with pytest.raises(BadInput, match=r"a value for every sample, found none in 10 of 30 \(1, 4, 7, 10, 13, …\)"):
+            read_labels(label, None, [])
 
 
 def test_advice_never_harms() -> None:

@@ -44,10 +44,14 @@ class Groups:
 
 
 def as_numpy(given: Any) -> np.ndarray:
-    """Return a tensor, list or array as a numpy array."""
+    """Return a tensor, list or array as a numpy array; what a masked one hides is NaN, or None."""
     if isinstance(given, Tensor):
         given = given.detach().cpu()
         given = (given.float() if given.dtype == torch.bfloat16 else given).numpy()
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        plain = given.dtype.kind in "biuf"
+        wide = given.dtype if given.dtype.kind == "f" else np.dtype(float if plain else object)
+        return given.astype(wide).filled(np.nan if plain else None)
     return np.asarray(given)
 
 
@@ -105,8 +109,7 @@ def read_column(name: str, given: Any, samples: Sequence[str] | None) -> np.ndar
     if why := memory_problem(VALUE * column.size):
         raise BadInput(f"{name}: {why}")
     values = column.tolist()
-    blank = [value is None or value in ("", b"") or (isinstance(value, float) and value != value) for value in values]
-    if missing := np.flatnonzero(blank).tolist():
+    if missing := [number for number, value in enumerate(values) if is_blank(value)]:
         count = f"{len(missing)} of {len(values)} ({first_few(missing, samples)})"
         raise BadInput(f"{name}: expected a value for every sample, found none in {count}")
     kinds = sorted({type(value).__name__ for value in values})
@@ -118,6 +121,12 @@ def read_column(name: str, given: Any, samples: Sequence[str] | None) -> np.ndar
     if column.dtype.kind not in "biufU":
         raise BadInput(f"{name}: expected whole numbers or names, found values of the types {', '.join(kinds)}")
     return column
+
+
+def is_blank(value: object) -> bool:
+    """Return whether a value stands for none: None, NaN, an empty text, or what pandas has for that."""
+    empty = isinstance(value, (str, bytes)) and not value
+    return value is None or empty or (isinstance(value, float) and value != value) or type(value).__name__ == "NAType"
 
 
 def unprintable(column: str, names: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ from equipoise.data.own.columns import (
     distinct_values,
     few,
     first_few,
+    is_blank,
     listed,
     read_column,
     unprintable,
@@ -31,9 +32,12 @@ from equipoise.util.processes import memory_problem
 
 TASKS = ("auto", *get_args(TaskKind))
 BINS, LEAST = 5, 5  # ranges of a number that parts are drawn within, and the samples that each should have
+EXACT = 2**53  # whole numbers up to it are floats without loss
+MOST = 20  # samples of a class, on average, where many whole numbers are rather numbers than classes
 FEW = 20  # distinct whole numbers that may be classes
 WITHIN = {"classes": "within each class", "regression": "within ranges of the label", "labels": "within each label"}
 """The strata of each kind, in words."""
+NUMBERS = "if these are numbers to predict, type task=regression"
 
 
 @final
@@ -72,6 +76,10 @@ class Labels:
         return np.where(positive.any(axis=1), positive.argmax(axis=1), len(self.names))
 
 
+def _is_whole(name: str) -> bool:
+    return name.removeprefix("-").isdecimal()
+
+
 def training_problems(kind: TaskKind, names: Sequence[str], values: np.ndarray) -> Iterable[str]:
     """List why nothing can be learnt from the labels of the training part."""
     if not len(values):
@@ -79,7 +87,8 @@ def training_problems(kind: TaskKind, names: Sequence[str], values: np.ndarray) 
     if kind == "classes":
         learnt = set(values.tolist())
         if absent := [name for number, name in enumerate(names) if number not in learnt]:
-            yield f"train: expected samples of every class, found none of {listed(absent)}"
+            advice = f"; {NUMBERS}" if len(names) > FEW and all(map(_is_whole, names)) else ""
+            yield f"train: expected samples of every class, found none of {listed(absent)}{advice}"
     elif kind == "labels":
         if absent := [name for name, count in zip(names, values.sum(axis=0), strict=True) if not count]:
             yield f"train: expected samples with every label, found none with {listed(absent)}"
@@ -108,6 +117,8 @@ def read_labels(
     if task not in TASKS:
         raise BadInput(f"task: expected one of {', '.join(TASKS)}, found {task!r}")
     before = len(problems)
+    if names is None and len(columns := getattr(given, "columns", ())) > 1:  # of a DataFrame
+        names = columns
     titles = None if names is None else tuple(map(str, as_numpy(names).reshape(-1).tolist()))
     if titles is not None:
         if len(set(titles)) < len(titles):
@@ -144,14 +155,14 @@ def _read_table(given: Any, samples: Sequence[str] | None) -> np.ndarray:
     if why := memory_problem(VALUE * table.size):
         raise BadInput(f"label: {why}")
     if table.dtype == object:
-        rows = [[float("nan") if value is None or value == "" else value for value in row] for row in table.tolist()]
+        rows = [[float("nan") if is_blank(value) else value for value in row] for row in table.tolist()]
         try:
             table = np.array(rows, None if rows else float)
         except (ValueError, TypeError):
             table = np.array(rows, object)
     if table.dtype.kind not in "biuf" or 0 in table.shape[1:]:
         expected = "expected numbers in rows [N, D], or 0 and 1 for each of several labels [N, L]"
-        found = f"{table.dtype if table.dtype.kind in 'cmM' else 'text or objects'} of shape {table.shape}"
+        found = f"{'text or objects' if table.dtype.kind in 'OSU' else table.dtype} of shape {table.shape}"
         raise BadInput(f"label: {expected}, found {found}")
     return _finite(table, samples)
 
@@ -183,7 +194,7 @@ def _kind_of(table: np.ndarray) -> TaskKind:
         return "regression"
     expected = "expected one class per sample [N], 0 and 1 for each of several labels [N, L], or several floats [N, D]"
     found = f"whole numbers from {table.min()} to {table.max()}, {list(table.shape)}"
-    raise BadInput(f"label: {expected}; found {found}. If they are numbers to predict, type task=regression")
+    raise BadInput(f"label: {expected}; found {found}; {NUMBERS}")
 
 
 def _is_binary(table: np.ndarray) -> bool:
@@ -206,7 +217,7 @@ def _classes(column: np.ndarray, names: tuple[str, ...] | None, problems: list[s
         names = names or tuple(map(str, range(column.shape[1])))
         column = column.argmax(axis=1)
     if column.dtype.kind == "f":
-        if (column != np.round(column)).any():
+        if (column != np.round(column)).any() or np.abs(column).max() > EXACT:
             expected = "expected classes, whole numbers or names"
             advice = "type task=regression to predict numbers"
             raise BadInput(f"label: {expected}, found the numbers {distinct_values(column)}; {advice}")
@@ -232,7 +243,9 @@ def _classes(column: np.ndarray, names: tuple[str, ...] | None, problems: list[s
         numbers = np.array([place[value] for value in values])[numbers]
     if len(values) < 2:
         problems.append(f"label: expected two classes or more, found {list(map(str, values))}")
-    return Labels(numbers.astype(np.int64), names)
+    many = column.dtype.kind in "iu" and len(values) > FEW and len(column) < MOST * len(values)
+    warnings = (f"label: {len(values)} whole numbers are read as so many classes; {NUMBERS}",) if many else ()
+    return Labels(numbers.astype(np.int64), names, warnings=warnings)
 
 
 def _numbers(table: np.ndarray, names: tuple[str, ...] | None, problems: list[str]) -> Labels:

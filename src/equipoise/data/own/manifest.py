@@ -25,7 +25,7 @@ from equipoise.data.own.draw import TRAIN
 from equipoise.data.own.recorded import samples_of_recorded
 from equipoise.data.own.samples import Samples
 from equipoise.data.own.stacked import SUFFIXES, stack_files
-from equipoise.data.own.table import COLUMNS, Table, answers_of, numbers_of, read_table, repeated_names
+from equipoise.data.own.table import COLUMNS, TableFile, answers_of, numbers_of, read_table, repeated_names
 from equipoise.util.errors import BadInput, Unreadable
 from equipoise.util.files import reading
 
@@ -65,13 +65,13 @@ class Manifest:
 
     @property
     def recorded(self) -> bool:
-        """Whether its rows are intervals of recordings, which are cut into windows."""
+        """True where its rows are intervals of recordings, which are cut into windows."""
         return "window" in self.columns
 
     @property
-    def table(self) -> Table:
+    def table(self) -> TableFile:
         """The table itself."""
-        return Table(self.path, self.columns, self.names, self.problems, self.notes)
+        return TableFile(self.path, self.columns, self.names, self.problems, self.notes)
 
     @property
     def folds(self) -> int:

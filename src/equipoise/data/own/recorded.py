@@ -16,7 +16,7 @@ from equipoise.data.own.npz import read_npy
 from equipoise.data.own.recordings import Recording, seconds_of
 from equipoise.data.own.samples import Samples
 from equipoise.data.own.stacked import BANDS, FRAMES, SIDE, SUFFIXES, most_common, read_all, sound_facts
-from equipoise.data.own.table import COLUMNS, Table, answers_of, numbers_of, read_table
+from equipoise.data.own.table import COLUMNS, TableFile, answers_of, numbers_of, read_table
 from equipoise.data.own.windows import Windows, cut_windows, samples_of_recordings
 from equipoise.util.errors import BadInput, Unreadable
 
@@ -26,7 +26,7 @@ TIMES = ("time", "times", "timestamp", "t", "seconds")
 AT_ONCE = 6000  # frames of a spectrogram: a minute
 
 
-def samples_of_recorded(manifest: Table) -> Samples:
+def samples_of_recorded(manifest: TableFile) -> Samples:
     """Read the recordings of a manifest and cut them into windows, with everything that is wrong with them."""
     recordings, how, problems = _read_recordings(manifest)
     if problems:  # what else is wrong with the recordings would follow from that
@@ -36,7 +36,7 @@ def samples_of_recorded(manifest: Table) -> Samples:
     return samples_of_recordings(recordings, **how, **more)
 
 
-def windows_of_recorded(manifest: Table) -> Windows:
+def windows_of_recorded(manifest: TableFile) -> Windows:
     """Read the recordings of a manifest and cut them into windows, those without any label too."""
     recordings, how, problems = _read_recordings(manifest, unlabelled=True)
     return (
@@ -44,7 +44,9 @@ def windows_of_recorded(manifest: Table) -> Windows:
     )
 
 
-def _read_recordings(manifest: Table, *, unlabelled: bool = False) -> tuple[list[Recording], dict[str, Any], list[str]]:
+def _read_recordings(
+    manifest: TableFile, *, unlabelled: bool = False
+) -> tuple[list[Recording], dict[str, Any], list[str]]:
     """Return the recordings of a manifest, the way they are to be cut, and what is wrong with them."""
     columns, problems = dict(manifest.columns), list(manifest.problems)
     window, stride = (_only(name, columns, problems) for name in ("window", "stride"))
@@ -133,7 +135,11 @@ def _column(columns: Mapping[str, Any], name: str) -> Any:
 
 
 def _joined(
-    manifest: Table, columns: Mapping[str, Any], kinds: Mapping[str, str], told: Mapping[str, Any], problems: list[str]
+    manifest: TableFile,
+    columns: Mapping[str, Any],
+    kinds: Mapping[str, str],
+    told: Mapping[str, Any],
+    problems: list[str],
 ) -> tuple[list[int], list[int]]:
     """Return the first row of each recording, and the recording of each row: those that name the same files."""
     files = [tuple(str(_column(columns, name)[row] or "") for name in kinds) for row in range(len(manifest.names))]
@@ -158,7 +164,7 @@ def _joined(
 
 
 def _intervals(
-    manifest: Table, columns: Mapping[str, Any], recording_of: Sequence[int], problems: list[str]
+    manifest: TableFile, columns: Mapping[str, Any], recording_of: Sequence[int], problems: list[str]
 ) -> dict[int, list[tuple[float, float, Any]]]:
     """Return the labelled intervals of each recording; a row without start and end is all of it."""
     count = len(manifest.names)
@@ -187,7 +193,7 @@ def _intervals(
 
 
 def _read_files(
-    manifest: Table,
+    manifest: TableFile,
     columns: Mapping[str, Any],
     kinds: Mapping[str, str],
     told: Mapping[str, Any],

@@ -23,7 +23,7 @@ INSIDE = 5  # bytes that one byte of text or of a list takes as Python values, a
 
 @final
 @dataclass(frozen=True)
-class Table:
+class TableFile:
     """A table that was read.
 
     Args:
@@ -41,7 +41,7 @@ class Table:
     notes: list[str]
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> TableFile:
     """Read a ``.csv`` or ``.parquet``. Columns without a name, and those that begin with "_", are left out.
 
     Raises:
@@ -70,7 +70,7 @@ def answers_of(name: str, values: Any) -> Any:
     return np.array(values, dtype=object) if numbers is None else numbers
 
 
-def _read_csv(path: Path) -> Table:
+def _read_csv(path: Path) -> TableFile:
     if why := memory_problem(CELLS * path.stat().st_size):
         raise Unreadable(f"{path}: {why}; store it as .parquet, or with fewer columns")
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -93,10 +93,10 @@ def _read_csv(path: Path) -> Table:
             problems.append(f"column {name}: expected one of this name, found several")
         else:
             columns[name] = [row[place] for row in rows]
-    return Table(path, columns, lines, problems, notes)
+    return TableFile(path, columns, lines, problems, notes)
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path) -> TableFile:
     """Read a table, unless it needs more than the memory: a value that is written once may stand in every row."""
     import pyarrow
     import pyarrow.parquet
@@ -129,7 +129,7 @@ def _read_parquet(path: Path) -> Table:
         column = table.column(names.index(name))  # as numbers: NaN where blank; objects where truth values are missing
         columns[name] = column.to_numpy() if is_number(column.type) else column.to_pylist()
     notes = [f"column {name} left out" for name in distinct if name not in columns]
-    return Table(path, columns, [f"row {number}" for number in range(table.num_rows)], problems, notes)
+    return TableFile(path, columns, [f"row {number}" for number in range(table.num_rows)], problems, notes)
 
 
 def repeated_names(names: Iterable[str]) -> list[str]:
