@@ -10,7 +10,9 @@ import pyarrow.parquet
 import pytest
 
 import equipoise as package
-from deploy.shipped_runs import trained
+from deploy.shipped_runs import train_on, trained
+from equipoise.data.source import data_set
+from media.made import make_wav
 
 SAMPLES = 60
 
@@ -104,6 +106,24 @@ def test_a_data_set_by_name_is_answered_on_its_test_part(equipoise: Any, tmp_pat
     code, printed, _ = equipoise("predict", tmp_path, "--data", "generated", "--json")
     assert code == 0
     assert json.loads(printed)["value"] == pytest.approx(row["test"]["committee"])
+
+
+def test_sounds_of_another_rate_are_refused(equipoise: Any, tmp_path: Path) -> None:
+    for rate in (8_000, 16_000):
+        lines = ["sound,label,split"]
+        for at in range(12):
+            wave = np.random.default_rng(at).normal(size=rate // 2) / 10
+            make_wav(tmp_path / f"{rate}-{at}.wav", rate=rate, wave=wave)
+            lines.append(f"{rate}-{at}.wav,{'ab'[at % 2]},{('train', 'validation', 'test')[at % 3]}")
+        (tmp_path / f"{rate}.csv").write_text("\n".join(lines) + "\n")
+    train_on(data_set(str(tmp_path / "8000.csv")).load(None), tmp_path / "run")
+    code, printed, complaint = equipoise("predict", tmp_path / "run", "--data", tmp_path / "8000.csv", "--json")
+    assert (code, complaint) == (0, "")
+    assert json.loads(printed)["samples"] == 12
+    code, _, complaint = equipoise("predict", tmp_path / "run", "--data", tmp_path / "16000.csv")
+    assert code == 2
+    assert "sound: mono at 16000 Hz, 0.50 s, 64 log mel bands: expected what the model was trained on" in complaint
+    assert "mono at 8000 Hz, 0.50 s" in complaint
 
 
 def test_problems_come_together(equipoise: Any, run: Path, tmp_path: Path) -> None:

@@ -31,10 +31,15 @@ def trained(folder: Path, arrays: dict[str, Any], label: Any, *words: str, metho
     """Train for an epoch, and leave the run in a folder."""
     marks = np.arange(len(label)) % 3
     splits = Splits.from_arrays(arrays, label, split=marks, **more)
+    train_on(splits, folder, *words, method=method)
+    return splits
+
+
+def train_on(splits: Splits, folder: Path, *words: str, method: str = "msl") -> None:
+    """Train on splits for an epoch, and leave the run in a folder."""
     (entry,) = entries([method], ["epochs=1", "features=4", "device=cpu", *words])
     job = Job(entry, DataSet("own", lambda _: splits, 0, ""), None, 0, splits.fingerprint(), measure="quick")
     run_job(job, splits, folder)
-    return splits
 
 
 def rows_of(arrays: dict[str, Any], rows: Any) -> dict[str, Any]:

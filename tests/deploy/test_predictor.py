@@ -14,7 +14,9 @@ import torch
 import equipoise
 from deploy.shipped_runs import SAMPLES, recorded, rows_of, trained
 from equipoise.data.splits import Splits
-from equipoise.deploy import Prediction, Predictor
+from equipoise.data.views import LogSTFT, TimeLast, VideoFrames
+from equipoise.deploy import InputSpec, Prediction, Predictor
+from equipoise.deploy.recorded import read_recorded
 from equipoise.models.late_fusion import Decision
 from equipoise.util.errors import BadInput
 
@@ -109,6 +111,14 @@ def test_missing_in_every_way_is_the_same(run: tuple[Predictor, Splits]) -> None
         np.testing.assert_allclose(answer.probabilities[gone], without.probabilities[gone], atol=1e-6)
         assert [("series" in sensors) for sensors in answer.sensors] == (~gone).tolist()
     assert not np.allclose(answers[0].probabilities[~gone], without.probabilities[~gone])
+
+
+def test_a_padded_series_without_a_real_number_is_missing(run: tuple[Predictor, Splits]) -> None:
+    predictor, _ = run
+    speech = np.zeros((2, 3, 8))
+    speech[1, :, :5] = np.nan  # all that is real of it
+    answer = predictor.predict({"heat": [20.0, 21.0], "speech": speech, "speech_length": [5, 5]})
+    assert answer.sensors == [("heat", "speech"), ("heat",)]
 
 
 def test_a_sample_without_any_sensor_gets_even_odds(run: tuple[Predictor, Splits]) -> None:
@@ -209,3 +219,37 @@ def test_loading_is_known_without_what_it_needs() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
     with pytest.raises(BadInput, match="no such folder"):
         equipoise.load(Path("nowhere"))
+
+
+def test_views_that_are_not_in_the_graph_are_applied() -> None:
+    """Frames are chosen and sound transformed by the reader, as training data of prepared sets is."""
+    sound, film = LogSTFT(200, 64, 32), VideoFrames(2, 8)
+    specs = {
+        "sound": InputSpec(sound.shape((300,)), before=sound, stored=((300,), torch.int16)),
+        "film": InputSpec(film.shape((5, 3, 12, 10)), before=film, stored=((5, 3, 12, 10), torch.uint8)),
+        "steps": InputSpec((6, 2), ragged=True, view=TimeLast()),
+    }
+    random = np.random.default_rng(0)
+    wave = random.integers(-3000, 3000, (2, 300)).astype(np.int16)
+    frames = random.integers(0, 256, (2, 5, 12, 10, 3), dtype=np.uint8)
+    steps = [random.normal(size=(4, 2)), random.normal(size=(6, 2))]
+    read = read_recorded(specs, {"sound": wave, "film": frames, "steps": steps}).inputs
+    torch.testing.assert_close(read["sound"], sound(torch.from_numpy(wave), None, None))
+    stored = torch.from_numpy(frames).permute(0, 1, 4, 2, 3)
+    torch.testing.assert_close(read["film"], film(stored, None, None))
+    assert read["steps_length"].tolist() == [4, 6]
+    np.testing.assert_allclose(read["steps"][0, :4], steps[0], rtol=1e-6)
+    assert (read["steps"][0, 4:] == 0).all()
+    with pytest.raises(BadInput) as caught:
+        read_recorded(specs, {"sound": np.zeros((1, 150)), "film": np.zeros((1, 5, 12, 10, 4), np.uint8)})
+    assert "sound: expected [T] of at least 200 samples" in str(caught.value)
+    assert "film: expected bytes [frames, height, width, 3]" in str(caught.value)
+
+
+def test_token_numbers_are_those_that_the_encoder_knows() -> None:
+    specs = {"text": InputSpec((4,), torch.int64)}
+    read = read_recorded(specs, {"text": [[1, 2, 3, 0], [9, 0, 0, 0]]}, {"text": 10}).inputs["text"]
+    assert (read.dtype, read.tolist()) == (torch.int64, [[1, 2, 3, 0], [9, 0, 0, 0]])
+    for wrong in ([1, 2, 3, 10], [-1, 0, 0, 0], [0.5, 0, 0, 0]):
+        with pytest.raises(BadInput, match="whole numbers from 0 to 9"):
+            read_recorded(specs, {"text": wrong}, {"text": 10})

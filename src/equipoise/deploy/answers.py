@@ -79,11 +79,24 @@ def read_new_data(text: str, saved: SavedModel) -> NewData:
                 cut = windows_of_recorded(manifest.table)
                 arrays, problems, label, windows = cut.arrays, cut.problems, cut.label, cut.names
             else:
-                (arrays, problems, _), (label, _) = manifest.arrays(), manifest.label()
+                (arrays, problems, notes), (label, _) = manifest.arrays(), manifest.label()
+            sounds = [f"{column.name}: " for column in manifest.modalities if column.kind == "sound"]
+            problems += _otherwise_read([note for note in notes if note.startswith(tuple(sounds))], saved)
     except Unreadable as why:
         raise BadInput(str(why)) from why
     raise_all(problems, f"data {path.name!r} cannot be read:")
     return NewData(path.name, arrays, label, windows)
+
+
+def _otherwise_read(notes: list[str], saved: SavedModel) -> list[str]:
+    """Name the sounds whose rate or length, which new files decide anew, is not that of the training files."""
+    about = saved.row.get("about", "").split("; ")
+    trained = {note.partition(": ")[0]: note for note in about}
+    return [
+        f"{note}: expected what the model was trained on, {trained[name].partition(': ')[2]}; convert the files"
+        for note in notes
+        if (name := note.partition(": ")[0]) in trained and note not in about
+    ]
 
 
 def _test_part(text: str, saved: SavedModel) -> NewData:

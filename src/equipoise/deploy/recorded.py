@@ -212,9 +212,9 @@ def _tensors(
     elif not valid.all():
         rows = np.where(valid.reshape(-1, *[1] * (rows.ndim - 1)), rows, np.zeros((), rows.dtype))
     real = columns.get(name + LENGTH) if spec.ragged else None
-    values, lengths = read_sensor(name, spec, rows, real, words.get(name))
+    values, lengths, there = read_sensor(name, spec, rows, real, words.get(name))
     steps = {} if lengths is None else {name + LENGTH: lengths}
-    return {name: values, **steps, name + VALID: torch.from_numpy(valid)}
+    return {name: values, **steps, name + VALID: torch.from_numpy(valid) & there}
 
 
 def _valid(name: str, rows: Any, present: Any) -> np.ndarray:
@@ -237,8 +237,8 @@ def _valid(name: str, rows: Any, present: Any) -> np.ndarray:
 
 def read_sensor(
     name: str, spec: InputSpec, rows: Any, lengths: Any, words: int | None, *, steps: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Read the samples of one sensor, none missing, into what the graph takes, with lengths where it takes them.
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Read the samples of one sensor into what the graph takes, with lengths where it takes them, and which are there.
 
     Args:
         name: Of the sensor.
@@ -258,8 +258,9 @@ def read_sensor(
         shape = shape[::-1]
     read = read_modality(name, rows, lengths, None)
     values, real = read.values, read.lengths
+    there = torch.ones(len(values), dtype=torch.bool) if read.present is None else read.present
     if isinstance(spec.before, (VideoFrames, LogSTFT)):
-        return _viewed(name, spec, values, real)
+        return _viewed(name, spec, values, real), None, there
     if not dtype.is_floating_point and dtype != torch.uint8 and spec.view is None:
         top = words - 1 if words is not None else torch.iinfo(dtype).max
         if not read.whole or values.min() < 0 or values.max() > top:
@@ -276,8 +277,8 @@ def read_sensor(
         )
     values = (values.transpose(1, 2) if turned else values).to(dtype)
     if not spec.ragged:
-        return values, None
-    return values, torch.full((len(values),), spec.steps) if real is None else real
+        return values, None, there
+    return values, torch.full((len(values),), spec.steps) if real is None else real, there
 
 
 def _typed(name: str, array: np.ndarray, spec: InputSpec) -> np.ndarray:
@@ -297,13 +298,13 @@ def _typed(name: str, array: np.ndarray, spec: InputSpec) -> np.ndarray:
     return array
 
 
-def _viewed(name: str, spec: InputSpec, values: Tensor, lengths: Tensor | None) -> tuple[Tensor, None]:
+def _viewed(name: str, spec: InputSpec, values: Tensor, lengths: Tensor | None) -> Tensor:
     """Apply a view that is not in the graph."""
     view, (shape, _) = spec.before, spec.recorded
     if isinstance(view, VideoFrames) and values.dim() == 5 and values.shape[1] == shape[1]:
-        return view(values.transpose(1, 2), lengths, None), None
+        return view(values.transpose(1, 2), lengths, None)
     if isinstance(view, LogSTFT) and values.dim() == 2 and values.shape[1] >= view.samples:
-        return view(values, None, None), None
+        return view(values, None, None)
     raise BadInput(f"{name}: expected {expected(spec)}, found samples of shape {list(values.shape[1:])}")
 
 

@@ -223,7 +223,7 @@ class Stream:
         valid = np.asarray(np.isfinite(array).all(axis=others))
         shape = [len(valid) if axis == steps else 1 for axis in range(array.ndim)]
         array = np.where(valid.reshape(shape), array, np.zeros((), array.dtype))
-        values, _ = read_sensor(name, buffer.spec, array, None, words.get(name), steps=True)
+        values, *_ = read_sensor(name, buffer.spec, array, None, words.get(name), steps=True)
         return values[0].movedim(buffer.axis, 0), torch.from_numpy(valid)
 
 
