@@ -254,9 +254,9 @@ def draw(picture: str, runs: dict[str, Watched]) -> None:
 
 
 def names() -> list[str]:
-    """Every example that comes to an end."""
+    """Every example that is a program and comes to an end."""
     stems = {path.stem for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml")}
-    return sorted(stems - {"server"})
+    return sorted(stems - {"my_file", "server"})
 
 
 if __name__ == "__main__":

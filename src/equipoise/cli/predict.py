@@ -27,6 +27,7 @@ def predict(
         str, typer.Option("--decision", help="committee: all heads at hand vote; fused: the fused head.")
     ] = "committee",
     encoder: options.Encoder = None,
+    model: options.OwnModelPath = None,
     trust: options.Trust = False,
     as_json: options.Json = False,
 ) -> None:
@@ -46,20 +47,20 @@ def predict(
 
     choices = {"committee": "committee", "fused": "fused"}
     _, chosen = collect(lambda: check_out(out), lambda: look_up("decision", decision, choices))
-    model = load(run, encoder=encoder, trust=trust)
-    new = read_new_data(data, model.saved)
+    predictor = load(run, encoder=encoder, model=model, trust=trust)
+    new = read_new_data(data, predictor.saved)
     with Progress(quiet=as_json) as progress:
         try:
-            found = model.predict(
+            found = predictor.predict(
                 new.inputs, chosen, many=True, on_batch=lambda done, all_: progress.bar("", "answering", done, all_)
             )
         except BadInput as problem:
             raise BadInput(f"data {new.name!r} cannot be answered:\n{problem}") from None
-    scored = None if new.label is None else score(model.saved, found, new.label)
+    scored = None if new.label is None else score(predictor.saved, found, new.label)
     if out is not None:
         write_answers(found, out, new.windows)
     used = Counter(name for sensors in found.sensors for name in sensors)
-    counts = {name: used[name] for name in model.sensors}
+    counts = {name: used[name] for name in predictor.sensors}
     if as_json:
         told = {"data": new.name, "samples": len(found.sensors), "decision": chosen, "sensors": counts}
         told |= {} if scored is None else {"metric": scored.metric.name, "value": scored.value}
