@@ -23,3 +23,14 @@ def test_diagnosis_rests_on_the_probe(whole: tuple[list[Job], list[dict[str, Any
     assert "hard" in yes.advice
     low, high = yes.gaps[1].low, yes.gaps[1].high
     assert low < yes.gaps[1].difference < high
+
+
+def test_an_error_that_grows_is_lost() -> None:
+    def rows(*values: float) -> list[dict[str, Any]]:
+        return [{"metric": "mae", "test": {"probe": {"easy": 4.0, "hard": value}}} for value in values]
+
+    found = diagnose(rows(9.0, 9.2, 8.9), rows(6.0, 6.1, 6.2))
+    assert (found.answer, "hard" in found.advice) == ("yes", True)
+    assert 0 < found.gaps[1].low < found.gaps[1].difference < found.gaps[1].high
+    assert diagnose(rows(6.1, 6.15, 6.1), rows(6.0, 6.1, 6.05)).answer == "no"  # less than a twentieth
+    assert diagnose(rows(6.0, 6.1, 6.2), rows(9.0, 9.2, 8.9)).answer == "no"

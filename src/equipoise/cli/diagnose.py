@@ -28,6 +28,7 @@ def diagnose(
     as_json: options.Json = False,
 ) -> None:
     """Is there an imbalance worth treating? Joint training against uni-modal training, measured alike."""
+    from equipoise.report.headline import headline_of
     from equipoise.study.compare import diagnose as judge
 
     both = ["msl", "unimodal"]
@@ -46,10 +47,12 @@ def diagnose(
         print(json.dumps({"answer": diagnosis.answer, "advice": diagnosis.advice, "gaps": gaps}))
         return
     print(f"An imbalance worth treating? {diagnosis.answer.upper()}: {diagnosis.advice}.")
-    print("Accuracy of a fresh linear layer on each encoder's features (protocol: probe), mean over runs:")
+    head = headline_of(joint[0], [gap.alone for gap in diagnosis.gaps])
+    label = head.label[:1].upper() + head.label[1:]
+    print(f"{label} of a fresh linear layer on each encoder's features (protocol: probe), mean over runs{head.about}:")
     for gap in diagnosis.gaps:
-        interval = f"95 % interval {100 * gap.low:+.1f} to {100 * gap.high:+.1f}"
-        print(
-            f"  {gap.modality}: {100 * gap.alone:.1f} % trained alone, {100 * gap.joint:.1f} % in joint training; "
-            f"{100 * gap.difference:+.1f} points lost ({interval if len(joint) > 1 else 'one run, no interval'})"
-        )
+        interval = f"95 % interval {head.written(gap.low, '+')} to {head.written(gap.high, '+')}"
+        alone, together = head.in_words(gap.alone), head.in_words(gap.joint)
+        lost = f"{head.written(gap.difference, '+')} {head.points} {'lost' if gap.higher else 'more in joint training'}"
+        about = interval if len(joint) > 1 else "one run, no interval"
+        print(f"  {gap.modality}: {alone} trained alone, {together} in joint training; {lost} ({about})")

@@ -10,6 +10,7 @@ from statistics import mean, stdev
 from typing import Any, Literal, NamedTuple
 
 from equipoise.data.source import DataSet, mark_task
+from equipoise.models.metrics import METRICS
 from equipoise.study import tuning
 from equipoise.study.executors import Cluster
 from equipoise.study.job import Measure, finite
@@ -137,17 +138,20 @@ def controls(chosen: Sequence[Entry], source: DataSet) -> list[Entry]:
 
 WORTH = 0.02
 """A loss of two points is worth treating; less is not."""
+WORTH_OF_ERROR = 0.05
+"""Of an error, which has its own units, a twentieth."""
 
 
 class Gap(NamedTuple):
-    """The accuracy that a modality loses in joint training.
+    """The loss of a modality in joint training, in the metric of the runs.
 
     Args:
         modality: Its name.
-        alone: Its accuracy when trained alone.
-        joint: Its accuracy after joint training.
-        low: Lower end of the 95 % interval of the difference; minus infinity from a single run.
+        alone: Its number when trained alone.
+        joint: Its number after joint training.
+        low: Lower end of the 95 % interval of what is lost; minus infinity from a single run.
         high: Upper end.
+        higher: Whether larger numbers are better.
     """
 
     modality: str
@@ -155,11 +159,17 @@ class Gap(NamedTuple):
     joint: float
     low: float
     high: float
+    higher: bool = True
 
     @property
     def difference(self) -> float:
-        """Points lost."""
-        return self.alone - self.joint
+        """The loss: above zero where joint training is worse."""
+        return self.alone - self.joint if self.higher else self.joint - self.alone
+
+    @property
+    def worth(self) -> float:
+        """The least loss that is worth treating."""
+        return WORTH if self.higher else WORTH_OF_ERROR * self.alone
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON, which has no infinity: an end that a single run cannot tell is None."""
@@ -188,15 +198,17 @@ def diagnose(joint: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -
         alone: Rows of method unimodal, in the same order.
     """
     gaps = []
+    higher = METRICS[joint[0].get("metric", "accuracy")].higher
     for name in joint[0]["test"]["probe"]:
         single, together = ([row["test"]["probe"][name] for row in rows] for rows in (alone, joint))
-        low, high = _interval([one - other for one, other in zip(single, together, strict=True)])
-        gaps.append(Gap(name, mean(single), mean(together), low, high))
-    worst = max(gaps, key=lambda gap: gap.difference)
-    if worst.low > 0 and worst.difference >= WORTH:
+        sign = 1 if higher else -1
+        low, high = _interval([sign * (one - other) for one, other in zip(single, together, strict=True)])
+        gaps.append(Gap(name, mean(single), mean(together), low, high, higher))
+    worst = max(gaps, key=lambda gap: gap.difference / gap.worth if gap.worth else gap.difference)
+    if worst.low > 0 and worst.difference >= worst.worth:
         advice = f"joint training neglects {worst.modality}: try mimo, then compare with ew and mmpareto on your folds"
         return Diagnosis("yes", gaps, advice)
-    if all(gap.high < WORTH for gap in gaps):
+    if all(gap.high < gap.worth for gap in gaps):
         return Diagnosis("no", gaps, "every sensor is used about as well as alone: keep joint training (msl)")
     return Diagnosis(
         "unclear", gaps, "the runs scatter too much to tell: use more seeds or folds (--seeds 10, --folds)"

@@ -124,6 +124,7 @@ class Trackers:
             files: That exist.
         """
         plain = re.sub(r"[^\w.]+", "-", self.run)
+        os.environ.setdefault("WANDB_SILENT", "true")
         for name in self.names:
             if name == "tensorboard":
                 from torch.utils.tensorboard import SummaryWriter
