@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from equipoise.media import video
-from equipoise.media.video import read_frames
+from equipoise.media.video import read_frames, read_timed_frames
 from equipoise.util.errors import Unreadable
 from media.made import VIDEOS, index_of, make_video, shade
 
@@ -221,3 +221,16 @@ def lossless(path: Path, pixels: np.ndarray, pixel_format: str) -> Path:
         stream.height, stream.width, stream.pix_fmt = *pixels.shape[:2], pixel_format
         container.mux([*stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")), *stream.encode()])
     return path
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".avi"])
+def test_timed_frames_are_the_first_of_each_stretch_in_real_seconds(suffix: str, tmp_path: Path) -> None:
+    rate = Fraction(30_000, 1001)  # 29.97: whole seconds hold no whole number of frames
+    path = make_video(tmp_path / f"a{suffix}", seconds=10, fps=rate, sound=False)
+    frames, times = read_timed_frames(path, 4, 16)
+    assert frames.shape == (len(times), 3, 16, 16)
+    assert len(times) == 40
+    assert np.abs(times - np.arange(40) / 4).max() <= 1 / float(rate) + 1e-3
+    every, all_times = read_timed_frames(path, 100, 16)
+    assert len(every) == round(10 * rate)
+    np.testing.assert_allclose(np.diff(all_times), 1 / float(rate), atol=2e-3)
