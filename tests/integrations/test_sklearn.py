@@ -21,7 +21,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from equipoise import MIMO, MSL
 from equipoise.data.splits import Splits
 from equipoise.integrations import sklearn_base
-from equipoise.integrations.sklearn import Modalities, MultimodalClassifier
+from equipoise.integrations.sklearn import Modalities, MultimodalClassifier, MultimodalRegressor
 
 QUICK: dict[str, Any] = {"epochs": 1, "steps": 30, "lr": 0.05, "random_state": 0, "device": "cpu"}
 COLUMNS = {"near": [0, 1, 2], "far": [3, 4]}
@@ -50,7 +50,7 @@ def by_name(x: np.ndarray) -> dict[str, np.ndarray]:
 # -- scikit-learn's own checks --
 
 
-@parametrize_with_checks([MultimodalClassifier(**QUICK)])
+@parametrize_with_checks([MultimodalClassifier(**QUICK), MultimodalRegressor(**QUICK)])
 @pytest.mark.filterwarnings("ignore::Warning")  # theirs, on purpose in some checks
 def test_passes_the_checks_of_an_estimator(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -269,6 +269,105 @@ def test_a_missing_sensor_is_left_out_of_the_vote() -> None:
     assert (model.classes_[answers.argmax(axis=1)] == y).mean() > 0.9
 
 
+def with_gaps(x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """A matrix whose rows lack a modality now and then; and which samples have it."""
+    gappy = x.copy()
+    rows = np.arange(len(x))
+    gappy[rows % 3 == 0, 3:] = np.nan
+    gappy[rows % 3 == 1, :3] = np.nan
+    return gappy, {"near": ~np.isnan(gappy[:, 0]), "far": ~np.isnan(gappy[:, 3])}
+
+
+def test_gaps_are_nan_in_columns_or_marked() -> None:
+    x, y, _ = matrix()
+    gappy, present = with_gaps(x)
+    of_matrix = MultimodalClassifier(modalities=COLUMNS, **QUICK).fit(gappy, y)
+    marked = {**by_name(x), **{f"{name}_present": here for name, here in present.items()}}
+    of_dict = MultimodalClassifier(**QUICK).fit(marked, y)
+    answers = of_matrix.predict_proba(gappy)
+    np.testing.assert_allclose(of_dict.predict_proba(marked), answers, atol=1e-12)
+    assert (of_matrix.classes_[answers.argmax(axis=1)] == y)[~present["far"]].mean() > 0.85
+    alone = of_matrix.predict_proba({"near": x[~present["far"], :3]})
+    np.testing.assert_allclose(answers[~present["far"]], alone, atol=1e-12)
+
+
+def test_a_number_missing_inside_a_modality_is_an_error() -> None:
+    x, y, _ = matrix()
+    x[5, 1] = np.nan
+    for columns, given in ((COLUMNS, x), (None, by_name(x))):
+        with pytest.raises(ValueError, match=r"near: .*5"):
+            MultimodalClassifier(modalities=columns, **QUICK).fit(given, y)
+    model = MultimodalClassifier(modalities=COLUMNS, **QUICK).fit(np.nan_to_num(x), y)
+    with pytest.raises(ValueError, match="near: "):
+        model.predict(x)
+
+
+# -- numbers and labels --
+
+
+def numbers(samples: int = 200) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Two numbers per sample, of which each modality tells one."""
+    x, _, _ = matrix(samples)
+    return by_name(x), np.stack([7 + 3 * x[:, 1], 100 - 20 * x[:, 4]], axis=1)
+
+
+def test_a_regressor_answers_in_the_units_of_its_target() -> None:
+    x, y = numbers()
+    model = MultimodalRegressor(**{**QUICK, "steps": 150})
+    one = clone(model).fit(x, y[:, 0])
+    assert one.predict(x).shape == (200,)
+    assert one.score(x, y[:, 0]) > 0.9
+    slow = clone(model).set_params(lr=0.001)  # rounding grows with every step
+    small, large = (clone(slow).fit(x, target).predict(x) for target in (y[:, 0], 1000 * y[:, 0] - 5e4))
+    np.testing.assert_allclose(large, 1000 * small - 5e4, atol=0.001 * 1000 * y[:, 0].std())
+    both = clone(model).fit(x, y)
+    assert both.predict(x).shape == (200, 2)
+    assert both.score(x, y) > 0.9
+    assert clone(model).fit(x, y[:, :1]).predict(x).shape == (200, 1)
+    assert np.isfinite(both.predict({"near": x["near"]})).all()
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(both)).predict(x), both.predict(x))
+
+
+def test_the_loss_of_a_regressor() -> None:
+    x, y = numbers()
+    model = MultimodalRegressor(**{**QUICK, "lr": 0.01})
+    answers = [clone(model).set_params(loss=loss).fit(x, y).predict(x) for loss in ("huber", "mse", "mae", "auto")]
+    np.testing.assert_array_equal(answers[0], answers[3])
+    assert not np.array_equal(answers[0], answers[1])
+    assert not np.array_equal(answers[0], answers[2])
+
+
+def test_numbers_are_cross_validated_by_group() -> None:
+    x, y = numbers()
+    groups = np.arange(200) % 8
+    model = MultimodalRegressor(**{**QUICK, "steps": 150})
+    cut = {"groups": groups, "cv": GroupKFold(2), "scoring": "r2", "params": {"groups": groups}}
+    assert (cross_validate(model, Modalities(x), y, **cut, error_score="raise")["test_score"] > 0.8).all()
+
+
+def test_several_labels_of_a_sample() -> None:
+    x, y = numbers()
+    labels = (y > y.mean(axis=0)).astype(int)
+    model = MultimodalClassifier(**{**QUICK, "steps": 100}).fit(x, labels)
+    probabilities = model.predict_proba(x)
+    np.testing.assert_array_equal(model.predict(x), (probabilities > 0.5).astype(int))
+    assert (model.predict(x) == labels).mean() > 0.9
+    assert probabilities.sum(axis=1).max() > 1.5  # each label by itself
+    with pytest.raises(ValueError, match="0 and 1 for each of several labels"):
+        model.fit(x, 2 * labels)
+
+
+def test_class_weights_move_the_answer() -> None:
+    random = np.random.default_rng(0)
+    x = {name: random.normal(size=(200, 2)) for name in ("a", "b")}
+    y = np.repeat(["rare", "usual"], [20, 180])
+    shares = [
+        (MultimodalClassifier(class_weight=weight, **QUICK).fit(x, y).predict(x) == "rare").mean()
+        for weight in (None, "balanced", {"rare": 100.0})
+    ]
+    assert shares[0] < 0.1 < shares[1] < 0.9 < shares[2]
+
+
 # -- what is wrong is said --
 
 
@@ -280,7 +379,7 @@ def test_a_missing_sensor_is_left_out_of_the_vote() -> None:
         ({"method": "unimodal"}, None, "choose ensemble"),
         ({"method": MIMO(), "method_params": {"penalty": 1.0}}, None, "method_params: expected none"),
         ({"decision": "majority"}, None, "unknown decision 'majority'"),
-        ({}, {"near": np.full((120, 3), np.nan)}, "near: expected"),
+        ({"validation_fraction": 0.7}, None, "validation_fraction should be above 0 and at most 0.5, found 0.7"),
         ({"settings": {"fusion": "glue"}}, None, "fusion should be one of"),
     ],
 )
