@@ -38,6 +38,7 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     "updates scaled": ("ogm", {"optimizer": "adamw", "lr": 0.003}),
     "the best epoch": ("agm", {"select": "best", "schedule": "cosine"}),
     "a safe step": ("mimo", {"step": "safe", "momentum": 0.0}),
+    "the best epoch by macro-F1": ("ogm", {"select": "best", "metric": "macro_f1", "class_weight": "balanced"}),
 }
 SHARDED: dict[str, tuple[str, dict[str, Any]]] = {
     "msl": ("msl", {}),
@@ -154,10 +155,10 @@ def with_statistics(splits: Splits) -> dict[str, Any]:
     step, loop = sys.modules[TrainingStep.__module__], sys.modules[train.__module__]
     seen: list[Tensor] = []
 
-    def spied(work: Callable[..., Any], model: nn.Module, *rest: Any) -> Any:
+    def spied(work: Callable[..., Any], model: nn.Module, *rest: Any, **how: Any) -> Any:
         buffers = model.buffers() if isinstance(model, nn.Module) else model.ddp.buffers()
         seen.append(torch.cat([buffer.double().flatten() for buffer in buffers]))
-        return work(model, *rest)
+        return work(model, *rest, **how)
 
     training = patched(step, "losses_of", partial(spied, step.losses_of))
     with training, patched(loop, "evaluate", partial(spied, loop.evaluate)):
