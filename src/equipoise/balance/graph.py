@@ -81,10 +81,14 @@ class Reach:
         if suspects:
             connected = dict(self.per_loss[0])
             dependence.prune(step.losses if step.unmasked is None else step.unmasked, self.per_loss, suspects)
-            for tensors in encoders if step.unmasked is not None else ():
+            for block, tensors in enumerate(encoders):
+                lost = {id(t): t for t in tensors if id(t) in connected}
+                if step.values.presence is None or not lost or not lost.keys().isdisjoint(self.per_loss[0]):
+                    continue
                 # A model hides a sensor that no sample has from its fused output; in other batches it does not.
-                if not any(id(tensor) in self.per_loss[0] for tensor in tensors):
-                    self.per_loss[0] |= {id(t): t for t in tensors if id(t) in connected}
+                if not bool(step.values.presence[block] > 0):
+                    self.per_loss[0] |= lost
+                    dependence.forget(lost)
         self.leaves: Leaves = {}
         for leaves in (*self.per_loss, leaves_under(edges_of(step.extra))):
             self.leaves |= leaves
@@ -219,6 +223,11 @@ class Dependence:
             self._known[number, key] = answer > 0
             if key not in self._living:
                 self._living[key] = weakref.ref(connected[number][key], lambda _, key=key: self._forget(key))
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Ask anew, at the next call, whether the fused loss depends on some tensors."""
+        for key in keys:
+            self._known.pop((0, key), None)
 
     def _forget(self, key: int) -> None:
         """Drop what is known of a tensor that is gone: another may get its identity."""

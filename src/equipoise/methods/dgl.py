@@ -16,8 +16,8 @@ class DGL(Balancer):
     that of the fused head given m alone (``LateFusion(…, unimodal="split")``); dedicated uni-modal heads, where there
     are any, follow their own losses.
 
-    Tasks: classes and labels. No regression where f_m is the loss of a share: shares of a number add up to it, and cannot
-    each meet it alone.
+    Tasks: classes and labels. No regression where f_m is the loss of a share: shares of a number add up to it, and
+    cannot each meet it alone.
 
     Paper: Wei et al., "Boosting Multimodal Learning via Disentangled Gradient Learning" (ICCV 2025).
     Cost: one backward pass.
