@@ -1,5 +1,6 @@
 """Sentences about results: the notes below a table, and the answer to the question of a study."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -147,16 +148,19 @@ def _precision(rows: Sequence[Row]) -> str:
 def _warnings(groups: Sequence[RunGroup]) -> list[str]:
     """Write each warning of the runs once, with the runs that it was given for."""
     said: dict[str, Counter[str]] = {}
-    for group in groups:
-        for row in group.rows:
-            for warning in row.get("warnings") or ():
-                said.setdefault(str(warning), Counter())[group.label] += 1
+    texts: dict[str, dict[str, None]] = {}
+    for label, row in ((group.label, row) for group in groups for row in group.rows):
+        for warning in map(str, row.get("warnings") or ()):
+            key = re.sub(r"\d+", "#", warning)  # 68 steps in one fold, 70 in the next: one sentence
+            texts.setdefault(key, {})[warning] = None
+            said.setdefault(key, Counter())[label] += 1
     runs = {group.label: len(group.rows) for group in groups}
     notes = []
-    for warning, labels in said.items():
+    for key, labels in said.items():
         everywhere = labels == runs
         where = [f"{label} ({count} of {plural(runs[label], 'run')})" for label, count in labels.items()]
-        notes.append(f"Warning of {'every run' if everywhere else listed(where)}: {warning}")
+        alike = " (numbers differ between runs)" if len(texts[key]) > 1 else ""
+        notes.append(f"Warning of {'every run' if everywhere else listed(where)}: {next(iter(texts[key]))}{alike}")
     return notes
 
 
