@@ -220,7 +220,7 @@ def _accuracies(accuracy: Mapping[str, Any], kind: TaskKind, metric: Metric) -> 
     blank = [""] * len(columns)
     rows += [[f"{name} alone", _shown(value, metric), *blank] for name, value in (accuracy["sensors"] or {}).items()]
     if accuracy["baseline"] is not None:
-        constant = "median or mean" if kind == "regression" else "majority"
+        constant = "median" if metric.name == "mae" else "mean" if kind == "regression" else "majority"
         rows.append([f"no sensor: the {constant} of the training part", _shown(accuracy["baseline"], metric), *blank])
     return _table(["decision", metric.label, *columns.values()], rows)
 
