@@ -35,20 +35,21 @@ if _TYPE_CHECKING:
 __version__ = _VERSION
 
 
-def load(path: _Path | str, *, encoder: str | None = None, trust: bool = False) -> _Predictor:
+def load(path: _Path | str, *, encoder: str | None = None, model: str | None = None, trust: bool = False) -> _Predictor:
     """Load the model of a finished run, ready to answer: `equipoise.load("runs/one").predict({"imu": window})`.
 
     Args:
         path: The folder of a run, or of a command that made a single one.
         encoder: The encoders as they were named for training, where one was your own.
-        trust: Import the encoders that the folder names.
+        model: The model as it was named for training, where it was your own.
+        trust: Import the model or the encoders that the folder names.
 
     Raises:
         BadInput: If there is no such run, or its model cannot be built again.
     """
     from equipoise.deploy.predictor import load as load_predictor
 
-    return load_predictor(path, encoder=encoder, trust=trust)
+    return load_predictor(path, encoder=encoder, model=model, trust=trust)
 
 
 __all__ = [

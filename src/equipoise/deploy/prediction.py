@@ -13,7 +13,7 @@ THRESHOLD = 0.5
 @final
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a model says of N samples; of a single sample every array lacks its first axis, every list is its one item.
+    """Answers to N samples; of a single sample every array lacks its first axis, and every list is its one item.
 
     Args:
         kind: "classes", "labels" or "regression".

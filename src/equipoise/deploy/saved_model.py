@@ -59,7 +59,7 @@ class SavedModel(NamedTuple):
 
     @property
     def task(self) -> Task:
-        """What the answers of the model mean."""
+        """The task, which says what the answers of the model mean."""
         return self.model.known_task()
 
     def deployable(self) -> Deployable:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Answering(Protocol):
-    """What a stream asks of a `Predictor`."""
+    """The part of a `Predictor` that a stream asks."""
 
     saved: SavedModel
     words: dict[str, int]
