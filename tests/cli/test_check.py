@@ -359,7 +359,7 @@ def test_numbers_are_described_part_by_part(tmp_path: Path, capsys: pytest.Captu
     )
     (outside,) = [warning for warning in found.warnings if "outside" in warning]
     assert outside.startswith("test: ")
-    assert "% of steer lie outside the range of train" in outside
+    assert "% of steer lies outside of train" in outside
     printed = run(capsys, data=path).out
     assert "2 modalities, task=regression" in printed
     assert "steer, mean ± deviation" in printed
