@@ -309,4 +309,5 @@ def _beyond(name: str, parts: Mapping[str, Part], report: DataReport) -> Iterabl
             share = float(((label < known.least) | (label > known.most)).float().mean())
             if share > OUTSIDE:
                 seen = f"{known.least:.4g} to {known.most:.4g}"
-                yield f"{name}: {100 * share:.0f} % of {column} lies outside of train, {seen}; models seldom answer what they never saw"
+                advice = "models seldom answer what they never saw"
+                yield f"{name}: {100 * share:.0f} % of {column} lies outside of train, {seen}; {advice}"
