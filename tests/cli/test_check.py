@@ -354,9 +354,8 @@ def test_numbers_are_described_part_by_part(tmp_path: Path, capsys: pytest.Captu
         assert (numbers.mean, numbers.deviation) == pytest.approx((own.mean(), own.std(ddof=1)))
         assert numbers.quantiles == pytest.approx(np.percentile(own, [5, 25, 50, 75, 95]))
     errors = np.abs(label[split == 2] - np.median(label[split == 0], axis=0)).mean(axis=0)
-    assert found.baseline == (
-        f"Always saying the median of train errs by {errors[0]:.4g} in steer, {errors[1]:.4g} in speed on average in test."
-    )
+    said = f"{errors[0]:.4g} in steer, {errors[1]:.4g} in speed"
+    assert found.baseline == f"Always saying the median of train errs by {said} on average in test."
     (outside,) = [warning for warning in found.warnings if "outside" in warning]
     assert outside.startswith("test: ")
     assert "% of steer lies outside of train" in outside
