@@ -23,6 +23,7 @@ from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.report import search as search_report
 from equipoise.study import search as searches
+from equipoise.models.metrics import METRICS
 from equipoise.study.job import Job, run_job
 from equipoise.study.search import STARTS, run_search
 from equipoise.study.store import Store
@@ -67,6 +68,23 @@ def test_the_best_is_the_first_of_the_best_that_were_finished() -> None:
     assert "1 diverged, 3 finished, 1 pruned" in text
     assert text.endswith("\n  equipoise train lr=0.03")
     assert "| 3 | 0.04 | – | 1 | diverged |" in search_report.markdown(outcome, "")
+
+
+def test_the_best_of_errors_is_the_smallest() -> None:
+    errors = [12.5, 8.25, None, 30.0]
+    tried = [
+        SearchTrial(at, {"lr": 0.01 * (at + 1)}, "finished" if error else "diverged", error, 4)
+        for at, error in enumerate(errors)
+    ]
+    space = search_of("mimo", ["lr=0.01..0.1"])
+    outcome = SearchResult(space, "steering", "", 40, 0, tried, {}, METRICS["mae"])
+    assert outcome.best.number == 1
+    assert [each.number for each in search_report.ranked(outcome)] == [1, 0, 3, 2]
+    text = search_report.text(outcome, "")
+    assert "Mean absolute error on the 40 validation samples" in text
+    assert "As it stood the method had 12.5." in text
+    assert "validation, mae" in text
+    assert "%" not in text
 
 
 # -- searching --
