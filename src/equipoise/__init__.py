@@ -1,7 +1,5 @@
 """Equipoise: balanced multi-modal learning for PyTorch."""
 
-from __future__ import annotations
-
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
@@ -35,7 +33,9 @@ if _TYPE_CHECKING:
 __version__ = _VERSION
 
 
-def load(path: _Path | str, *, encoder: str | None = None, model: str | None = None, trust: bool = False) -> _Predictor:
+def load(
+    path: _Path | str, *, encoder: str | None = None, model: str | None = None, trust: bool = False
+) -> "_Predictor":
     """Load the model of a finished run, ready to answer: `equipoise.load("runs/one").predict({"imu": window})`.
 
     Args:

@@ -1,6 +1,7 @@
 """One table for a study of several data sets: methods × data sets."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -78,7 +79,7 @@ def _column(data: str, column: ResultColumn, lines: dict[str, RunGroup], *, seve
     return replace(
         column,
         key=f"{data}.{column.key}" if several else data,
-        title=data,
+        title=re.sub(r"\.(npz|csv|parquet)$", "", data),
         unit=heading if several or column.key != "fused" else column.unit,
         of=of,
     )
