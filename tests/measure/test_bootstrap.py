@@ -108,7 +108,7 @@ def test_it_takes_little_time(kind: str, name: str) -> None:
     answer, label, group = drawn(TASKS[kind], 4_000, seed=0)
     took = []
     for groups in (group, None):
-        start = time.perf_counter()
+        start = time.process_time()
         bootstrap_interval(METRICS[name], answer, label, TASKS[kind], groups)
-        took.append(time.perf_counter() - start)
-    assert max(took) < 2.0, took  # a fifth of a second on an idle core
+        took.append(time.process_time() - start)
+    assert max(took) < 2.0, took  # of processor time: about a fifth of a second
