@@ -362,6 +362,12 @@ def test_what_makes_modules_is_told_without_calling_it() -> None:
         assert makes_modules(thing)
 
 
+def test_a_method_that_a_file_names_by_a_path_is_a_label_only(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / saved_model.DESCRIPTION).write_text(json.dumps(edited(content_of(run), ("row", "method"), "os.system")))
+    monkeypatch.setattr("equipoise.util.named.importlib.import_module", pytest.fail)
+    assert load_saved_model(run).row["method"] == "os.system"
+
+
 @pytest.mark.parametrize("path", ["cProfile.main", "subprocess.getoutput", "strong:code.interact,weak:cnn1d"])
 def test_no_code_is_run_because_a_file_names_it(path: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / saved_model.DESCRIPTION).write_text(json.dumps(edited(content_of(run), ("row", "run", "encoder"), path)))
@@ -398,11 +404,12 @@ def test_an_edited_folder_ends_a_command_with_one_message(
     whole = (run / saved_model.WEIGHTS).read_bytes()
     edits: list[tuple[tuple[Any, ...], Any]] = [
         (("row", "run", "encoder"), "cProfile.main"),
+        (("row", "run", "model"), "cProfile.main"),
         (("row", "run", "features"), 10**9),
         (("row",), None),
         (("inputs",), {}),
         (("classes",), ["x"] * 10**5),
-        (("row", "method"), "os.system"),
+        (("row", "method"), "os.system()"),
         (("inputs", "weak", "dtype"), "load"),
         (("row", "fold"), -1),
     ]
