@@ -16,10 +16,11 @@ from deploy.shipped_runs import recorded, rows_of, trained
 from equipoise.data.splits import Splits
 from equipoise.deploy import Deployable, ExportedModel, Predictor, export, load_saved_model
 from equipoise.deploy.card import write_card
-from equipoise.deploy.exporting import run_onnx
+from equipoise.deploy.exporting import compare, run_onnx
 from equipoise.models import LateFusion, fit_committee
 from equipoise.models.encoders import MLP, CNN1d
 from equipoise.models.late_fusion import Decision
+from equipoise.models.metrics import METRICS
 from equipoise.models.task import Classification, MultiLabel, Regression, Task
 from equipoise.study.job import DESCRIPTION
 from equipoise.util.errors import BadInput
@@ -119,13 +120,13 @@ def test_intervals_of_many_sensors() -> None:
         torch.testing.assert_close(width, 2 * graph.model.radii[1, row : row + 1], atol=1e-3, rtol=0)
 
 
-def test_an_interval_that_is_not_calibrated_has_no_ends_and_is_compared_all_the_same(tmp_path: Path) -> None:
+def test_an_interval_that_is_not_calibrated_has_no_ends_and_is_compared_all_the_same() -> None:
     model = LateFusion({"a": MLP(3, 5), "b": MLP(2, 5)}, task=Regression(["angle"])).eval()
     inputs = {"a": torch.randn(2, 3), "b": torch.randn(2, 2)}
-    exported = export(Deployable(model, examples=inputs), tmp_path, "onnx")
-    assert exported.difference is not None
-    assert exported.difference <= 1e-5
-    found = run_onnx(exported.file)(flagged(inputs, ("a", "b")))
+    graph = Deployable(model, examples=inputs)
+    with torch.no_grad():
+        assert compare(graph, graph) <= 1e-6
+        found = graph(flagged(inputs, ("a", "b")))
     assert (found["committee_low"] == -math.inf).all()
     assert (found["committee_high"] == math.inf).all()
 
@@ -236,3 +237,25 @@ def test_the_description_says_the_task_and_contradictions_are_refused(
     (tmp_path / DESCRIPTION).write_text(json.dumps(without))
     with pytest.raises(BadInput, match=r"task\.kind"):
         load_saved_model(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["classes", "number"])
+def test_a_run_with_gaps_reaches_its_figures_on_raw_samples(kind: str, tmp_path: Path) -> None:
+    arrays = {name: values for name, values in recorded(SAMPLES).items() if name in ("vector", "series", "camera")}
+    gone = np.random.default_rng(1).random((3, SAMPLES)) < np.array([[0.3], [0.2], [0.0]])
+    arrays["vector"] = np.where(gone[0][:, None], np.nan, arrays["vector"])
+    arrays["camera_present"] = ~gone[1]
+    label = answers("number") if kind == "number" else np.arange(SAMPLES) % 7 % 3
+    splits = trained(tmp_path, arrays, label)
+    predictor = equipoise.load(tmp_path)
+    test = range(2, SAMPLES, 3)
+    found = predictor.predict({name: np.asarray(values)[test] for name, values in arrays.items()})
+    there = [[not gone[0, row], True, not gone[1, row]] for row in test]
+    assert found.sensors == [tuple(np.array(["vector", "series", "camera"])[row].tolist()) for row in there]
+    answer = torch.from_numpy(found.values if kind == "number" else found.probabilities)
+    metric = METRICS[predictor.saved.row["metric"]]
+    value = metric(answer, splits.test.label, splits.task)
+    assert value == pytest.approx(predictor.saved.row["test"]["committee"], rel=1e-5)
+    if kind == "number":
+        inside = ((found.low <= splits.test.label.numpy()) & (splits.test.label.numpy() <= found.high)).mean()
+        assert inside == pytest.approx(predictor.saved.row["test"]["committee_coverage"])

@@ -178,8 +178,8 @@ def _markdown(card: Mapping[str, Any]) -> str:
     parts = card["data"]["parts"].items()
     counts = [f"{part}: " + ", ".join(f"{n:,} {key}" for key, n in sizes.items()) for part, sizes in parts]
     filled = {
-        "answers": f"{_TITLES[kind][0]}, in order: {', '.join(card['classes'])}",
-        "purpose": _TITLES[kind][1].format(" and ".join(card["classes"]) if kind == "regression" else count),
+        "answers": f"{_TITLES[kind]}, in order: {', '.join(card['classes'])}",
+        "purpose": _PURPOSES[kind].format(" and ".join(card["classes"]) if kind == "regression" else count),
         "metric": f"{metric.label[0].upper()}{metric.label[1:]}{' in %' if metric.percent else ''}",
         "inputs": _signatures("input", card["inputs"]),
         "outputs": _signatures("output", card["outputs"]),
