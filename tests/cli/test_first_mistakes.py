@@ -78,8 +78,9 @@ def test_of_several_runs_the_best_is_listed_first_with_what_tells_it_apart(equip
     ended = equipoise("export", tmp_path)
     assert (ended.code, ended.out) == (2, "")
     first, *lines = ended.err.splitlines()
-    assert first.endswith("holds 4 finished runs; name one of them:")
-    told = sorted((f"{100 * row['validation']['fused']:.1f} % on validation data" for row in rows), reverse=True)
+    best = f"or take the best by `equipoise export {tmp_path} --best`:"
+    assert first.endswith(f"holds 4 finished runs; name one of them, {best}")
+    told = sorted((f"{100 * row['validation']['committee']:.1f} % on validation data" for row in rows), reverse=True)
     assert [line.rpartition(": ")[2] for line in lines] == told
     titles = [line.split("  ")[2].rpartition(":")[0] for line in lines]
     assert sorted(titles) == [

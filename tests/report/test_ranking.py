@@ -33,7 +33,7 @@ def test_the_committee_counts_where_there_is_one() -> None:
     ]
     text = ranking_text(order, results(*rows))
     assert "ew      committee  90.5 ± 0.7" in text
-    assert "Chosen: ew, the highest accuracy of what is shipped, on validation data on average over 2 runs" in text
+    assert "Chosen: ew, since its committee has the highest accuracy on validation data, on average over 2 runs" in text
 
 
 def test_means_over_seeds_decide_not_the_luckiest_run() -> None:

@@ -72,7 +72,7 @@ class Headline:
 
     @property
     def about(self) -> str:
-        """What a reader has to know of a metric other than a percentage of which more is better."""
+        """Remarks on a metric other than a percentage of which more is better."""
         of_target = ", in units of the target" if self.metric.name in ("mae", "rmse") else ""
         return of_target + ("" if self.metric.higher else ", lower is better")
 

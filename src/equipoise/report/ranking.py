@@ -1,4 +1,4 @@
-"""Which model to ship: methods ranked on validation data by the decision that is shipped."""
+"""Methods ranked on validation data by the decision that is shipped."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -84,11 +84,11 @@ def ranking_text(ranked: Sequence[Ranked], results: Results) -> str:
     table = text_table(["method", "ships", f"validation {head.in_axis}", "runs"], lines)
     seed, fold = first.row.get("seed"), first.row.get("fold")
     run = f"seed {seed}" + ("" if fold is None else f", fold {fold}")
-    better = f"the {head.best} {head.label} of what is shipped, on validation data"
-    several = first.validation.count > 1
-    over = f" on average over {first.validation.count} runs; of these {run} is the best" if several else f": {run}"
+    why = f"its {first.decision} has the {head.best} {head.label} on validation data"
+    count = first.validation.count
+    over = f", on average over {count} runs; of these {run} is the best" if count > 1 else f" ({run})"
     folds = "" if fold is None else " A model of a fold has not seen the test groups of that fold."
-    return "\n".join([*table, f"Chosen: {first.label}, {better}{over}.{folds}"])
+    return "\n".join([*table, f"Chosen: {first.label}, since {why}{over}.{folds}"])
 
 
 def ranking_as_dicts(ranked: Sequence[Ranked]) -> list[dict[str, Any]]:
