@@ -419,7 +419,7 @@ def test_what_does_not_name_one_run_is_refused(run_folder: Path, tmp_path: Path)
     with pytest.raises(BadInput, match=r"found no model.json in it\. Make one"):
         load_saved_model(tmp_path)
     (tmp_path / "runs" / "old" / "epoch-00003").mkdir(parents=True)
-    with pytest.raises(BadInput, match="before models were kept: train again"):
+    with pytest.raises(BadInput, match="not finished: type its command again"):
         load_saved_model(tmp_path)
     for name in ("one", "two"):
         finished_run(tmp_path / "runs" / name)

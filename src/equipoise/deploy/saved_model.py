@@ -136,7 +136,7 @@ def _find(path: Path) -> Path:
     runs = sorted(file.parent for file in path.glob(f"runs/*/{DESCRIPTION}"))
     if len(runs) == 1:
         return inside(path, "runs", runs[0].name)
-    old = " (its runs were made before models were kept: train again)" if any(path.glob("**/epoch-*")) else ""
+    old = " (a run there is not finished: type its command again)" if any(path.glob("**/epoch-*")) else ""
     problem = f"{path}: expected the folder of a finished run, found no {DESCRIPTION} in it{old}. Make one: {TRAIN}"
     if runs:
         one = f"name one of them, or take the best by `equipoise export {shlex.quote(str(path))} --best`"
