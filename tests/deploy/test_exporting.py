@@ -423,7 +423,10 @@ def test_what_does_not_name_one_run_is_refused(run_folder: Path, tmp_path: Path)
         load_saved_model(tmp_path)
     for name in ("one", "two"):
         finished_run(tmp_path / "runs" / name)
-    with pytest.raises(BadInput, match=r"2 finished runs; name one of them:\n.*one  mimo on own, seed 0: .*\n.*two"):
+    with pytest.raises(
+        BadInput,
+        match=r"2 finished runs; name one of them, or take the best by .* --best`:\n.*one  mimo on own, seed 0: .*\n.*two",
+    ):
         load_saved_model(tmp_path)
 
 
@@ -439,7 +442,7 @@ def test_a_run_that_cannot_be_built_again_is_refused(run_folder: Path, tmp_path:
     assert opened(content).classes == ("0", "1", "2")
     with pytest.raises(BadInput, match="found damage"):
         opened("{")
-    with pytest.raises(BadInput, match="expected format 1, found 9"):
+    with pytest.raises(BadInput, match="expected format 1 or 2, found 9"):
         opened({**content, "format": 9})
     with pytest.raises(BadInput, match="expected the weights"):
         opened(content, b"no weights")

@@ -41,7 +41,7 @@ Estimator = TypeVar("Estimator", bound="Multimodal")
 
 
 class Multimodal(BaseEstimator, ABC):
-    """What both estimators do alike."""
+    """The part that both estimators share."""
 
     model_: FusionModel
     inputs_: dict[str, InputSpec]
