@@ -48,6 +48,7 @@ Folds = Annotated[
         "--folds",
         parser=folds_of,
         metavar="[N]",
+        show_default=False,
         help="Every group-wise fold instead of the one fixed cut; --folds 5 cuts the groups into five.",
     ),
 ]

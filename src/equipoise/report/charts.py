@@ -302,5 +302,5 @@ FIGURES: dict[str, tuple[Draw, tuple[str, ...]]] = {
     "residuals": (_residuals, ("regression",)),
     "bars": (_bars, ("classes", "labels", "regression")),
 }
-"""What draws each kind of figure, and the tasks it fits."""
+"""Functions that draw each kind of figure, and the tasks it fits."""
 FORMATS = ("pdf", "svg", "png")

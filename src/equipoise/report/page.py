@@ -37,7 +37,7 @@ MEASURES = {
     "committee {}": ("test", "committee"),
     "committee {} under faults": ("test", "faults", "mean", "committee"),
 }
-"""What methods are compared by, with a place for the metric's name."""
+"""Measures that methods are compared by, with a place for the metric's name."""
 
 
 def write_page(folder: str | Path | Results, command: str | None = None, baseline: str = BASELINE) -> Path:

@@ -125,7 +125,7 @@ def _rows(result: SearchResult) -> list[list[str]]:
 
 
 def draw(result: SearchResult, folder: Path, made: str) -> list[Path]:
-    """Draw the best so far, what mattered, and accuracy over each parameter, as SVG and PNG.
+    """Draw the best so far, what mattered, and the metric over each parameter, as SVG and PNG.
 
     Args:
         result: The search.
@@ -181,7 +181,7 @@ def _draw_importance(axes: Axes, result: SearchResult, colours: dict[str, str]) 
 
 
 def _draw_parameter(axes: Axes, result: SearchResult, key: str, colour: str) -> None:
-    """Draw accuracy over one parameter; words and few values stand at equal distances."""
+    """Draw the metric over one parameter; words and few values stand at equal distances."""
     space = result.search.space[key]
     if isinstance(space, Interval):
         _draw_trials(axes, result, lambda trial: trial.values[key], colour)
