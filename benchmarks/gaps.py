@@ -67,7 +67,7 @@ def run(job: Job) -> dict[str, Any]:
     splits = damaged(path, sensor, way, seed)
     # As many steps whatever the number of samples, so that nothing but the data differs.
     epochs = max(1, round(steps / math.ceil(len(splits.train) / 64)))
-    settings = Settings(epochs=epochs, optimizer="adamw", lr=1e-3, weight_decay=0.01, schedule="cosine")
+    settings = Settings(epochs=epochs, optimizer="adamw", lr=1e-3, weight_decay=0.01, schedule="cosine", compile=False)
     trained = train(splits, METHODS[method](), settings, seed=seed)
     test = measure_run(trained.model, splits, seed=seed, faults=False, protocols=False)["test"]
     names = ("data", "method", "sensor", "way", "seed", "steps")

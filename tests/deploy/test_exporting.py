@@ -425,7 +425,7 @@ def test_what_does_not_name_one_run_is_refused(run_folder: Path, tmp_path: Path)
         finished_run(tmp_path / "runs" / name)
     with pytest.raises(
         BadInput,
-        match=r"2 finished runs; name one of them, or take the best by .* --best`:\n.*one  mimo on own, seed 0: .*\n.*two",
+        match=r"2 finished runs; name one of them, or take the best .*:\n.*one  mimo on own, seed 0: .*\n.*two",
     ):
         load_saved_model(tmp_path)
 

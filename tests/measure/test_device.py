@@ -9,7 +9,10 @@ from torch import Tensor
 import equipoise
 from equipoise.data import Splits
 from equipoise.measure import conflict, faulty_parts, measure_run, peak_memory, step_seconds, training_statistics
+from equipoise.training.settings import Settings
+from equipoise.training.train import train
 from measure.constructed import random_model, random_splits, series_model, series_part
+from tasks_made_up import KINDS, splits_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU HERE: measuring on one was not tried")
 
@@ -36,6 +39,20 @@ def test_measuring_gives_the_same_there(kind: str) -> None:
     expected = measure_run(make(), splits, seed=0)
     assert close(measure_run(make().cuda(), splits, seed=0), expected)
     assert close(measure_run(make().cuda(), on_gpu(splits), seed=0), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_task_is_measured_there_with_gaps(kind: str) -> None:
+    """A run of a study from training to its row: losses, committee, intervals, protocols, faults, time."""
+    splits = splits_of(kind, gaps=0.3)
+    settings = Settings(epochs=2, batch=16, device="cuda")
+    trained, balancer = train(splits, equipoise.MIMO(), settings), equipoise.MIMO()
+    measured = measure_run(trained.model, splits, seed=0)["test"]
+    assert all(isinstance(measured[name], float) for name in ("fused", "committee"))
+    mover = torch.optim.SGD(trained.model.parameters(), 0.01)
+    balancer.attach(trained.model, optimizer=mover)
+    assert step_seconds(trained.model, balancer, mover, splits.train, batch=16, steps=3)["total"] > 0
+    assert trained.model.predict(splits.test.to("cuda").inputs, "committee").isfinite().all()
 
 
 def test_faulty_inputs_are_the_same_there() -> None:

@@ -216,3 +216,11 @@ def test_a_mask_of_another_length_is_named() -> None:
     model = LateFusion({"a": MLP(2), "b": MLP(3)}, classes=3)
     with pytest.raises(ValueError, match=r"b_present: expected one truth value per sample, \[4\]; found \[3\]"):
         model({"a": torch.ones(4, 2), "b": torch.ones(4, 3), "b_present": torch.ones(3, dtype=torch.bool)})
+
+
+def test_numbers_are_standardised_in_full_precision() -> None:
+    """In bfloat16 the heart rates 134.6 and 135 are the same number."""
+    task = Regression(["rate"], torch.tensor([134.0]), torch.tensor([1.0]), "mae")
+    output = torch.zeros(2, 1, dtype=torch.bfloat16)
+    loss = task.loss(output, torch.tensor([[134.6], [135.0]]))
+    torch.testing.assert_close(loss, torch.tensor([0.6, 1.0]), rtol=1e-4, atol=1e-4)

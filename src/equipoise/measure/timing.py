@@ -99,7 +99,7 @@ def timed_step(model: FusionModel, balancer: Balancer, optimizer: Optimizer) -> 
         with watch("forward"):
             losses, beside, _ = step_losses(model, balancer, part)
         with watch("balance"):
-            loss = balancer(losses, extra=beside)
+            loss = balancer(losses, extra=beside, present=part.present or None)
         backward_and_update(watch, loss, optimizer)
 
     return step

@@ -145,8 +145,9 @@ def _calibrate(model: FusionModel, of_fused: Tensor, members: Tensor, label: Ten
     masks, weights = subset_masks(len(model.encoders)), model.committee.detach().cpu()
     chosen = surviving_weights(weights, masks)  # [S, M]
     pooled = torch.einsum("sm,nmd->snd", chosen, members)
-    pooled[~masks.any(dim=1)] = model.known_task().nothing(label)  # what is answered without any sensor
-    of_fused[~masks.any(dim=1)] = (model.known_task().nothing(label) - label).abs()
+    nothing = model.known_task().nothing(label.to(model.committee.device)).cpu()  # what is answered without any sensor
+    pooled[~masks.any(dim=1)] = nothing
+    of_fused[~masks.any(dim=1)] = (nothing - label).abs()
     for decision, errors in enumerate((of_fused, (pooled - label).abs())):
         radii = torch.stack([conformal_radius(one) for one in errors])
         model.radii[decision].copy_(widened_by_missing(radii, masks))

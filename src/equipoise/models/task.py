@@ -248,6 +248,7 @@ class Regression(Task):
 
     def loss(self, output: Tensor, label: Tensor, *, weighted: bool = True) -> Tensor:  # noqa: ARG002
         """Return the loss of each sample between standardised numbers, the mean over columns."""
+        output = widened(output)  # half of the digits of a target may be lost otherwise
         target = self.standardised(label.to(output.dtype))
         losses = {"huber": F.huber_loss, "mse": F.mse_loss, "mae": F.l1_loss}
         return losses[self.loss_name](output, target, reduction="none").mean(dim=1)
