@@ -3,15 +3,16 @@
     python benchmarks/gaps.py --data phonewatch.npz utd.npz --seeds 5 --out gaps.jsonl
 
 Each sensor in turn loses samples of the training and the validation part, drawn anew for every seed; the test part is
-complete. Runs of one sensor and seed share the draw, so that their differences are paired. What is done is kept in
-OUT, one line a run: started again, the script goes on. The table at the end gives mean differences in points of test
-accuracy, with 95 % intervals of Student's t over sensors and seeds.
+complete. All runs of a seed share the draw, so that their differences are paired. Each way has as many optimiser steps.
+What is done is kept in OUT, one line a run: started again, the script goes on. The table at the end gives mean
+differences in points of test accuracy, over sensors and then over seeds, with 95 % intervals of Student's t over seeds.
 """
 
 import argparse
 import json
 import math
 from collections.abc import Iterator
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from equipoise.training.settings import Settings
 from equipoise.training.train import train
 
 SHARE = 0.3
-WAYS = ("complete", "masked", "left out", "mean")
+WAYS, SHARED = ("complete", "masked", "left out", "mean"), ("complete", "left out")
 METHODS = {"mimo": MIMO, "msl": MSL}
 KNOWN = ("label", "split", "group", "classes")
 Job = tuple[str, str, str, str, int, int]
@@ -75,14 +76,12 @@ def run(job: Job) -> dict[str, Any]:
     return {**facts, "fused": test["fused"], "committee": test["committee"]}
 
 
-def jobs_of(paths: list[str], seeds: int, steps: int) -> Iterator[Job]:
-    """List the runs; complete data once for all sensors."""
-    for path in paths:
+def jobs_of(paths: list[str], methods: list[str], seeds: int, steps: int) -> Iterator[Job]:
+    """List the runs; complete data, and samples left out, are the same whatever sensor lost them."""
+    for path, method, seed in product(paths, methods, range(seeds)):
         sensors = list(arrays_of(path)[0])
-        for seed in range(seeds):
-            for method in METHODS:
-                yield path, method, sensors[0], "complete", seed, steps
-                yield from ((path, method, one, way, seed, steps) for one in sensors for way in WAYS[1:])
+        yield from ((path, method, sensors[0], way, seed, steps) for way in SHARED)
+        yield from ((path, method, one, way, seed, steps) for one in sensors for way in WAYS if way not in SHARED)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -92,14 +91,18 @@ def table(rows: list[dict[str, Any]]) -> str:
     for data, method in sorted({(row["data"], row["method"]) for row in rows}):
         own = [row for row in rows if (row["data"], row["method"]) == (data, method)]
         for decision in ("fused", "committee"):
-            value = {(row["way"], row["sensor"], row["seed"]): 100 * row[decision] for row in own}
-            masked = {key[1:]: one for key, one in value.items() if key[0] == "masked"}
-            complete = {seed: one for (way, _, seed), one in value.items() if way == "complete"}
-            cells = [f"{np.mean(list(complete.values())):.1f}", f"{np.mean(list(masked.values())):.1f}"]
-            cells.append(_interval([one - complete[seed] for (_, seed), one in masked.items()]))
-            cells += [_interval([one - value[(way, *key)] for key, one in masked.items()]) for way in WAYS[2:]]
+            mean = {way: _by_seed([row for row in own if row["way"] == way], decision) for way in WAYS}
+            cells = [f"{np.mean(list(mean[way].values())):.1f}" for way in WAYS[:2]]
+            others = (mean[way] for way in WAYS if way != "masked")
+            cells += [_interval([one - other[seed] for seed, one in mean["masked"].items()]) for other in others]
             lines.append(f"| {data} | {method} | {decision} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _by_seed(rows: list[dict[str, Any]], decision: str) -> dict[int, float]:
+    """Return the mean accuracy in percent over sensors, of each seed."""
+    seeds = sorted({row["seed"] for row in rows})
+    return {seed: 100 * float(np.mean([row[decision] for row in rows if row["seed"] == seed])) for seed in seeds}
 
 
 def _interval(differences: list[float]) -> str:
@@ -112,6 +115,7 @@ def main() -> None:
     """Run what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", nargs="+", required=True)
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--workers", type=int, default=2)
@@ -119,7 +123,11 @@ def main() -> None:
     given = parser.parse_args()
     rows = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
     done = {tuple(row[key] for key in ("data", "method", "sensor", "way", "seed", "steps")) for row in rows}
-    jobs = [job for job in jobs_of(given.data, given.seeds, given.steps) if (Path(job[0]).stem, *job[1:]) not in done]
+    jobs = [
+        job
+        for job in jobs_of(given.data, given.methods, given.seeds, given.steps)
+        if (Path(job[0]).stem, *job[1:]) not in done
+    ]
     print(f"{len(jobs)} runs to do, {len(rows)} done", flush=True)
     with get_context("spawn").Pool(given.workers) as pool, given.out.open("a") as file:
         for number, row in enumerate(pool.imap_unordered(run, jobs), 1):

@@ -161,6 +161,14 @@ def test_mean_weights_are_those_of_a_quadratic_programme(seed: int) -> None:
     np.testing.assert_allclose(fit.weights, found.x, atol=1e-4)
 
 
+def test_two_groups_do_not_let_the_worst_member_have_an_equal_say() -> None:
+    torch.manual_seed(9)
+    errors = torch.randn(120, 3, 1) * torch.tensor([0.1, 0.1, 3.0])[:, None]
+    fit = fit_mean_weights(errors, torch.arange(120) // 60)
+    assert fit.weights[2] < 0.02
+    assert "no third group" in fit.reason
+
+
 def test_a_multi_label_committee_weighs_members_by_their_log_odds() -> None:
     torch.manual_seed(5)
     model = LateFusion({"a": MLP(2), "b": MLP(2)}, task=MultiLabel(["x", "y"]))

@@ -31,7 +31,7 @@ Derivatives = tuple[Tensor, Tensor, Tensor]
 """A function's value [], gradient [M] and positive definite Hessian [M, M]."""
 
 _SHRINKAGES = (math.inf, 10.0, 1.0, 0.1, 0.01, 0.001)
-_FOLDS_BY_GROUP, _FOLDS_BY_SAMPLE = 10, 5
+_FOLDS_BY_GROUP, _FOLDS_BY_SAMPLE, _FEWEST_GROUPS = 10, 5, 3
 
 
 class CommitteeFit(NamedTuple):
@@ -199,7 +199,9 @@ def fit_weights(log_probabilities: Tensor, labels: Tensor, groups: Groups | None
 def fit_mean_weights(errors: Tensor, groups: Groups | None = None) -> CommitteeFit:
     """Fit the weights of a convex combination of numbers: least mean square plus shrinkage · ‖w − equal‖².
 
-    The weights are not negative and add up to one. The shrinkage is chosen as in `fit_weights`.
+    The weights are not negative and add up to one. The shrinkage is chosen as in `fit_weights`, but with one or two
+    groups five stretches of samples are left out in turn: the errors of a committee of numbers have no bounds, and equal
+    weights may let its worst member spoil the answer.
 
     Args:
         errors: Of N samples under M members in D columns, [N, M, D], in deviations of the target.
@@ -210,7 +212,12 @@ def fit_mean_weights(errors: Tensor, groups: Groups | None = None) -> CommitteeF
         raise_all([f"fit_mean_weights expected {expected}; found {list(errors.shape)}."])
     if groups is not None and len(groups) != len(errors):
         raise_all([f"fit_mean_weights expected {len(errors)} groups, one per sample; found {len(groups)}."])
-    return _fit(_MeanPool(errors.detach().to("cpu", torch.float64).transpose(0, 1).contiguous()), groups)
+    pool = _MeanPool(errors.detach().to("cpu", torch.float64).transpose(0, 1).contiguous())
+    count = len(errors) if groups is None else len(np.unique(_names(groups)))
+    if groups is None or count >= _FEWEST_GROUPS or len(errors) < _FOLDS_BY_SAMPLE:
+        return _fit(pool, groups)
+    fit = _fit(pool, np.arange(len(errors)) * _FOLDS_BY_SAMPLE // len(errors))
+    return fit._replace(reason=f"{fit.reason} (stretches of samples, since there is no third group to leave out)")
 
 
 class _Pool(ABC):
@@ -288,7 +295,7 @@ def _fit(pool: _Pool, groups: Groups | None) -> CommitteeFit:
     names = np.arange(samples) if groups is None else _names(groups)
     group_of_sample = torch.from_numpy(np.unique(names, return_inverse=True)[1])
     group_count = int(group_of_sample.max()) + 1
-    if group_count < 3:
+    if group_count < _FEWEST_GROUPS:
         reason = f"equal weights: found {group_count} group(s), and cross-validation needs at least three"
         return CommitteeFit(_equal(members), math.inf, reason)
 
