@@ -200,8 +200,8 @@ def fit_mean_weights(errors: Tensor, groups: Groups | None = None) -> CommitteeF
     """Fit the weights of a convex combination of numbers: least mean square plus shrinkage · ‖w − equal‖².
 
     The weights are not negative and add up to one. The shrinkage is chosen as in `fit_weights`, but with one or two
-    groups five stretches of samples are left out in turn: the errors of a committee of numbers have no bounds, and equal
-    weights may let its worst member spoil the answer.
+    groups five stretches of samples are left out in turn: errors of numbers have no bounds, and with an equal say the
+    worst member may spoil the answer.
 
     Args:
         errors: Of N samples under M members in D columns, [N, M, D], in deviations of the target.
