@@ -98,6 +98,23 @@ def test_numbers_have_intervals_and_a_manifest_is_read(equipoise: Any, number: P
         assert answers["low"]["label"][row] < answers["answer"][row] < answers["high"]["label"][row]
 
 
+def test_a_manifest_with_names_and_a_series_too_short(equipoise: Any, run: Path, tmp_path: Path) -> None:
+    file, series = tmp_path / "new.csv", sensors(1)["imu"]
+    for row in range(3):
+        np.save(tmp_path / f"{row}.npy", series[row])
+    file.write_text("id,imu,heat\na,0.npy,20\nb,1.npy,\nc,,\n")
+    code, printed, complaint = equipoise("predict", run, "--data", file, "--out", tmp_path / "answers.csv")
+    assert (code, complaint) == (0, "")
+    with (tmp_path / "answers.csv").open(encoding="utf-8") as text:
+        used = {row["id"]: row["sensors"] for row in csv.DictReader(text)}
+    assert used == {"a": "imu+heat", "b": "imu", "c": ""}
+    assert "1 sample has no sensor at all" in printed
+    np.save(tmp_path / "1.npy", series[1][:, :4])
+    code, _, complaint = equipoise("predict", run, "--data", file)
+    assert code == 2
+    assert "and 4 in sample 1" in complaint
+
+
 def test_a_data_set_by_name_is_answered_on_its_test_part(equipoise: Any, tmp_path: Path) -> None:
     words = ["train", "--data", "generated", "--method", "msl", "--out", tmp_path, "epochs=1", "features=4", "--json"]
     code, printed, _ = equipoise(*words)

@@ -126,6 +126,29 @@ def test_a_sample_without_any_sensor_gets_even_odds(run: tuple[Predictor, Splits
     answer = predictor.predict({"vector": [None, np.zeros(4)]})
     np.testing.assert_allclose(answer.probabilities[0], 1 / 3, atol=1e-6)
     assert answer.sensors == [(), ("vector",)]
+    for given in ({"vector": None}, {"series": [[None] * 6] * 2}, {"series": None, "vector": [np.nan] * 4}):
+        one = predictor.predict(given)
+        assert one.single
+        assert one.sensors == ()
+        np.testing.assert_array_equal(one.probabilities, answer.probabilities[0])
+
+
+def test_answers_keep_the_names_of_the_samples(run: tuple[Predictor, Splits]) -> None:
+    predictor, _ = run
+    numbers = {f"vector_{place}": [0.0, 1.0] for place in range(4)}
+    assert "id" not in predictor.predict(pd.DataFrame(numbers)).columns()
+    for given in (
+        pd.DataFrame(numbers, index=pd.Index(["left", "right"])),
+        pd.DataFrame({**numbers, "id": ["left", "right"]}),
+        {"vector": np.zeros((2, 4)), "id": np.array(["left", "right"])},
+    ):
+        answer = predictor.predict(given)
+        assert answer.columns()["id"] == ["left", "right"]
+        assert answer.as_dict()["id"] == ["left", "right"]
+        assert list(answer.to_frame())[:2] == ["row", "id"]
+    dates = pd.DataFrame(numbers, index=pd.to_datetime(["2026-01-01", "2026-01-02"]))
+    assert predictor.predict(dates).columns()["id"] == ["2026-01-01 00:00:00", "2026-01-02 00:00:00"]
+    assert predictor.predict({"vector": np.zeros(4), "id": "left"}).as_dict()["id"] == "left"
 
 
 def test_pictures_of_another_size_are_resized(run: tuple[Predictor, Splits]) -> None:
@@ -166,7 +189,17 @@ def test_everything_wrong_is_said_at_once(run: tuple[Predictor, Splits]) -> None
     ("given", "told"),
     [
         ({}, "at least one of vector, heat, series, speech, camera"),
-        ({"vector": None}, "at least one of"),
+        ({"id": ["a"]}, "at least one of"),
+        (
+            {"series": np.zeros((0, 2, 6))},
+            "series: expected [2, 6] for one sample or [N, 2, 6] for many, found an array",
+        ),
+        ({"vector": []}, "vector: expected [4] for one sample"),
+        ({"series": [np.zeros((2, 6)), np.zeros((2, 4))]}, "many, found 6 steps at most, and 4 in sample 1"),
+        ({"series": [np.zeros((2, 6)), None, np.zeros((2, 1))]}, "found 6 steps at most, and 1 in sample 2"),
+        ({"vector": [0, 1, None, 2]}, "finite numbers, found NaN or infinity in 1 of 1 samples (0), first in sample 0"),
+        ({"vector": [["1", None, "2", "3"]]}, "vector: expected numbers, found values of type object"),
+        ({"vector": [0, 1, 1e300, 2]}, "vector: expected finite numbers"),
         (np.zeros(4), "found ndarray"),
         ({"vector": np.zeros(3)}, "vector: expected [4] for one sample or [N, 4] for many, found samples of shape [3]"),
         ({"vector": np.zeros((2, 3, 4, 5))}, "vector: expected [4] for one sample"),

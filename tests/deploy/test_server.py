@@ -57,12 +57,26 @@ def test_health_says_what_is_expected(run: Path, client: TestClient) -> None:
     assert told["sensors"]["series"] == "[2, 6] for one sample or [N, 2, 6] for many"
 
 
+def test_null_over_a_whole_sensor_is_a_missing_one(run: Path, client: TestClient) -> None:
+    sample = {name: values[0] for name, values in rows_of(recorded(), [7]).items()}
+    without = equipoise.load(run).predict({**sample, "series": None}).as_dict()
+    given = question(sample)
+    given["sensors"]["series"]["values"] = [[None] * 6] * 2
+    assert client.post("/predict", json=given).json() == without
+    nothing = client.post("/predict", json={"sensors": {"heat": {"present": False}}})
+    assert nothing.status_code == 200
+    assert nothing.json()["sensors"] == []
+
+
 def test_what_is_wrong_is_told_with_422(client: TestClient) -> None:
     given = {"sensors": {"vectr": {"values": [0, 0, 0, 0]}, "series": {"values": [[1, 2], [3]]}}}
     found = client.post("/predict", json=given)
     assert found.status_code == 422
     assert "Did you mean 'vector'?" in found.json()["detail"]
     assert "series: expected" in found.json()["detail"]
-    assert client.post("/predict", json={"sensors": {"heat": {"present": False}}}).status_code == 422
+    for values in ([[0.0] * 6, [0.0] * 3 + [None] * 3], [[[0.0] * 6] * 2, [[0.0] * 4] * 2]):
+        found = client.post("/predict", json={"sensors": {"series": {"values": values}}})
+        assert found.status_code == 422
+        assert "in sample" in found.json()["detail"]
     assert client.post("/predict", json={"sensors": 3}).status_code == 422
     assert client.post("/predict", json={"sensors": {}, "decision": "guess"}).status_code == 422

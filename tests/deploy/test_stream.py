@@ -169,8 +169,10 @@ def test_bad_streams_are_refused(predictor: Predictor, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as caught:
         stream.push({"wrist": np.zeros((4, 7)), "ankle": np.zeros((1, 2, 5)), "cam": 1})
     told = str(caught.value)
-    for part in ("wrist: expected", "ankle: expected", "'cam'"):
+    for part in ("wrist: expected [3, n], n steps in a row, or one step [3], found a chunk of shape [4, 7]", "'cam'"):
         assert part in told
+    assert "ankle: expected [2, n], n steps in a row, or one step [2]; found an array of float64 of shape" in told
+    assert stream.push({"wrist": np.zeros((3, 0)), "heat": []}) == []
     with pytest.raises(BadInput, match="Make it: equipoise monitor"):
         predictor.stream(rates=RATES, monitor=True)
     (tmp_path / "monitor.json").write_text("{}")

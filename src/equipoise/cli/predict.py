@@ -69,6 +69,9 @@ def predict(
     _print_rows(answer_columns(found, new.windows), whole=out is None)
     listed = ", ".join(f"{name} in {count:,}" for name, count in counts.items())
     print(f"{new.name}: {len(found.sensors):,} samples answered, by the {chosen} decision. Sensors used: {listed}.")
+    if nothing := sum(not sensors for sensors in found.sensors):
+        which = "1 sample has" if nothing == 1 else f"{nothing:,} samples have"
+        print(f"{which} no sensor at all: the answer there is what the model says without looking.")
     if scored is not None:
         value = shown(scored.metric, scored.value)
         value = f"accuracy {value}" if scored.metric.name == "accuracy" else value

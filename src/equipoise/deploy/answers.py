@@ -80,8 +80,9 @@ def read_new_data(text: str, saved: SavedModel) -> NewData:
                 arrays, problems, label, windows = cut.arrays, cut.problems, cut.label, cut.names
             else:
                 (arrays, problems, notes), (label, _) = manifest.arrays(), manifest.label()
-            sounds = [f"{column.name}: " for column in manifest.modalities if column.kind == "sound"]
-            problems += _otherwise_read([note for note in notes if note.startswith(tuple(sounds))], saved)
+                sounds = [f"{column.name}: " for column in manifest.modalities if column.kind == "sound"]
+                problems += _otherwise_read([note for note in notes if note.startswith(tuple(sounds))], saved)
+                arrays |= {"id": manifest.names} if manifest.named else {}
     except Unreadable as why:
         raise BadInput(str(why)) from why
     raise_all(problems, f"data {path.name!r} cannot be read:")

@@ -18,7 +18,7 @@ class Prediction:
     Args:
         kind: "classes", "labels" or "regression".
         names: The classes, the labels, or the columns of numbers, in the order of the last axis below.
-        sensors: The sensors that were used, per sample.
+        sensors: The sensors that were used, per sample; none of a sample that has none, whose answer says nothing of it.
         decision: "committee" or "fused".
         single: Whether it is about one sample.
         probabilities: Of each class, or of each label, [N, C]; None for numbers.
@@ -26,6 +26,7 @@ class Prediction:
         low: The lower end of each number's interval, [N, D]; None for classes and labels. Nine of ten new samples lie
             within, where these are like those of validation; minus infinity where validation had too few samples.
         high: The upper end.
+        ids: Names of the samples, where the data gave them in a column `id` or in the index of a DataFrame; a list.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Prediction:
     values: Any = None
     low: Any = None
     high: Any = None
+    ids: list[Any] | None = None
 
     @property
     def answer(self) -> Any:
@@ -50,6 +52,8 @@ class Prediction:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON; an end that is not finite is None."""
         plain: dict[str, Any] = {"answer": _plain(self.answer), "sensors": _plain(self.sensors)}
+        if self.ids is not None:
+            plain = {"id": self.ids[0] if self.single else self.ids, **plain}
         arrays = {"probabilities": self.probabilities, "values": self.values, "low": self.low, "high": self.high}
         for key, array in arrays.items():
             if array is not None:
@@ -59,11 +63,12 @@ class Prediction:
     def columns(self) -> dict[str, list[Any]]:
         """Return a table with a row per sample, column by column.
 
-        "row", "answer" and "p_NAME" for each class or label; "answer", "low" and "high" for numbers, with "_NAME"
+        "row", and "id" where the samples have names; "answer" and "p_NAME" for each class or label; "answer", "low" and "high" for numbers, with "_NAME"
         behind them where there are several columns; "sensors", joined by a plus. Labels are joined by a semicolon.
         """
         rows = np.atleast_2d(self._array)
         table: dict[str, list[Any]] = {"row": list(range(len(rows)))}
+        table |= {} if self.ids is None else {"id": self.ids}
         if self.kind == "regression":
             for title, array in (("answer", self.values), ("low", self.low), ("high", self.high)):
                 if array is None:

@@ -60,7 +60,8 @@ class Predictor:
             inputs: {sensor: array, tensor, list or None}, one sample or many of each, as recorded; or a DataFrame with
                 a row per sample, whose columns hold an array per cell, or the numbers of vectors: NAME_0, NAME_1, … or
                 NAME.x, NAME.y, … A sensor is missing where it is absent or None; from a sample, where its entry is None
-                or all NaN, or where "NAME_present" is false. "NAME_length" may hold the lengths of padded series.
+                or all NaN, or where "NAME_present" is false. "NAME_length" may hold the lengths of padded series. "id"
+                may name the samples, as the index of a DataFrame does.
             decision: "committee": the vote of all heads at hand. "fused": the fused head decides.
             many: Read arrays as many samples where they might be one, such as [1] of a sensor that gives one number.
             on_batch: Called with the samples done and their number.
@@ -121,7 +122,7 @@ class Predictor:
         if recorded.single:
             arrays = {name: array[0] for name, array in arrays.items()}
         sensors = used[0] if recorded.single else used
-        return Prediction(self.kind, self.names, sensors, decision, single=recorded.single, **arrays)
+        return Prediction(self.kind, self.names, sensors, decision, single=recorded.single, ids=recorded.ids, **arrays)
 
     def check_decision(self, decision: str) -> None:
         """Refuse a decision that is none, or that the model cannot make."""

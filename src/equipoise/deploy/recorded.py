@@ -8,7 +8,8 @@
 | frames as bytes | [T, H, W, C] or [C, T, H, W]; of any size | one axis more, or N arrays |
 
 A sensor is missing where its key is absent or None, and from a sample of many where its entry is None or all NaN, or
-"NAME_present" says so.
+"NAME_present" says so. None in place of a number is NaN. A sample without any sensor is answered too, alone or among
+many: its `sensors` are empty.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,10 +41,12 @@ class Recorded:
     Args:
         inputs: NAME, NAME_length and NAME_valid of every sensor, the samples first.
         single: Whether one sample was given, and not a list of them.
+        ids: Names of the samples, where the data has some: a column `id`, or an index of one's own.
     """
 
     inputs: dict[str, Tensor]
     single: bool
+    ids: list[Any] | None = None
 
     def __len__(self) -> int:
         return len(next(value for name, value in self.inputs.items() if name.endswith(VALID)))
@@ -86,30 +89,35 @@ def read_recorded(
     if len({*sizes.values()}) > 1:
         found = ", ".join(f"{name} {size}" for name, size in sizes.items())
         problems.append(f"expected one entry per sample of every sensor, found {found}; None stands for a missing one")
-    if not rows and not problems:
+    if not {*specs} & {*columns} and not problems:
         problems.append(f"expected an input of at least one of {', '.join(specs)}; found none")
     inputs: dict[str, Tensor] = {}
-    count = next(iter(sizes.values()), 0)
+    single = single or not (rows or framed or many)  # every sensor is None: one sample that has none
+    count = next(iter(sizes.values()), 1)
     for name, spec in specs.items():
         try:
             inputs |= _tensors(name, spec, lists.get(name), columns, count, words or {})
         except BadInput as problem:
             problems.append(str(problem))
     raise_all(problems)
-    return Recorded(inputs, single)
+    return Recorded(inputs, single, _ids(given, columns, count))
 
 
-def expected(spec: InputSpec) -> str:
-    """Say how one sample of a sensor looks as it is recorded."""
+def expected(spec: InputSpec, *, steps: bool = False) -> str:
+    """Say how one sample of a sensor looks as it is recorded; or a chunk of any number of its steps."""
     shape, dtype = spec.recorded
     if isinstance(spec.before, LogSTFT):
         return f"[T] of at least {spec.before.samples} samples of 16-bit sound, or many"
     if isinstance(spec.before, VideoFrames):
         return f"bytes [frames, height, width, {shape[1]}], or many"
     if dtype == torch.uint8 and len(shape) >= 3:
-        time = f"{shape[1]}, " if len(shape) == 4 else ""
-        return f"bytes [{time}height, width, {shape[0]}] or [{shape[0]}, {time}height, width], or many"
+        time = f"{'n' if steps else shape[1]}, " if len(shape) == 4 else ""
+        more = "n steps" if steps else "or many"
+        return f"bytes [{time}height, width, {shape[0]}] or [{shape[0]}, {time}height, width], {more}"
     sizes, time = [str(size) for size in shape], 0 if isinstance(spec.view, TimeLast) else 1
+    if steps:
+        sizes[time] = "n"
+        return f"[{', '.join(sizes)}], n steps in a row, or one step [{sizes[1 - time]}]"
     if spec.ragged and len(shape) > 1:
         sizes[time] = f"up to {shape[time]}"
     one, kind = ", ".join(sizes), "" if dtype.is_floating_point else "whole numbers "
@@ -139,6 +147,17 @@ def _columns(given: Any) -> tuple[dict[str, Any], bool]:
     return {**columns, **joined}, True
 
 
+def _ids(given: Any, columns: Mapping[str, Any], count: int) -> list[Any] | None:
+    """Return the names of the samples, as numbers or text; None where rows are counted only."""
+    ids = columns.get("id")
+    if ids is None and hasattr(given, "index") and not isinstance(given, Mapping):
+        ids = None if list(given.index) == list(range(count)) else list(given.index)
+    if ids is None or np.size(as_numpy(ids)) != count:
+        return None
+    plain = as_numpy(ids).reshape(-1).tolist() if not isinstance(ids, list) else ids
+    return [each if isinstance(each, (int, str)) else str(each) for each in plain]
+
+
 def _unknown(columns: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Iterable[str]:
     known = {*specs, *(f"{name}{ending}" for name in specs for ending in (PRESENT, LENGTH, AXIS)), *PASSED_OVER}
     for name in columns:
@@ -154,17 +173,24 @@ def _rows(name: str, given: Any) -> Any:
         if not isinstance(given, (list, tuple)) and getattr(given, "dtype", None) != np.dtype(object):
             array = as_numpy(given)
         else:
-            arrays = [None if row is None else as_numpy(row) for row in given]
-            rows = [None if array is None or _blank(array) else array for array in arrays]
-            shapes = {None if row is None else row.shape for row in rows}
+            arrays = [None if row is None else _nulls_as_nan(as_numpy(row)) for row in given]
+            shapes = {None if row is None else row.shape for row in arrays}
+            if shapes == {None, ()}:  # numbers in a row, and some are not there
+                arrays, shapes = [np.array(np.nan) if row is None else row for row in arrays], {()}
             if len(shapes) != 1 or None in shapes:
-                return rows
-            array = np.stack([row for row in rows if row is not None])
+                return [None if row is None or _blank(row) else row for row in arrays]
+            array = np.stack([row for row in arrays if row is not None])
     except (ValueError, TypeError) as why:
         raise BadInput(f"{name}: expected numbers, found what numpy cannot read: {why}") from None
     if array.dtype.kind not in "biuf":
         raise BadInput(f"{name}: expected numbers, found values of type {array.dtype}")
     return array
+
+
+def _nulls_as_nan(row: np.ndarray) -> np.ndarray:
+    """Return numbers where some are None, as JSON has them, with NaN there."""
+    numbers = row.dtype == object and all(each is None or isinstance(each, (int, float)) for each in row.flat)
+    return row.astype(np.float64) if numbers else row
 
 
 def _blank(row: np.ndarray) -> bool:
@@ -176,6 +202,8 @@ def _forms(spec: InputSpec, rows: Any) -> tuple[bool, bool]:
     if isinstance(rows, list):
         return False, len(rows) > 0
     (shape, dtype), axes = spec.recorded, rows.ndim
+    if rows.size == 0:
+        return False, False
     if dtype == torch.uint8 and len(shape) == 3 and shape[0] == 1 and axes in (2, 3):
         one = axes == 2 or 1 in (rows.shape[0], rows.shape[-1])
         return one, not one
@@ -269,12 +297,13 @@ def read_sensor(
             )
     if dtype == torch.uint8 and len(shape) >= 3 and values.shape[1] == shape[0] and values.shape[-2:] != shape[-2:]:
         values = _resized(values, shape[-2:])
+    if real is not None and not spec.ragged and not steps:  # read one below another, which pads the short ones
+        raise BadInput(f"{name}: expected {expected(spec)}, found {_lengths(real)}")
     if len(shape) in (2, 4) and values.dim() == len(shape) + 1 and not steps:
         values, real = _padded(values, real, shape[1], ragged=spec.ragged)
     if tuple(values.shape[1:2] if steps else values.shape[1:]) != (shape[:1] if steps else shape):
-        raise BadInput(
-            f"{name}: expected {expected(spec)}, found samples of shape {list(values.shape[1:])}{_hint(values, shape)}"
-        )
+        found = f"{'a chunk' if steps else 'samples'} of shape {list(values.shape[1:])}{_hint(values, shape)}"
+        raise BadInput(f"{name}: expected {expected(spec, steps=steps)}, found {found}")
     values = (values.transpose(1, 2) if turned else values).to(dtype)
     if not spec.ragged:
         return values, None, there
@@ -303,9 +332,17 @@ def _viewed(name: str, spec: InputSpec, values: Tensor, lengths: Tensor | None) 
     view, (shape, _) = spec.before, spec.recorded
     if isinstance(view, VideoFrames) and values.dim() == 5 and values.shape[1] == shape[1]:
         return view(values.transpose(1, 2), lengths, None)
-    if isinstance(view, LogSTFT) and values.dim() == 2 and values.shape[1] >= view.samples:
+    short = isinstance(view, LogSTFT) and lengths is not None and bool((lengths < view.samples).any())
+    if isinstance(view, LogSTFT) and values.dim() == 2 and values.shape[1] >= view.samples and not short:
         return view(values, None, None)
-    raise BadInput(f"{name}: expected {expected(spec)}, found samples of shape {list(values.shape[1:])}")
+    found = f"samples of shape {list(values.shape[1:])}" if lengths is None else _lengths(lengths)
+    raise BadInput(f"{name}: expected {expected(spec)}, found {found}")
+
+
+def _lengths(real: Tensor) -> str:
+    """Say where a sample is shorter than the longest."""
+    shortest = int(real.argmin())
+    return f"{int(real.max())} steps at most, and {int(real[shortest])} in sample {shortest}"
 
 
 def _resized(values: Tensor, size: tuple[int, ...]) -> Tensor:

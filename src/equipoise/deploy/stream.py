@@ -212,12 +212,12 @@ class Stream:
     def _read(self, name: str, chunk: Any) -> tuple[Tensor, Tensor]:
         """Read the steps of a chunk, [n, …], and which of them are real."""
         buffer, words = self._buffers[name], self._predictor.words
+        if np.size(as_numpy(chunk)) == 0:
+            return buffer.values[:0], buffer.valid[:0]
         if buffer.axis is None:
             read = read_recorded({name: buffer.spec}, {name: chunk}, words)
             return read.inputs[name], read.inputs[name + VALID]
         array = _batch_of_one(name, as_numpy(chunk), buffer)
-        if array.size == 0:
-            return buffer.values[:0], buffer.valid[:0]
         steps = 1 + (buffer.axis if array.shape[-1] not in COLOURS or array.ndim < 5 else 0)
         others = tuple(axis for axis in range(array.ndim) if axis != steps)
         valid = np.asarray(np.isfinite(array).all(axis=others))
@@ -232,7 +232,7 @@ def _batch_of_one(name: str, array: np.ndarray, buffer: _Buffer) -> np.ndarray:
     axes, spec = len(buffer.spec.shape), buffer.spec
     if array.dtype.kind not in "biuf" or array.ndim not in (axes, axes - 1):
         found = f"found an array of {array.dtype} of shape {list(array.shape)}"
-        raise BadInput(f"{name}: expected samples in a row, {expected(spec)}, with any number of steps; {found}")
+        raise BadInput(f"{name}: expected {expected(spec, steps=True)}; {found}")
     if array.ndim == axes - 1:
         last = array.ndim == 3 and array.shape[-1] in COLOURS
         array = np.expand_dims(array, 0 if last else int(buffer.axis or 0))

@@ -54,6 +54,7 @@ class Manifest:
         problems: What is wrong with it.
         notes: What was left out.
         modalities: The columns that are modalities.
+        named: Whether a column `id` names the rows.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class Manifest:
     problems: list[str]
     notes: list[str]
     modalities: list[ManifestColumn] = field(default_factory=list)
+    named: bool = False
 
     @property
     def recorded(self) -> bool:
@@ -138,7 +140,8 @@ def read_manifest(path: str | Path) -> Manifest:
             table = read_table(path)
     except Unreadable as why:
         raise BadInput(f"{why}. Expected a manifest: {FORM}") from why
-    manifest = Manifest(table.path, table.columns, table.names, table.problems, table.notes)
+    named = "id" in table.columns
+    manifest = Manifest(table.path, table.columns, table.names, table.problems, table.notes, named=named)
     columns, names, problems = manifest.columns, manifest.names, manifest.problems
     if "id" in columns:
         names[:] = map(str, columns.pop("id"))
