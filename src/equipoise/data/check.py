@@ -10,9 +10,9 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from equipoise.data.own.columns import NAMED
+from equipoise.data.own.columns import NAMED, counted
 from equipoise.data.own.draw import PARTS
-from equipoise.data.own.samples import UNGROUPED, Samples
+from equipoise.data.own.samples import MANY, UNGROUPED, Samples
 from equipoise.data.part import Part, is_beside
 from equipoise.data.source import data_set, is_file, mark_task, samples_of
 from equipoise.data.splits import Splits, parts_of
@@ -125,6 +125,8 @@ def check_data(text: str, split: str | None = None, tokens: Collection[str] = ()
         if not Path(text).exists():
             raise
         report.errors += [line.strip() for line in str(problem).splitlines() if not line.endswith(":")]
+    if not sum(report.samples.values()) and not report.errors:
+        report.errors.append("expected samples, found none")
     return report
 
 
@@ -143,10 +145,23 @@ def _check_samples(samples: Samples, report: DataReport, tokens: Collection[str]
     for name in samples.whole:
         least, most = (int(value) for value in samples.inputs[name].aminmax())
         numbers[name] = f"whole, {least} to {most}: {'kept, as token numbers' if name in tokens else 'standardised'}"
-    report.warnings += samples.label.warnings
+    report.warnings += [*samples.label.warnings, *_rare(samples)]
     _count_labels(parts, samples.label.kind, samples.label.names, report)
     _describe(parts, numbers, report)
     _compare(parts, {part: [names[row] for row in rows[part]] for part in rows}, report)
+
+
+def _rare(samples: Samples) -> Iterable[str]:
+    """Report classes and labels that cannot be in every part."""
+    assert samples.label is not None
+    group, each = (None, "sample") if samples.group is None else (samples.group.numbers, "group")
+    many = len(samples.label.names) > MANY
+    holders = () if many else samples.label.holders()
+    counts = {name: int(has.sum()) if group is None else len(np.unique(group[has])) for name, has in holders}
+    if rare := [f"{name} in {counted(count, each)}" for name, count in counts.items() if 0 < count < len(PARTS)]:
+        shown = ", ".join(rare[:NAMED]) + (", …" if len(rare) > NAMED else "")
+        advice = f"give more {each}s, or merge it with another {'label' if samples.label.kind == 'labels' else 'class'}"
+        yield f"{shown} only: it takes three to be in train, validation and test; {advice}"
 
 
 def _check_splits(splits: Splits, report: DataReport) -> None:

@@ -100,7 +100,7 @@ class Splits:
             name: The name of the data in tables.
             lengths: How many steps of each sample are real, per modality.
             seed: Of the drawing.
-            fold: Test on this one of the `folds`, validate on the next one.
+            fold: Test on this one of the `folds`, validate on the next one that training can spare.
             standardise: Shift and scale every channel by the statistics of the training part.
             tokens: Modalities that hold token numbers, [N, T]: they stay the whole numbers they are.
             space: Modalities whose last axis is not time, such as the beams of a lidar or the bins of a spectrum,
@@ -162,7 +162,7 @@ class Splits:
             classes: As for `from_arrays`, like all that follow.
             name: The name of the data in tables.
             seed: Of the drawing.
-            fold: Test on this one of the `folds`, validate on the next one.
+            fold: Test on this one of the `folds`, validate on the next one that training can spare.
             standardise: Shift and scale every channel by the statistics of the training part.
             folds: How many folds there are.
             task: "classes", "regression" or "labels", where the label does not say it; numbers to predict are averaged.

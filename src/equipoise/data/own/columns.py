@@ -145,6 +145,11 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_SHOWN]) + (f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else "")
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words: "1 group", "2 groups"."""
+    return f"{count} {noun}" + ("s" if count != 1 else "")
+
+
 def distinct_values(column: np.ndarray) -> str:
     """Return the first few distinct numbers of a column."""
     return few([float(value) for value in np.unique(column)[: NAMED + 1]])

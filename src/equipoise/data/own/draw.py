@@ -29,14 +29,67 @@ def draw(label: np.ndarray, group: np.ndarray | None, seed: int) -> np.ndarray:
     return assign_groups(class_counts(label, group), SHARES, seed)[group]
 
 
-def draw_fold(label: np.ndarray, group: np.ndarray | None, fold: int, folds: int, seed: int) -> np.ndarray:
-    """Draw the part of each sample in one of several folds: it tests, the next one validates, the others train."""
+def draw_fold(
+    label: np.ndarray, group: np.ndarray | None, fold: int, folds: int, seed: int, needed: np.ndarray | None = None
+) -> np.ndarray:
+    """Draw the part of each sample in one of several folds: it tests, the next one validates, the others train.
+
+    Args:
+        label: Classes, [N].
+        group: Numbers of groups from 0, [N]; None to draw within each class instead.
+        fold: Which one.
+        folds: How many there are.
+        seed: The same seed draws the same folds.
+        needed: What the training part should not lack: classes from 0, [N], or 0 and 1 for each of several labels,
+            [N, L]. Where the next fold holds the last of one, another fold validates, or the groups that have it train.
+    """
+    return fold_marks(draw_places(label, group, folds, seed, spread=needed is not None), group, fold, folds, needed)
+
+
+def draw_places(label: np.ndarray, group: np.ndarray | None, folds: int, seed: int, *, spread: bool) -> np.ndarray:
+    """Draw the fold that each sample is tested in.
+
+    Args:
+        label: As for `draw_fold`, like the next three.
+        group: Numbers of groups; None to draw within each class.
+        folds: How many there are.
+        seed: Of the drawing.
+        spread: Whether a class of several groups has to be in several folds.
+    """
     if group is None:
         place = np.empty(len(label), np.int64)
         place[_by_class(label, seed)] = np.arange(len(label)) % folds
-    else:
-        place = assign_groups(class_counts(label, group), [1 / folds] * folds, seed)[group]
-    return np.select([place == fold, place == (fold + 1) % folds], [TEST, VALIDATION], TRAIN)
+        return place
+    counts = class_counts(label, group)
+    places = assign_groups(counts, [1 / folds] * folds, seed)
+    return (_spread(counts, places, folds) if spread else places)[group]
+
+
+def fold_marks(
+    place: np.ndarray, group: np.ndarray | None, fold: int, folds: int, needed: np.ndarray | None
+) -> np.ndarray:
+    """Return the part of each sample in one fold; the arguments as for `draw_fold`, `place` from `draw_places`."""
+    if needed is None:
+        return np.select([place == fold, place == (fold + 1) % folds], [TEST, VALIDATION], TRAIN)
+    row, kind = np.nonzero(needed) if needed.ndim == 2 else (np.arange(len(needed)), needed)
+    held = np.zeros((folds, int(kind.max(initial=0)) + 1), bool)
+    held[place[row], kind] = True
+    lost = held & (held.sum(axis=0) - held[fold] == 1)  # the last of these, beside those that are tested
+    following = (fold + 1 + np.arange(folds - 1)) % folds
+    unit = np.arange(len(place)) if group is None else group
+    size = np.bincount(unit)
+    # A fold that validates keeps one group at least; every class that it alone has goes back with its smallest group.
+    spare = np.array([len(np.unique(unit[place == each])) for each in range(folds)]) - 1
+    short = np.maximum(lost.sum(axis=1) - spare, 0)[following]
+    validation = following[np.lexsort((lost[following].sum(axis=1), short))[0]]
+    marks = np.select([place == fold, place == validation], [TEST, VALIDATION], TRAIN)
+    last = (place[row] == validation) & lost[validation, kind]
+    units, kinds = unit[row[last]], kind[last]
+    order = np.lexsort((units, size[units]))
+    _, first = np.unique(kinds[order], return_index=True)
+    back = np.unique(units[order][first])[: spare[validation]]
+    marks[np.isin(unit, back)] = TRAIN
+    return marks
 
 
 def hold_out(label: np.ndarray, group: np.ndarray | None, seed: int, share: float = 0.25) -> np.ndarray:
@@ -117,6 +170,18 @@ def _greedy(counts: np.ndarray, shares: np.ndarray, order: np.ndarray) -> np.nda
         place = places[group] = int(worse.argmin())
         held[place] += weights[group]
         taken[place] += 1
+    return places
+
+
+def _spread(counts: np.ndarray, places: np.ndarray, folds: int) -> np.ndarray:
+    """Move groups so that no class of several groups is in one fold only, where it could not be tested and learnt."""
+    places = places.copy()
+    for number in range(counts.shape[1]):
+        groups = np.flatnonzero(counts[:, number])
+        if len(groups) > 1 and len(np.unique(places[groups])) == 1:
+            sizes = np.bincount(places, counts.sum(axis=1), folds)
+            sizes[places[groups[0]]] = np.inf
+            places[groups[counts[groups].sum(axis=1).argmin()]] = sizes.argmin()
     return places
 
 

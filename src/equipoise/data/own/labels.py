@@ -9,7 +9,7 @@
 `task` says it outright where the array does not.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final, get_args
 
@@ -74,6 +74,17 @@ class Labels:
         order = np.argsort(self.values.sum(axis=0), kind="stable")
         positive = self.values[:, order] > 0
         return np.where(positive.any(axis=1), positive.argmax(axis=1), len(self.names))
+
+    @property
+    def needed(self) -> np.ndarray | None:
+        """The values of which training has to see each class or label; None of numbers."""
+        return None if self.kind == "regression" else self.values
+
+    def holders(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Give the name of each class or label with the samples that have it, booleans [N]; nothing of numbers."""
+        if self.kind != "regression":
+            for number, name in enumerate(self.names):
+                yield name, (self.values == number if self.kind == "classes" else self.values[:, number] > 0)
 
 
 def _is_whole(name: str) -> bool:

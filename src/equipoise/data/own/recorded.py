@@ -14,7 +14,7 @@ import torch
 from equipoise.data.own.columns import first_few
 from equipoise.data.own.npz import read_npy
 from equipoise.data.own.recordings import Recording, seconds_of
-from equipoise.data.own.samples import Samples
+from equipoise.data.own.samples import Samples, no_samples
 from equipoise.data.own.stacked import BANDS, FRAMES, SIDE, SUFFIXES, most_common, read_all, sound_facts
 from equipoise.data.own.table import COLUMNS, TableFile, answers_of, numbers_of, read_table
 from equipoise.data.own.windows import Windows, cut_windows, samples_of_recordings
@@ -30,7 +30,7 @@ def samples_of_recorded(manifest: TableFile) -> Samples:
     """Read the recordings of a manifest and cut them into windows, with everything that is wrong with them."""
     recordings, how, problems = _read_recordings(manifest)
     if problems:  # what else is wrong with the recordings would follow from that
-        return Samples(manifest.path.name, {}, {}, None, None, None, tuple(manifest.notes), tuple(problems))
+        return no_samples(manifest.path.name, problems, manifest.notes)
     several = [name.removeprefix("label:") for name in manifest.columns if name.startswith("label:")]
     more: dict[str, Any] = {"name": manifest.path.name, "notes": manifest.notes, "classes": several or None}
     return samples_of_recordings(recordings, **how, **more)

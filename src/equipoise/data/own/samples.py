@@ -9,12 +9,23 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from torch import Tensor
 
-from equipoise.data.own.columns import Groups, listed, size_of
-from equipoise.data.own.draw import FEWEST_FOLDS, PARTS, TRAIN, VALIDATION, draw, draw_fold, fold_count, hold_out
+from equipoise.data.own.columns import NAMED, Groups, counted, listed, size_of
+from equipoise.data.own.draw import (
+    FEWEST_FOLDS,
+    PARTS,
+    TRAIN,
+    VALIDATION,
+    draw,
+    draw_places,
+    fold_count,
+    fold_marks,
+    hold_out,
+)
 from equipoise.data.own.labels import WITHIN, Labels, read_labels, training_problems
 from equipoise.data.views import View
 from equipoise.util.errors import BadInput
 
+MANY = 1000  # classes: so many are rather numbers
 UNGROUPED = "no groups are given, so samples of one person or recording may be in two parts"
 
 
@@ -134,6 +145,7 @@ class Samples:
         label, group = self.label.strata, None if self.group is None else self.group.numbers
         within = WITHIN[self.label.kind]
         problems: list[str] = []
+        place: np.ndarray | None = None
         if fold is not None:
             if self.folds == 0:
                 why = "parts were given without groups" if self.group is None else "there are fewer than three groups"
@@ -146,7 +158,9 @@ class Samples:
                 return Assignment(problems=(f"folds: {expected}, found {folds}",))
             if not 0 <= fold < folds:
                 return Assignment(problems=(f"fold: expected 0 to {folds - 1}, found {fold}",))
-            marks = draw_fold(label, group, fold, folds, seed)
+            needed = self.label.needed
+            place = draw_places(label, group, folds, seed, spread=needed is not None)
+            marks = fold_marks(place, group, fold, folds, needed)
             how = f"{within}; {UNGROUPED}" if group is None else f"by group: {self._groups_per_part(marks)}"
             unused = "" if self.marks is None else "; the parts that were given are not used"
             about = f"fold {fold} of {folds} (seed {seed}), drawn {how}{unused}"
@@ -166,12 +180,37 @@ class Samples:
             about = f"drawn at random {within} (seed {seed}); {UNGROUPED}"
             if group is not None:
                 about = f"drawn by group (seed {seed}), no group in two parts: {self._groups_per_part(marks)}"
-        needed = PARTS if tested else PARTS[:2]
-        empty = [part for number, part in enumerate(needed) if not (marks == number).any()]
+        asked = PARTS if tested else PARTS[:2]
+        empty = [part for number, part in enumerate(asked) if not (marks == number).any()]
         problems += [f"{part}: expected at least one sample, found none" for part in empty]
-        problems += self._never_learnt(marks == TRAIN)
-        problems += training_problems(self.label.kind, self.label.names, self.label.values[marks == TRAIN])
-        return Assignment(marks, about, tuple(problems))
+        lacking = [*training_problems(self.label.kind, self.label.names, self.label.values[marks == TRAIN])]
+        if place is None or folds is None:
+            return Assignment(marks, about, (*problems, *self._never_learnt(marks == TRAIN), *lacking))
+        problems += [f"fold {fold} of {folds}, {problem}" for problem in self._never_learnt(marks == TRAIN)]
+        lost = self._lost_in_folds(place, folds, marks == TRAIN) if lacking else []
+        return Assignment(marks, about, (*problems, *(lost or [f"fold {fold} of {folds}, {one}" for one in lacking])))
+
+    def _lost_in_folds(self, place: np.ndarray, folds: int, train: np.ndarray) -> list[str]:
+        """Say of each class that this fold cannot learn where else so, and what to do; nothing of very many."""
+        assert self.label is not None
+        label, group = self.label, None if self.group is None else self.group.numbers
+        lost = [name for name, has in label.holders() if not has[train].any()] if len(label.names) <= MANY else []
+        if label.needed is None or len(lost) > NAMED:
+            return []
+        trained = [fold_marks(place, group, fold, folds, label.needed) == TRAIN for fold in range(folds)]
+        problems = []
+        for name, has in label.holders():
+            if name not in lost:
+                continue
+            where = listed([str(fold) for fold, those in enumerate(trained) if not has[those].any()])
+            count = int(has.sum()) if group is None else len(np.unique(group[has]))
+            most = len(place) if self.group is None else len(self.group.names)
+            only = f"it occurs in {counted(count, 'sample' if group is None else 'group')} only"
+            more = f"try more folds, {folds + 1} to {most}, " if count > 1 and folds < most else ""
+            advice = f"{more}merge it with another {'class' if label.kind == 'classes' else 'label'}, leave it out"
+            expected = f"expected training samples of {name}, found none"
+            problems.append(f"fold {where} of {folds}: {expected}; {only}: {advice}, or leave out folds")
+        return problems
 
     def _never_learnt(self, train: np.ndarray) -> Iterable[str]:
         masks = {name: mask.numpy() for name in self.inputs if (mask := self.inputs.get(f"{name}_present")) is not None}
@@ -188,3 +227,10 @@ class Samples:
         assert self.group is not None
         counts = [len(np.unique(self.group.numbers[marks == number])) for number in range(len(PARTS))]
         return "{} train, {} validate, {} test".format(*counts)
+
+
+def no_samples(name: str, problems: Iterable[str], notes: Iterable[str] = ()) -> Samples:
+    """Return data of which nothing could be read, and why."""
+    why = tuple(problems)
+    given = Given(problems=why, drawable=False)
+    return Samples(name, {}, {}, None, None, None, tuple(notes), why, given=given)

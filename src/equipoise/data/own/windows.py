@@ -21,7 +21,7 @@ from equipoise.data.own.recordings import (
     read_recording,
     seconds_of,
 )
-from equipoise.data.own.samples import Samples
+from equipoise.data.own.samples import Samples, no_samples
 from equipoise.util.errors import BadInput
 from equipoise.util.processes import memory_problem
 
@@ -57,7 +57,7 @@ def samples_of_recordings(
     problems = [*problems, *cut.problems]
     if not cut.names:
         problems = problems or ["expected windows, found none"]
-        return Samples(more.get("name", "own data"), {}, {}, None, None, None, problems=tuple(problems))
+        return no_samples(more.get("name", "own data"), problems, notes)
     given: dict[str, Any] = {"split": cut.split, "group": cut.group, "samples": cut.names, **more}
     return read_samples(cut.arrays, cut.label, problems=problems, notes=[*notes, *cut.notes], **given)
 
