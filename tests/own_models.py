@@ -102,6 +102,21 @@ class Stumbles(Early):
         return {"fused": inputs["nothing"]}
 
 
+class OtherName(Early):
+    """Gives the output of a sensor another name."""
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        outputs = super().forward(inputs)
+        return {"fused": outputs["fused"], "easy": outputs["easy"], "hards": outputs["hard"]}
+
+
+class Apart(Early):
+    """Reads each sensor as an argument of its own."""
+
+    def forward(self, easy: Tensor, hard: Tensor) -> dict[str, Tensor]:  # ty: ignore[incompatible-method-override]
+        return super().forward({"easy": easy, "hard": hard})
+
+
 class Lazy(Early):
     """Has a layer of unknown size."""
 
@@ -121,3 +136,13 @@ class Wants(nn.Module):
 def number() -> int:
     """Is no model."""
     return 3
+
+
+def unsaid(shapes: Shapes, task: Task):  # noqa: ANN201 (on purpose)
+    """Makes a model, and does not say so."""
+    return Early(shapes, task)
+
+
+def said(shapes: Shapes, task: Task) -> nn.Module:
+    """Makes a model, and says so."""
+    return Early(shapes, task)

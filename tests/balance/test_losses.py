@@ -1,11 +1,12 @@
 """What a balancer says when losses are not what it expects."""
 
-from typing import cast
+from typing import Any, cast, final
 
 import pytest
 import torch
 
-from equipoise import EW, MIMO, MSL, Unimodal
+from equipoise import EW, MIMO, MSL, Balancer, LossValues, Unimodal, Weights
+from equipoise.balance.losses import FiniteCheck
 from equipoise.testing import SmallModel, batch, losses_of, names
 
 
@@ -64,6 +65,75 @@ def test_a_nan_is_said_once_and_training_may_go_on() -> None:
     with pytest.raises(FloatingPointError, match="'a'"):
         balancer({"fused": torch.tensor(1.0), "a": torch.tensor(torch.nan)})
     assert float(balancer({"fused": torch.tensor(1.0), "a": torch.tensor(1.0)})) == pytest.approx(11.0)
+
+
+@final
+class Returns(Balancer):
+    """A method that returns what it is told."""
+
+    def __init__(self, weights: Any) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def weigh(self, values: LossValues) -> Weights:  # noqa: ARG002
+        return self.weights
+
+
+LOSSES = {"fused": torch.tensor(1.0), "audio": torch.tensor(2.0), "video": torch.tensor(3.0)}
+ONES, NAN = torch.ones(3), torch.tensor([1.0, torch.nan, 1.0])
+
+
+@pytest.mark.parametrize(
+    "weights", [Weights(NAN), Weights(ONES, heads=NAN), Weights(ONES, encoders=torch.tensor([torch.inf, 1.0]))]
+)
+def test_weights_that_are_not_finite_are_told_of_the_method(weights: Weights) -> None:
+    method = Returns(weights)
+    for _ in range(2):  # and again
+        with pytest.raises(FloatingPointError, match=r"Returns\.weigh: expected finite weights, found NaN or infinite"):
+            method(LOSSES)
+    with pytest.raises(FloatingPointError, match="loss 'audio' is NaN"):
+        method({**LOSSES, "audio": torch.tensor(torch.nan)})
+
+
+def test_on_another_device_the_first_to_be_not_finite_is_told_at_the_end() -> None:
+    fine, bad = (LossValues(torch.tensor(x), torch.tensor([x, 1.0]), torch.ones(2)) for x in (1.0, torch.nan))
+    for steps, told in (
+        (((fine, Weights(ONES)), (fine, Weights(ONES))), None),
+        (((fine, Weights(NAN)), (bad, Weights(NAN))), r"Gap\.weigh"),
+        (((bad, Weights(NAN)), (fine, Weights(NAN))), "loss 'fused', 'audio' is NaN"),
+    ):
+        noted = FiniteCheck(("fused", "audio", "video"), torch.device("cpu"), "Gap")
+        noted.device = torch.device("cuda")  # the tensors stay here
+        for values, weights in steps:
+            noted.note(values)
+            noted.note_weights(weights)
+        if told is not None:
+            with pytest.raises(FloatingPointError, match=told):
+                noted.check()
+        noted.check()  # once
+
+
+@pytest.mark.parametrize(
+    ("weights", "found"),
+    [
+        (Weights(torch.ones(2)), r"losses of shape \[2\], expected \[3\]"),
+        (Weights(ONES, encoders=ONES), r"encoders of shape \[3\], expected \[2\]"),
+        (Weights(ONES, heads=cast("torch.Tensor", [1, 1, 1])), "heads of type list, expected a tensor"),
+        (ONES, r"a tensor of shape \[3\] instead"),
+        (None, "NoneType instead"),
+    ],
+)
+def test_what_weigh_should_return_is_told(weights: Any, found: str) -> None:
+    expected = (
+        r"Returns\.weigh: expected it to return equipoise\.Weights\(losses=…\), a tensor of 3 weights, of fused, "
+    )
+    with pytest.raises(ValueError, match=f"{expected}audio, video; found {found}$"):
+        Returns(weights)(LOSSES)
+
+
+def test_a_method_without_weigh_is_told() -> None:
+    with pytest.raises(NotImplementedError, match=r"Balancer: expected a method `weigh\(self, values\)` that returns "):
+        Balancer()(LOSSES)
 
 
 def test_unimodal_for_one_modality_names_what_there_is() -> None:

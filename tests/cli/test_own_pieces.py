@@ -86,7 +86,14 @@ def test_a_model_that_cannot_be_exported_is_told(equipoise: Command, folder: Pat
         ("Stumbles", "'own_models.Stumbles' cannot read two samples: KeyError: 'nothing' (own_models.py, line "),
         ("Lazy", "expected layers whose sizes are known, found lazy ones; read them off `shapes`"),
         ("Wants", "it is called with those of shapes, task, features that it has parameters for"),
-        ("number", "'own_models.number': expected an nn.Module, found int"),
+        ("number", "a function with `-> nn.Module`, found function number"),
+        (
+            "unsaid",
+            "'own_models.unsaid': expected a class of nn.Module, or a function with `-> nn.Module`, found function",
+        ),
+        ("OtherName", "; its outputs are named 'fused', 'easy', 'hards'; did you mean 'hard' by 'hards'?"),
+        ("Apart", "`lengths` at most; found (easy, hard); write def forward(self, inputs), and read inputs['easy']"),
+        ("Typo", "has no attribute 'Typo'; it has Same, Early, Ragged, Decides, NoEncoders, "),
         ("Early encoder=mlp", "encoder should be auto with a model of one's own (own_models.Early), found 'mlp'"),
         ("Early dropout=0.5", "dropout should be 0 with a model of one's own"),
     ],
@@ -96,6 +103,86 @@ def test_a_mistake_is_told_once_before_anything_runs(model: str, message: str, e
     ended = equipoise("compare", "--methods", "msl,mimo", "--out", "out", *QUICK, *words)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.count(message) == 1
+    assert not list(Path("out").glob("runs/*/*"))
+
+
+def test_a_function_that_says_what_it_makes_is_trained_and_loaded(equipoise: Command, folder: Path) -> None:
+    words = ("model=own_models.said", "epochs=1")
+    (row,) = json.loads(equipoise("compare", "--methods", "mimo", "--out", "out", *QUICK, *words).out)
+    run = Store(folder / "out").run_folder(row["config"])
+    assert load_saved_model(run, model="own_models.said").row["config"] == row["config"]
+
+
+METHODS = """
+import torch
+from equipoise import Balancer, Weights
+
+
+class NoWeigh(Balancer): ...
+
+
+class Mistyped(Balancer):
+    def weigh(self, values):
+        return Weights(loses=torch.ones(3))
+
+
+class TooMany(Balancer):
+    def weigh(self, values):
+        return Weights(losses=torch.ones(7))
+
+
+class Plain(Balancer):
+    def weigh(self, values):
+        return torch.ones(3)
+
+
+class Forgets(Balancer):
+    def __init__(self, strength: float = 1.0):
+        self.strength = strength
+
+    def weigh(self, values):
+        return Weights(losses=torch.ones(3))
+
+
+class Undefined(Balancer):
+    def weigh(self, values):
+        return Weights(losses=torch.ones(3) / 0 * 0)
+
+
+class Fine(Balancer):
+    def weigh(self, values):
+        return Weights(losses=torch.ones(3))
+"""
+RETURNS = (
+    "weigh: expected it to return equipoise.Weights(losses=…), a tensor of 3 weights, of fused, easy, hard; found "
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("NoWeigh", "NoWeigh: expected a method `weigh(self, values)` that returns equipoise.Weights(losses=…), one "),
+        ("Mistyped", "unexpected keyword argument 'loses' (own_methods.py, line 11)"),
+        ("TooMany", f"TooMany.{RETURNS}losses of shape [7], expected [3]"),
+        ("Plain", f"Plain.{RETURNS}a tensor of shape [3] instead"),
+        ("Forgets", "its __init__ should begin with super().__init__(), found none"),
+        (
+            "Undefined",
+            "Undefined.weigh: expected finite weights, found NaN or infinite ones, of losses that are finite",
+        ),
+    ],
+)
+def test_a_mistake_in_a_method_is_told_before_anything_runs(
+    method: str, message: str, equipoise: Command, folder: Path
+) -> None:
+    (folder / "own_methods.py").write_text(METHODS)
+    methods = f"msl,own_methods.Fine,own_methods.{method}"
+    ended = equipoise("compare", "--methods", methods, "--out", "out", *QUICK, "epochs=1")
+    sys.modules.pop("own_methods", None)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.count(message) == 1, ended.err
+    assert ended.err.count(f"method 'own_methods.{method}'") == 1
+    assert "Fine'" not in ended.err
     assert not list(Path("out").glob("runs/*/*"))
 
 

@@ -202,4 +202,4 @@ def test_a_module_is_called_with_what_it_asks_for() -> None:
     given = {"shapes": SHAPES, "task": TASKS["classes"], "features": 5}
     assert isinstance(build_own("own_models.Early", given), Early)
     with pytest.raises(BadInput, match=r"expected a class of nn\.Module, or a function"):
-        build_own("own_models.number", given, checked=True)
+        build_own("own_models.number", given)

@@ -101,6 +101,8 @@ class Balancer(ScheduledMethod):
             return self._deliver(Step(scalars, rest, values, None, values.fused + values.unimodal.sum(), unmasked))
         weights = held.weights if held is not None else None
         weights = self.decide(values) if weights is None else weights
+        if self._finite is not None:
+            self._finite.note_weights(weights)
         if held is not None or collectives.size(self.group) > 1:
             weights = weights.held()
         if held is not None:
@@ -212,7 +214,7 @@ class Balancer(ScheduledMethod):
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             self.settle(modalities, device)
             if self._finite is None or (self._finite.names, self._finite.device) != (self.objectives, device):
-                self._finite = FiniteCheck(self.objectives, device)
+                self._finite = FiniteCheck(self.objectives, device, type(self).__name__)
         decided = self._held is not None and self._held.weights is not None
         if self.logarithmic_scores and scores is None and not self._warned and not decided:
             self._warned = any(losses[name].dim() == 0 for name in self.modalities if name in losses)

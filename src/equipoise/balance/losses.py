@@ -10,6 +10,8 @@ from typing import NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor
 
+from equipoise.util.errors import BadInput
+
 FUSED = "fused"
 Recompute: TypeAlias = "Callable[[Tensor], Tensor]"
 Tensors: TypeAlias = "Mapping[str, Tensor]"  # by name
@@ -174,6 +176,33 @@ class HeldDecision:
         return None if self.lag or self.values is None else self.values.presence
 
 
+def check_weights(method: str, weights: object, objectives: Sequence[str]) -> None:
+    """Raise an error that says what `weigh` should return, where it returned something else.
+
+    Args:
+        method: The name of its class.
+        weights: What it returned.
+        objectives: The fused loss and the modalities.
+    """
+    count = len(objectives)
+    if not isinstance(weights, Weights):
+        found = f"a tensor of shape {list(weights.shape)}" if isinstance(weights, Tensor) else type(weights).__name__
+        wrong = [f"{found} instead"]
+    else:
+        sizes = {"losses": count, "encoders": count - 1, "heads": count}
+        given = {name: (value, [sizes[name]]) for name, value in weights._asdict().items() if name in sizes}
+        wrong = [
+            f"{name} of shape {list(value.shape)}, expected {shape}"
+            if isinstance(value, Tensor)
+            else f"{name} of type {type(value).__name__}, expected a tensor"
+            for name, (value, shape) in given.items()
+            if not ((isinstance(value, Tensor) and list(value.shape) == shape) or (value is None and name != "losses"))
+        ]
+    if wrong:
+        expected = f"equipoise.Weights(losses=…), a tensor of {count} weights, of {', '.join(objectives)}"
+        raise BadInput(f"{method}.weigh: expected it to return {expected}; found {'; '.join(wrong)}")
+
+
 def scalar(loss: Tensor) -> Tensor:
     """Return the mean of a loss over its samples, in single precision at least, with its graph."""
     mean = loss if loss.dim() == 0 else loss.mean()
@@ -197,11 +226,18 @@ def sum_of_extra(extra: Tensors) -> Tensor:
 
 @final
 class FiniteCheck:
-    """Notes on the device which losses and scores were not finite, until `check` is called."""
+    """Notes on the device which losses, scores and weights were not finite, until `check` is called.
 
-    def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
-        self.names, self.device = names, device
+    Args:
+        names: Of the losses.
+        device: Of the losses.
+        method: The name of the method that weighs them.
+    """
+
+    def __init__(self, names: tuple[str, ...], device: torch.device, method: str) -> None:
+        self.names, self.device, self.method = names, device, method
         self._finite = torch.ones(2 * len(self.names) - 1, dtype=torch.bool, device=device)
+        self._weighed = torch.ones((), dtype=torch.bool, device=device)
 
     def note(self, values: LossValues) -> None:
         """Add the values of a step, and check at once where that costs nothing; elsewhere it would stall the device."""
@@ -209,12 +245,26 @@ class FiniteCheck:
         if self.device.type == "cpu":
             self.check()
 
+    def note_weights(self, weights: Weights) -> None:
+        """Add the weights of a step, after its losses; where a loss was not finite, its weights are not to blame."""
+        given = (weights.losses, weights.encoders, weights.heads)
+        finite = torch.cat([each for each in given if each is not None]).isfinite().all()
+        self._weighed &= finite | ~self._finite.all()
+        if self.device.type == "cpu":
+            self.check()
+
     def check(self) -> None:
-        """Raise an error that names the losses that were NaN or infinite, once."""
-        finite = self._finite.tolist()
-        if all(finite):
+        """Raise an error that names the losses that were NaN or infinite, or the method whose weights were, once."""
+        *finite, weighed = torch.cat([self._finite, self._weighed[None]]).tolist()
+        if all(finite) and weighed:
             return
         self._finite.fill_(1)
+        self._weighed.fill_(1)
+        if not weighed:  # if losses were not finite either, they were so later
+            raise FloatingPointError(
+                f"{self.method}.weigh: expected finite weights, found NaN or infinite ones, of losses that are finite. "
+                "Look for a division by zero, a logarithm of zero, or an exponential of a large number"
+            )
         losses = [name for name, fine in zip(self.names, finite, strict=False) if not fine]
         scores = [name for name, fine in zip(self.names[1:], finite[len(self.names) :], strict=True) if not fine]
         listed = ", ".join(map(repr, losses or scores))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from equipoise.balance import collectives
-from equipoise.balance.losses import FUSED, HeldDecision, LossValues, Weights
+from equipoise.balance.losses import FUSED, HeldDecision, LossValues, Weights, check_weights
 from equipoise.util.errors import demand
 
 RouteName: TypeAlias = Literal["loss", "fused", "weighted", "gram"]
@@ -164,9 +164,10 @@ class MethodHooks(ModalityState):
     # True if the method keeps state that moves with every step that was not skipped.
     advances: ClassVar[bool] = False
 
-    def weigh(self, values: LossValues) -> Weights:
+    def weigh(self, values: LossValues) -> Weights:  # noqa: ARG002
         """Weigh the losses by their values. Every method but those on the "gram" route answers this."""
-        raise NotImplementedError(type(self).__name__)
+        returned = "that returns equipoise.Weights(losses=…), one weight of the fused loss and of each modality's"
+        raise NotImplementedError(f"{type(self).__name__}: expected a method `weigh(self, values)` {returned}")
 
     def mix(self, gram: Tensor) -> Tensor:
         """Mix the gradients of each encoder.
@@ -304,6 +305,7 @@ class ScheduledMethod(MethodHooks):
     def decide(self, values: LossValues) -> Weights:
         """Call `weigh`, within the method's epochs."""
         weights = self.weigh(values)
+        check_weights(type(self).__name__, weights, self.objectives)
         return weights if weights.encoders is None else weights._replace(encoders=self.gated(weights.encoders))
 
     @final

@@ -321,9 +321,7 @@ def _own_rebuilt(
     inputs, task = content["inputs"], task_of(described_task(content))
     shapes = {name: tuple(plain["read"]) for name, plain in inputs.items()}
     _check_features(folder, content, tensors)
-    module = build_own(
-        path, {"shapes": shapes, "task": task, "features": content["row"]["run"]["features"]}, checked=True
-    )
+    module = build_own(path, {"shapes": shapes, "task": task, "features": content["row"]["run"]["features"]})
     whole = [name for name, one in inputs.items() if one["view"] is None and not _kind(one).is_floating_point]
     model: FusionModel = OwnModel(module, shapes, task, unimodal=content["unimodal"], whole=tuple(whole))
     model = model if method is None or method.finish is None else method.finish(model)

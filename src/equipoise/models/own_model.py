@@ -2,6 +2,8 @@
 
 import inspect
 from collections.abc import Mapping
+from difflib import get_close_matches
+from inspect import Parameter
 from typing import Any, Literal, final
 
 import torch
@@ -15,6 +17,8 @@ from equipoise.util.errors import BadInput, raise_all, unknown_name
 from equipoise.util.named import imported, told
 
 Shape = tuple[int, ...]
+BESIDE = ("lengths", "present")
+"""Parameters of a forward besides the inputs."""
 BATCH = 512
 """Samples that a model of the user's own reads at a time, where whole parts are measured."""
 
@@ -58,7 +62,7 @@ class OwnModel(FusionModel):
         self._whole, self._votes = set(whole), False
         raise_all(_problems(model, shapes))
         known = inspect.signature(model.forward).parameters
-        self._takes = {name for name in ("lengths", "present") if name in known}
+        self._takes = {name for name in BESIDE if name in known}
         given: Any = model.encoders
         # A plain dict: the parts belong to the module, and are not to be counted twice.
         self.encoders = {name: _parts_of(model, given[name]) for name in shapes}
@@ -176,7 +180,8 @@ class OwnModel(FusionModel):
         owner = f"{type(self.model).__name__}.forward: expected outputs by name, {expected}"
         if not isinstance(outputs, Mapping):
             raise BadInput(f"{owner}; found {type(outputs).__name__}")
-        wrong = [f"no {name!r}" for name in names if name not in outputs]
+        missing = [name for name in names if name not in outputs]
+        wrong = [f"no {name!r}" for name in missing]
         wrong += [
             f"{name!r}: {list(x.shape) if isinstance(x, Tensor) else type(x).__name__}"
             for name in names
@@ -184,7 +189,11 @@ class OwnModel(FusionModel):
             and not (isinstance(x, Tensor) and x.dim() == 2 and x.shape[1] == size and x.shape[0] == first.shape[0])
         ]
         if wrong:
-            raise BadInput(f"{owner}; found {', '.join(wrong)}, for a batch of {first.shape[0]}")
+            others = [name for name in outputs if name not in names]
+            near = [(name, close) for name in missing for close in get_close_matches(name, map(str, others), n=1)]
+            hint = "".join(f"; did you mean {name!r} by {close!r}?" for name, close in near)
+            named = f"; its outputs are named {', '.join(map(repr, outputs))}{hint}" if missing else ""
+            raise BadInput(f"{owner}; found {', '.join(wrong)}, for a batch of {first.shape[0]}{named}")
 
 
 @final
@@ -200,14 +209,13 @@ class _Whole(Fusion):
         return self._model[0].outputs_from(features)["fused"]
 
 
-def build_own(path: str, given: Mapping[str, Any], *, checked: bool = False) -> nn.Module:
+def build_own(path: str, given: Mapping[str, Any]) -> nn.Module:
     """Make the module that a dotted path names.
 
     Args:
-        path: Of a class of modules, or of a function that makes one; called with those of `given` that it has
-            parameters for.
+        path: Of a class of modules, or of a function that says it makes one, as `makes_modules` tells without calling
+            it; called with those of `given` that it has parameters for.
         given: shapes, task and features.
-        checked: Call it only if it makes modules, as `makes_modules` tells without calling it.
 
     Raises:
         BadInput: If it cannot be imported or made, or makes something else.
@@ -218,7 +226,7 @@ def build_own(path: str, given: Mapping[str, Any], *, checked: bool = False) -> 
         maker = imported(path)
     except BadInput as error:
         raise BadInput(f"model {path!r}: {error}") from error
-    if not callable(maker) or (checked and not makes_modules(maker)):
+    if not makes_modules(maker):
         raise BadInput(
             f"model {path!r}: expected a class of nn.Module, or a function with `-> nn.Module`, found "
             f"{type(maker).__name__} {getattr(maker, '__name__', '')}".rstrip()
@@ -247,7 +255,21 @@ def _problems(model: nn.Module, shapes: Mapping[str, Shape]) -> list[str]:
     problems = [f"{owner}: `encoders` has no {', '.join(map(repr, missing))}; {hint}"] if missing else []
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         problems.append(f"{owner}: expected layers whose sizes are known, found lazy ones; read them off `shapes`")
-    return problems
+    return problems + _forward_problems(model, shapes)
+
+
+def _forward_problems(model: nn.Module, shapes: Mapping[str, Shape]) -> list[str]:
+    """Say that forward gets one dictionary, where its parameters are others."""
+    found = inspect.signature(model.forward).parameters.values()
+    many = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    first = [one for one in found if one.kind not in (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD)]
+    needed = [one.name for one in found if one.default is Parameter.empty and one.kind not in many]
+    if first and first[0].name not in BESIDE and not set(needed) - {first[0].name, *BESIDE}:
+        return []
+    names = ", ".join(str(one.replace(annotation=Parameter.empty)) for one in found)
+    example = f"write def forward(self, inputs), and read inputs[{next(iter(shapes))!r}]"
+    expected = "expected one dictionary with the inputs of all sensors, and besides it `present` or `lengths` at most"
+    return [f"{type(model).__name__}.forward: {expected}; found ({names}); {example}"]
 
 
 def _parts_of(model: nn.Module, part: Any) -> Any:

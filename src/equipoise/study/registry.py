@@ -175,13 +175,18 @@ class Entry:
     def balancer(self) -> Balancer:
         """Make a fresh balancer."""
         try:
-            return self.method.make(**self.params)
+            made = self.method.make(**self.params)
         except BadInput:
             raise
         except Exception as error:  # code of the user's own may raise anything
             if not self.method.own:
                 raise
             raise BadInput(f"method {self.method.name!r} cannot be made: {told(error)}") from error
+        if "_finite" not in vars(made):
+            raise BadInput(
+                f"method {self.method.name!r}: its __init__ should begin with super().__init__(), found none"
+            )
+        return made
 
     def changed(self, params: Mapping[str, Any], run: Mapping[str, Any], label: str | None = None) -> Entry:
         """Return the same with some parameters and settings replaced."""

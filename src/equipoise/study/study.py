@@ -1,6 +1,7 @@
 """A study: methods × data × seeds × folds, run at the same time, resumed after any interruption, collected by rows."""
 
 import sys
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -20,7 +21,8 @@ from equipoise.study.registry import Entry
 from equipoise.study.store import Store
 from equipoise.training import launch
 from equipoise.training.launch import device_of
-from equipoise.training.step import build_model, check_task, task_for
+from equipoise.training.optimisers import make_optimizer
+from equipoise.training.step import build_model, check_task, losses_of, task_for
 from equipoise.training.trackers import Trackers
 from equipoise.util.errors import BadInput, FailedRuns, collect, raise_all, unknown_name
 from equipoise.util.named import told
@@ -78,6 +80,8 @@ def plan(
     )
     own = {entry.settings.model: entry for entry in entries if entry.settings.model != "auto"}
     collect(*(partial(_try_model, entry, splits[folds[0]]) for entry in own.values()))
+    methods = {entry.method.name: entry for entry in entries if entry.method.own}
+    collect(*(partial(_try_method, entry, splits[folds[0]]) for entry in methods.values()))
     marks = {fold: parts.fingerprint() for fold, parts in splits.items()}
     jobs = [
         Job(entry, data, fold, seed, marks[fold], threads, measure, "" if on is None else device(entry.settings))
@@ -100,6 +104,24 @@ def _try_model(entry: Entry, splits: Splits) -> None:
         except Exception as error:  # code of the user's own may raise anything
             where = f"model {entry.settings.model!r} cannot read two samples"
             raise BadInput(f"{where}: {told(error)}") from error
+
+
+def _try_method(entry: Entry, splits: Splits) -> None:
+    """Take a step on two samples by a method of the user's own, so that what is wrong with it is told once."""
+    two = splits.train.take(torch.arange(min(2, len(splits.train)))).ready()
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a run says the same
+        balancer = entry.balancer()
+        model = build_model(splits, balancer, entry.settings).eval()  # two samples are no batch to normalise by
+        optimizer = make_optimizer(model, entry.settings)
+        try:
+            balancer.attach(model, optimizer=optimizer, group=None)
+            losses_of(model, balancer, two)[0].backward()
+            optimizer.step()
+            balancer.end_epoch({name: dict.fromkeys(balancer.needs, 0.5) for name in splits.modalities})
+        except Exception as error:  # code of the user's own may raise anything
+            where = f"method {entry.method.name!r} cannot take a step on two samples"
+            raise BadInput(f"{where}: {error if isinstance(error, BadInput) else told(error)}") from error
 
 
 def _check_modality(entry: Entry, modalities: Sequence[str]) -> None:

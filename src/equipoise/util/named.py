@@ -53,6 +53,9 @@ def imported(path: str) -> Any:
     if not hasattr(found, name):
         near = difflib.get_close_matches(name, vars(found), n=1)
         hint = f"; did you mean {module}.{near[0]}?" if near else ""
+        own = [key for key, value in vars(found).items() if getattr(value, "__module__", None) == found.__name__]
+        known = ", ".join(key for key in own if not key.startswith("_"))
+        hint += f"; it has {known}" if known else ""
         raise BadInput(f"{module} ({getattr(found, '__file__', None) or 'no file'}) has no attribute {name!r}{hint}")
     return getattr(found, name)
 
