@@ -155,13 +155,14 @@ def _rare(samples: Samples) -> Iterable[str]:
     """Report classes and labels that cannot be in every part."""
     assert samples.label is not None
     group, each = (None, "sample") if samples.group is None else (samples.group.numbers, "group")
-    many = len(samples.label.names) > MANY
-    holders = () if many else samples.label.holders()
+    holders = samples.label.holders() if len(samples.label.names) <= MANY else ()
     counts = {name: int(has.sum()) if group is None else len(np.unique(group[has])) for name, has in holders}
-    if rare := [f"{name} in {counted(count, each)}" for name, count in counts.items() if 0 < count < len(PARTS)]:
+    if rare := [
+        f"{name} occurs in {counted(count, each)} only" for name, count in counts.items() if 0 < count < len(PARTS)
+    ]:
         shown = ", ".join(rare[:NAMED]) + (", …" if len(rare) > NAMED else "")
         advice = f"give more {each}s, or merge it with another {'label' if samples.label.kind == 'labels' else 'class'}"
-        yield f"{shown} only: it takes three to be in train, validation and test; {advice}"
+        yield f"{shown}: it takes three to be in train, validation and test; {advice}"
 
 
 def _check_splits(splits: Splits, report: DataReport) -> None:

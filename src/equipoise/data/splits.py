@@ -144,6 +144,7 @@ class Splits:
         seed: int = 0,
         fold: int | None = None,
         standardise: bool = True,
+        space: Iterable[str] = (),
         folds: int | None = None,
         task: str = "auto",
     ) -> Splits:
@@ -164,6 +165,7 @@ class Splits:
             seed: Of the drawing.
             fold: Test on this one of the `folds`, validate on the next one that training can spare.
             standardise: Shift and scale every channel by the statistics of the training part.
+            space: Sensors whose last axis is not time.
             folds: How many folds there are.
             task: "classes", "regression" or "labels", where the label does not say it; numbers to predict are averaged.
 
@@ -182,7 +184,7 @@ class Splits:
         if label_at == "auto" and task == "regression":
             label_at = "mean"
         how: dict[str, Any] = {"window": window, "stride": stride, "label_at": label_at}
-        samples = samples_of_recordings(recordings, **how, classes=classes, name=name, task=task)
+        samples = samples_of_recordings(recordings, **how, classes=classes, name=name, task=task, space=space)
         return cls.from_samples(samples, fold, seed, standardise=standardise, folds=folds)
 
     @classmethod

@@ -7,6 +7,7 @@ import pytest
 
 from equipoise.data.own.manifest import samples_of_manifest
 from equipoise.data.own.npz import samples_of_npz
+from equipoise.data.own.recordings import Recording
 from equipoise.data.splits import Splits
 
 COUNT = 30
@@ -19,6 +20,17 @@ def test_python_says_it_by_a_keyword() -> None:
     splits = Splits.from_arrays({"lidar": SCAN, "imu": IMU}, LABEL, space=("lidar",))
     assert all(part.spatial == {"lidar"} for part in splits.parts.values())
     assert all(not part.spatial for part in Splits.from_arrays({"lidar": SCAN}, LABEL).parts.values())
+
+
+def test_recordings_say_it_by_a_keyword() -> None:
+    drives = [
+        Recording({"lidar": SCAN[0].repeat(2, 0), "imu": IMU[number]}, [(0, 2, number % 2)], {"lidar": 10, "imu": 5})
+        for number in range(6)
+    ]
+    splits = Splits.from_recordings(drives, window="1s", space=["lidar"])
+    assert splits.train.spatial == {"lidar"}
+    with pytest.raises(ValueError, match=r"space: expected some of .* found 'ladar'"):
+        Splits.from_recordings(drives, window="1s", space=["ladar"])
 
 
 @pytest.mark.parametrize(("word", "expected"), [("space", {"lidar"}), ("time", set())])

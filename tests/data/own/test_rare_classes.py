@@ -68,15 +68,15 @@ def test_every_label_of_several_is_learnt_in_every_fold(seed: int) -> None:
 
 def test_a_class_of_one_group_is_named_with_its_fold_and_what_to_do() -> None:
     label, group = patients(3)
-    refused = []
+    said = []
     for fold in range(5):
         try:
             Splits.from_arrays({"a": np.zeros((200, 2))}, label, group=group, fold=fold, folds=5)
         except ValueError as problem:
-            refused.append(fold)
-            said = f"fold {fold} of 5: expected training samples of vt, found none; it occurs in 1 group only: merge it"
-            assert said in str(problem), problem
-    assert len(refused) == 1
+            said.append((fold, str(problem)))
+    ((fold, text),) = said
+    why = f"fold {fold} of 5: expected training samples of vt, found none; it occurs in 1 group only: merge it"
+    assert why in text
 
 
 def test_two_groups_that_no_cut_can_part() -> None:
@@ -100,5 +100,5 @@ def test_check_warns_of_a_class_in_fewer_than_three_groups(tmp_path: Path) -> No
         np.savez(tmp_path / "a.npz", ecg=random.normal(size=(200, 4)), label=label, group=group)
         return "\n".join(check_data(str(tmp_path / "a.npz")).warnings)
 
-    assert "vt in 2 groups only: it takes three to be in train, validation and test; give more groups" in warnings(3, 9)
+    assert "vt occurs in 2 groups only: it takes three to be in train, validation and test; give more" in warnings(3, 9)
     assert "groups only" not in warnings(3, 9, 20)

@@ -1,5 +1,6 @@
 """Manifests of recordings: rows that are intervals of long files, each kind of file, and everything that is wrong."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,85 @@ def test_several_labels_per_interval(tmp_path: Path) -> None:
     assert found.problems == ()
     assert found.label is not None
     assert found.label.names == ("fast", "late")
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".csv"])
+def test_several_targets_over_time_are_files_of_their_own(suffix: str, tmp_path: Path) -> None:
+    targets = np.random.default_rng(0).normal(size=(PEOPLE, 2, SECONDS * 10))
+    for (person, at), name in zip(np.ndindex(PEOPLE, 2), ["steering", "speed"] * PEOPLE, strict=True):
+        if suffix == ".npy":
+            np.save(tmp_path / f"{name}{person}.npy", targets[person, at])
+        else:
+            lines = [f"{step / 10},{value}" for step, value in enumerate(targets[person, at])]
+            (tmp_path / f"{name}{person}.csv").write_text("\n".join(["time,value", *lines]))
+    more: dict[str, Any] = {"label": None, "label_rate": 10 if suffix == ".npy" else None}
+    more |= {f"label:{name}": lambda at, name=name: f"{name}{at}{suffix}" for name in ("steering", "speed")}
+    path = write(tmp_path, ".csv", intervals=False, **more)
+    found = samples_of_manifest(path)
+    assert found.problems == ()
+    assert found.label is not None
+    assert (found.label.kind, found.label.names) == ("regression", ("steering", "speed"))
+    expected = [targets[0, :, at : at + 20].mean(axis=1) for at in range(0, 110, 10)]
+    assert np.allclose(found.label.values[:11], expected, atol=1e-5)
+    assert check_data(str(path)).errors == []
+    if suffix == ".npy":
+        np.save(tmp_path / "speed3.npy", targets[3, 1, :-1])
+        said = "label, line 5: expected files with one number per step [T], all at the same times, found label:steering"
+        assert said in "\n".join(samples_of_manifest(path).problems)
+
+
+def test_files_and_values_of_labels_do_not_mix(tmp_path: Path) -> None:
+    for person in range(PEOPLE):
+        np.save(tmp_path / f"speed{person}.npy", np.zeros(SECONDS))
+    more: dict[str, Any] = {"label": None, "label_rate": 1, "label:angle": 0.5}
+    path = write(tmp_path, ".csv", intervals=False, **more, **{"label:speed": lambda at: f"speed{at}.npy"})
+    text = "\n".join(samples_of_manifest(path).problems)
+    assert "expected files in all columns label:NAME, or values in all" in text
+    assert "found files in label:speed" in text
+
+
+@pytest.mark.parametrize(("word", "expected"), [("space", {"radar"}), ("time", set())])
+def test_a_column_says_that_an_axis_is_not_time(word: str, expected: set[str], tmp_path: Path) -> None:
+    path = write(tmp_path, ".csv", radar_axis=word)
+    found = samples_of_manifest(path)
+    assert (found.problems, found.spatial) == ((), expected)
+    assert not windows_of_recorded(read_manifest(path).table).problems
+
+
+def break_file(folder: Path) -> Path:
+    path = write(folder, ".csv")
+    (folder / "imu2.npy").unlink()
+    return path
+
+
+WRONG = {
+    "imu, line 6: ": break_file,
+    "column radr_rate: expected the rate of a sensor, found no column radr; did you mean radar_rate?": lambda folder: (
+        write(folder, ".csv", radar_rate=None, radr_rate=20)
+    ),
+    "column radr_axis: expected the last axis of a sensor, found no column radr; did you mean": lambda folder: write(
+        folder, ".csv", radr_axis="space"
+    ),
+    "column radr_times: expected the times of a sensor, found no column radr; did you mean radar_times?": lambda at: (
+        write(at, ".csv", radr_times="times.npy")
+    ),
+    "column radar_axis: expected the word time or the word space in all rows, found 'beams'": lambda folder: write(
+        folder, ".csv", radar_axis="beams"
+    ),
+    "column radar:film: expected one of sound, video, array, table after the colon, found 'film'": lambda folder: write(
+        folder, ".csv", **{"radar": None, "radar_rate": None, "radar:film": "a.mp4"}
+    ),
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_check_reports_what_training_would_refuse(said: str, tmp_path: Path) -> None:
+    path = WRONG[said](tmp_path)
+    found = check_data(str(path))
+    assert said in "\n".join(found.errors), found.errors
+    assert not found.samples
+    with pytest.raises(ValueError, match=re.escape(said)):
+        data_set(str(path)).load(None)
 
 
 def test_recordings_without_labels_are_cut_for_predictions(tmp_path: Path) -> None:

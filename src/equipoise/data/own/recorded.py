@@ -1,9 +1,10 @@
 """A manifest of recordings: its rows are labelled intervals of long files, which are cut into windows.
 
-A column `window` makes a manifest one of recordings; `stride`, `start` and `end`, NAME_rate and NAME_times go with it.
-Rows that name the same files belong to one recording.
+A column `window` makes a manifest one of recordings; `stride`, `start` and `end`, NAME_rate, NAME_times and NAME_axis
+go with it. Rows that name the same files belong to one recording.
 """
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,23 +23,26 @@ from equipoise.util.errors import BadInput, Unreadable
 
 TIMING = ("window", "stride", "start", "end")
 TIMED = {**{kind: SUFFIXES[kind] for kind in ("sound", "video", "array")}, "table": (".csv", ".parquet")}
+ENDINGS = tuple(ending for endings in TIMED.values() for ending in endings)
+BESIDE = {"_rate": "rate", "_times": "times", "_axis": "last axis"}
+"""Endings of columns that say something of a sensor, and what."""
 TIMES = ("time", "times", "timestamp", "t", "seconds")
 AT_ONCE = 6000  # frames of a spectrogram: a minute
 
 
 def samples_of_recorded(manifest: TableFile) -> Samples:
     """Read the recordings of a manifest and cut them into windows, with everything that is wrong with them."""
-    recordings, how, problems = _read_recordings(manifest)
+    recordings, how, space, problems = _read_recordings(manifest)
     if problems:  # what else is wrong with the recordings would follow from that
         return no_samples(manifest.path.name, problems, manifest.notes)
     several = [name.removeprefix("label:") for name in manifest.columns if name.startswith("label:")]
     more: dict[str, Any] = {"name": manifest.path.name, "notes": manifest.notes, "classes": several or None}
-    return samples_of_recordings(recordings, **how, **more)
+    return samples_of_recordings(recordings, **how, **more, space=space)
 
 
 def windows_of_recorded(manifest: TableFile) -> Windows:
     """Read the recordings of a manifest and cut them into windows, those without any label too."""
-    recordings, how, problems = _read_recordings(manifest, unlabelled=True)
+    recordings, how, _, problems = _read_recordings(manifest, unlabelled=True)
     return (
         Windows({}, None, None, None, [], [], problems) if problems else cut_windows(recordings, **how, unlabelled=True)
     )
@@ -46,20 +50,23 @@ def windows_of_recorded(manifest: TableFile) -> Windows:
 
 def _read_recordings(
     manifest: TableFile, *, unlabelled: bool = False
-) -> tuple[list[Recording], dict[str, Any], list[str]]:
-    """Return the recordings of a manifest, the way they are to be cut, and what is wrong with them."""
+) -> tuple[list[Recording], dict[str, Any], list[str], list[str]]:
+    """Return the recordings of a manifest, the way they are cut, sensors without a time axis, and what is wrong."""
     columns, problems = dict(manifest.columns), list(manifest.problems)
     window, stride = (_only(name, columns, problems) for name in ("window", "stride"))
     try:
         long = seconds_of(window, "window")
     except BadInput:  # said again where windows are cut
         long = 1.0
-    marks = [name for name in columns if name.endswith(("_rate", "_times")) and _owner(name) in _sensors(columns)]
-    told = {name: columns.pop(name) for name in marks}
+    marks = [name for name in columns if _is_beside(name, columns, problems)]
+    told = {name: columns.pop(name) for name in marks if name in columns}
+    told = {name: values for name, values in told.items() if _owner(name) in _sensors(columns)}
+    space = _space(told, problems)
     kinds = _kinds(columns, problems)
     first_rows, recording_of = _joined(manifest, columns, kinds, told, problems)
     signals, rates, times = _read_files(manifest, columns, kinds, told, first_rows, long, problems)
-    answered = "label" not in kinds and not (unlabelled and not any(map(_is_label, columns)))
+    _join_labels(manifest, kinds, (signals, rates, times), first_rows, problems)
+    answered = not any(map(_is_label, kinds)) and not (unlabelled and not any(map(_is_label, columns)))
     intervals = _intervals(manifest, columns, recording_of, problems) if answered else {}
     groups = answers_of("group", columns["group"]) if "group" in columns else None
     recordings = [
@@ -75,15 +82,45 @@ def _read_recordings(
         for number, row in enumerate(first_rows)
     ]
     pictures = [name for name, kind in kinds.items() if kind == "sound"]
-    return recordings, {"window": window, "stride": stride, "pictures": pictures}, problems
+    return recordings, {"window": window, "stride": stride, "pictures": pictures}, space, problems
 
 
 def _is_label(name: str) -> bool:
     return name == "label" or name.startswith("label:")
 
 
+def _is_beside(name: str, columns: Mapping[str, Any], problems: list[str]) -> bool:
+    """Return whether a column says something of a sensor; of one that is not there, if no files are in it."""
+    ending = next((one for one in BESIDE if name.endswith(one)), None)
+    if ending is None:
+        return False
+    sensors = _sensors(columns) - {*COLUMNS[1:], *TIMING}
+    if (of := name.removesuffix(ending)) in sensors:
+        return True
+    files = [value for value in columns[name] if isinstance(value, str) and Path(value).suffix.lower() in ENDINGS]
+    near = difflib.get_close_matches(of, sensors - {name}, n=1)
+    if files and not (near and ending == "_times"):  # a sensor of that name
+        return False
+    hint = f"did you mean {near[0]}{ending}?" if near else "rename it, or begin its name with _ to leave it out"
+    problems.append(f"column {name}: expected the {BESIDE[ending]} of a sensor, found no column {of}; {hint}")
+    return True
+
+
 def _owner(name: str) -> str:
-    return name.removesuffix("_rate").removesuffix("_times")
+    return next((name.removesuffix(ending) for ending in BESIDE if name.endswith(ending)), name)
+
+
+def _space(told: dict[str, Any], problems: list[str]) -> list[str]:
+    """Take the columns that say what the last axis of a sensor is; return the sensors for which it is not time."""
+    space = []
+    for name in [name for name in told if name.endswith("_axis")]:
+        words = sorted({str(value) for value in told.pop(name) if not _blank(value)})
+        if words == ["space"]:
+            space.append(_owner(name))
+        elif words not in (["time"], []):
+            found = ", ".join(map(repr, words[:5]))
+            problems.append(f"column {name}: expected the word time or the word space in all rows, found {found}")
+    return space
 
 
 def _sensors(columns: Mapping[str, Any]) -> set[str]:
@@ -114,24 +151,67 @@ def _kinds(columns: Mapping[str, Any], problems: list[str]) -> dict[str, str]:
         if header in TIMING or (header in COLUMNS and header != "label"):
             continue
         suffixes = {Path(value).suffix.lower() for value in values if isinstance(value, str) and value}
-        if name == "label" and not (suffixes and suffixes <= {*TIMED["array"], *TIMED["table"]}):
-            continue
         fitting = [known for known, endings in TIMED.items() if suffixes and suffixes <= {*endings}]
-        if colon and kind in TIMED:
+        if name == "label":  # one label, or several, as files or as values
+            if suffixes and suffixes <= {*TIMED["array"], *TIMED["table"]}:
+                kinds[header] = fitting[0] if fitting else "table"
+        elif colon and kind in TIMED:
             kinds[name] = kind
-        elif fitting and not colon:
+        elif colon:
+            problems.append(f"column {header}: expected one of {', '.join(TIMED)} after the colon, found {kind!r}")
+        elif fitting:
             kinds[name] = fitting[0]
         else:
-            known = ", ".join(ending for endings in TIMED.values() for ending in endings)
             found = ", ".join(sorted(suffixes)[:5]) or "no paths"
+            known = ", ".join(ENDINGS)
             problems.append(f"column {header}: expected files of one kind that have a time, {known}; found {found}")
-    if not {*kinds} - {"label"} and not problems:
+    labels, files = list(filter(_is_label, columns)), list(filter(_is_label, kinds))
+    if files and ("label" in labels or len(files) < len(labels)) and len(labels) > 1:
+        expected = "expected files in all columns label:NAME, or values in all, and no column label beside them"
+        problems.append(f"columns {', '.join(labels)}: {expected}, found files in {', '.join(files)}")
+    if not {*kinds} - {*files} and not problems:
         problems.append("expected a column of files per sensor beside label, start, end, window and stride, found none")
     return kinds
 
 
 def _column(columns: Mapping[str, Any], name: str) -> Any:
+    if name in columns:
+        return columns[name]
     return next(values for header, values in columns.items() if header.partition(":")[0] == name)
+
+
+def _join_labels(
+    manifest: TableFile,
+    kinds: Mapping[str, str],
+    read: tuple[dict[str, list[Any]], ...],
+    rows: Sequence[int],
+    problems: list[str],
+) -> None:
+    """Make one signal called label, [D, T], of the files of several columns label:NAME, which share their times."""
+    several = [name for name in kinds if name.startswith("label:")]
+    if not several:
+        return
+    signals, rates, times = ({name: one.pop(name) for name in several} for one in read)
+    joined = []
+    for number, row in enumerate(rows):
+        own = [signals[name][number] for name in several]
+        clocks = [times[name][number] for name in several]
+        if any(one is None for one in own):
+            joined.append(None)
+            if any(one is not None for one in own):
+                problems.append(f"label, {manifest.names[row]}: expected a file in each of {', '.join(several)}")
+            continue
+        own = [np.atleast_2d(one) for one in own]
+        alike = all((one is None) == (clocks[0] is None) and np.array_equal(one, clocks[0]) for one in clocks[1:])
+        if not alike or any(one.ndim != 2 or one.shape != (1, own[0].shape[-1]) for one in own):
+            found = ", ".join(f"{name} {list(one.shape)}" for name, one in zip(several, own, strict=True))
+            expected = "expected files with one number per step [T], all at the same times"
+            problems.append(f"label, {manifest.names[row]}: {expected}, found {found}")
+            joined.append(None)
+            continue
+        joined.append(np.concatenate(own))
+    for into, column in zip(read, (joined, rates[several[0]], times[several[0]]), strict=True):
+        into["label"] = column
 
 
 def _joined(
@@ -228,14 +308,15 @@ def _read_files(
         found = read(name, values, reader)
         triples = [one if isinstance(one, tuple) else (one, None, None) for one in found]
         signals[name], rates[name], times[name] = (list(column) for column in zip(*triples, strict=True))
-        if f"{name}_rate" in told:
-            numbers = numbers_of(told[f"{name}_rate"])
+        owner = "label" if _is_label(name) else name
+        if f"{owner}_rate" in told:
+            numbers = numbers_of(told[f"{owner}_rate"])
             if numbers is None:
-                problems.append(f"column {name}_rate: expected samples per second, found text")
+                problems.append(f"column {owner}_rate: expected samples per second, found text")
             else:
                 rates[name] = [None if np.isnan(numbers[row]) else float(numbers[row]) for row in rows]
-        if f"{name}_times" in told:
-            times[name] = read(f"{name}_times", told[f"{name}_times"], read_npy)
+        if f"{owner}_times" in told:
+            times[name] = read(f"{owner}_times", told[f"{owner}_times"], read_npy)
     return signals, rates, times
 
 
