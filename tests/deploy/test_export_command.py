@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import equipoise as package
 from documentation import assert_in_the_gallery
+from equipoise.deploy.monitor_evaluation import STREAM_LEGEND
+from equipoise.measure.faults import LEGEND
 
 
 def test_from_a_run_to_an_exported_model_and_its_monitor(equipoise: Any, tmp_path: Path) -> None:
@@ -41,13 +45,57 @@ def test_from_a_run_to_an_exported_model_and_its_monitor(equipoise: Any, tmp_pat
     told = json.loads(printed)
     assert told["calibration"]["streams"] == 3
     assert (tmp_path / "ship" / "monitor.json").is_file()
+    assert "- missing zeros: its input is zero as the encoder reads it: after standardising" in page
+    levels = {f"{fault} {level}" for fault, levels in row["test"]["faults"]["easy"].items() for level in levels}
+    assert levels == named(LEGEND)
+    faults = {each["fault"] for each in told["trial"]["faults"]}
+    assert faults == named(STREAM_LEGEND)
     code, printed, _ = equipoise("monitor", tmp_path)
     assert code == 0
+    assert "  gain 0.25, 4: the standardised signal, multiplied\n" in printed
     assert f"Total failures found within 10 windows: {100 * told['trial']['total_failures_found']:.1f} %" in printed
 
     code, printed, complaint = equipoise("monitor", tmp_path, "--data", "watch")
     assert (code, printed) == (2, "")
     assert "Give the same data" in complaint
+
+
+def named(legend: dict[str, str]) -> set[str]:
+    """The faults that a legend explains, each with one level."""
+    found = set()
+    for words in legend:
+        fault, _, levels = words.partition(" ")
+        several = re.fullmatch(r"[\d.]+%?(, [\d.]+%?)+", levels)
+        found |= {f"{fault} {level}" for level in levels.split(", ")} if several else {words}
+    return found
+
+
+def test_a_monitor_finds_the_file_of_its_run_in_the_working_folder(
+    equipoise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(0)
+    label = np.arange(480) // 8 % 2
+    group = np.arange(480) // 40
+    arrays = {name: label[:, None] + random.normal(size=(480, 3)) for name in ("wrist", "ankle")}
+    np.savez(tmp_path / "drive.npz", label=label, group=group, **arrays)
+    monkeypatch.chdir(tmp_path)
+    code, _, complaint = equipoise(
+        *("train", "--data", "drive.npz", "--method", "msl", "--out", "one", "epochs=2", "features=4")
+    )
+    assert code == 0, complaint
+    with pytest.raises(ValueError, match=r"Make it: equipoise monitor .*one.* --data drive.npz"):
+        package.load("one").stream(monitor=True)
+    code, printed, complaint = equipoise("monitor", "one")
+    assert code == 0, complaint
+    assert "The monitor: one/runs/" in printed
+    np.savez(tmp_path / "drive.npz", label=label, group=group, **{name: each[::-1] for name, each in arrays.items()})
+    code, _, complaint = equipoise("monitor", "one")
+    assert code == 2
+    assert "in drive.npz. Give the same data" in complaint
+    (tmp_path / "drive.npz").unlink()
+    code, _, complaint = equipoise("monitor", "one")
+    assert code == 2
+    assert "trained on 'drive.npz', and there is no such file here; type --data PATH" in complaint
 
 
 def test_what_is_no_run_is_refused(equipoise: Any, tmp_path: Path) -> None:

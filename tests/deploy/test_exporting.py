@@ -25,7 +25,7 @@ from equipoise.deploy import (
     load_saved_model,
     saved_model,
 )
-from equipoise.deploy.card import card
+from equipoise.deploy.card import card, write_card
 from equipoise.models import LateFusion
 from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, ResNet18
 from equipoise.models.fusion_model import FusionModel
@@ -285,6 +285,11 @@ def test_the_file_agrees_with_pytorch_on_every_subset(form: str, fusion: str, ki
     assert exported.difference is not None
     assert exported.difference <= 1e-5
     assert exported.inputs == tuple(model.input_names)
+    if form == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(exported.file)
+        assert {each.shape[0] for each in (*session.get_inputs(), *session.get_outputs())} == {"batch"}
     run = opened_onnx(exported.file) if form == "onnx" else opened_pt2(exported.file)
     for batch in (1, 64):
         inputs = examples(kinds, batch)
@@ -497,6 +502,25 @@ def test_the_card_says_what_the_row_says(run_folder: Path) -> None:
         zip(["fused", "strong", "weak"], run.model.committee.tolist(), strict=True)
     )
     assert sum(part["samples"] for part in content["data"]["parts"].values()) == 240
+
+
+def test_the_card_warns_as_the_run_did(run_folder: Path, tmp_path: Path) -> None:
+    run = load_saved_model(run_folder)
+    exported = ExportedModel(tmp_path / "model.onnx", "onnx", 2e-7, "all", (), ("committee", "fused"))
+    _, page = write_card(run, exported, tmp_path)
+    text = page.read_text()
+    (warning,) = run.row["warnings"]
+    assert warning.startswith("training took ")
+    assert f"**Warning:** {warning}." in text
+    assert text.startswith("# mimo on own, seed 0")
+    assert f"({run.row['validation']['committee_fit']})." in text
+    groups = run.row["test"]["interval_groups"]
+    assert groups == run.parts["test"]["groups"] == 2
+    low, high = run.row["test"]["committee_interval"]
+    assert f"| committee | {100 * run.row['test']['committee']:.1f} [{100 * low:.1f}, {100 * high:.1f}] |" in text
+    assert "over the groups of the test part, of 2 groups: too few to tell." in text
+    write_card(run._replace(row={**run.row, "fold": 3}), exported, tmp_path)
+    assert page.read_text().startswith("# mimo on own, fold 3, seed 0")
 
 
 def test_of_very_many_subsets_only_those_that_are_compared_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

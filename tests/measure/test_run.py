@@ -19,7 +19,8 @@ from equipoise.models import fit_committee
 from measure.constructed import names, random_model, random_splits, reader, series_model, series_part, told
 
 DECISIONS = [f"{decision}{score}" for decision in ("fused", "committee") for score in ("", "_f1", "_ece", "_loss")]
-SAYS, BESIDE = ["fused_says", "committee_says"], ["baseline", "fused_interval", "committee_interval"]
+SAYS = ["fused_says", "committee_says", "committee_fit"]
+BESIDE = ["baseline", "interval_groups", "fused_interval", "committee_interval"]
 
 
 def kinds(value: Any) -> set[type]:
@@ -37,7 +38,7 @@ def test_a_row_holds_everything_under_its_name(count: int, view: str | None) -> 
     assert list(found["test"]) == [*DECISIONS, "view", *own, "probe", "zeroed", "shapley", *ends, *BESIDE, "faults"]
     assert found["test"]["view"] == view
     assert all(list(found["test"][protocol]) == names(count) for protocol in own)
-    assert kinds(found) <= {float, bool, str, type(None), list}
+    assert kinds(found) <= {float, int, bool, str, type(None), list}
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     nothing = {key for key, value in found["test"].items() if value is None}
     assert nothing == (set() if view else {*DECISIONS[4:], "view", *ends, BESIDE[-1]})

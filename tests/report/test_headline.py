@@ -125,7 +125,11 @@ def test_a_single_run_has_its_own_interval() -> None:
     row["test"] |= {"fused": 0.8, "fused_interval": [0.7512, 0.8523]}
     table = main_table([row], "watch")
     assert table.at("mimo", "fused").text == "80.0 [75.1, 85.2]"
-    assert any("bootstrap" in note for note in table.notes)
+    assert any("groups of the test part. " in note for note in table.notes)
+    row["test"]["interval_groups"] = 3
+    assert any("of the test part, of 3 groups: too few to tell. " in note for note in main_table([row], "watch").notes)
+    row["test"]["interval_groups"] = 30
+    assert not any("too few" in note for note in main_table([row], "watch").notes)
     several = main_table([row, {**make_row("mimo", 1), "split": row["split"]}], "watch")
     assert "[" not in several.at("mimo", "fused").text
     row["test"]["fused_interval"] = [0.7, math.nan]

@@ -18,7 +18,9 @@ EXAMPLE = "Example: equipoise monitor runs/one"
 
 def monitor(
     run: options.RunFolder,
-    data: Annotated[str | None, typer.Option("--data", help="The data of the run, where it was a file.")] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="The data of the run, where it was a file that is not in this folder.")
+    ] = None,
     split: options.Split = None,
     false_alarms: Annotated[
         float, typer.Option(help="Share of a healthy stream's stretches in which an alarm may be up.")
@@ -47,8 +49,9 @@ def monitor(
     from equipoise.util.progress import status_line
 
     kept = load_saved_model(run, encoder=encoder, model=model, trust=trust)
-    if data is None and (data := kept.row["data"]) not in {**all_data(), **PUBLISHED}:
-        raise BadInput(f"the run names its data {data!r}, which is no data set of the package; type --data PATH")
+    known = {**all_data(), **PUBLISHED}
+    if data is None and (data := kept.row["data"]) not in known and not Path(data).is_file():
+        raise BadInput(f"the run was trained on {data!r}, and there is no such file here; type --data PATH")
     read = Settings().changed({"encoder": kept.encoder, "features": kept.row["run"]["features"]})
     source, fold = data_set(data, split), kept.row["fold"]
     source = source.cut_into(kept.row.get("folds") or source.folds)
@@ -58,8 +61,8 @@ def monitor(
     (splits,) = collect(lambda: source.load(fold))
     if (found := splits.fingerprint()) != kept.row["split"]:
         raise BadInput(
-            f"the data of this run has the fingerprint {kept.row['split']}; found {found}. Give the same data, cut the "
-            "same way, with --data and --split"
+            f"the data of this run has the fingerprint {kept.row['split']}; found {found} in {data}. Give the same "
+            "data, cut the same way, with --data and --split"
         )
     folder = out or inside(kept.folder, "export")
     with status_line("monitor", quiet=as_json) as say:
@@ -80,6 +83,8 @@ def monitor(
 
 
 def _print(made: SensorMonitor, trial: MonitorEvaluation, stretch: int) -> None:
+    from equipoise.deploy.monitor_evaluation import STREAM_LEGEND
+
     facts = made.facts
     print(f"Calibrated on {facts['windows']:,} healthy validation windows in {facts['streams']} streams.")
     print(
@@ -94,3 +99,4 @@ def _print(made: SensorMonitor, trial: MonitorEvaluation, stretch: int) -> None:
         delay = "–" if each.delay is None else f"{each.delay:.1f}"
         named = "–" if each.named is None else f"{100 * each.named:.1f}"
         print(f"{each.fault:<22}{each.sensor:<{width}}{100 * each.found:>9.1f}{delay:>8}{named:>10}{each.trials:>8}")
+    print("\nThe faults:", *(f"  {fault}: {words}" for fault, words in STREAM_LEGEND.items()), sep="\n")

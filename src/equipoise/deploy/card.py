@@ -10,6 +10,8 @@ from typing import Any
 from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, HIGH, LENGTH, LOW, VALID, InputSpec
 from equipoise.deploy.exporting import TOLERANCE, ExportedModel
 from equipoise.deploy.saved_model import SavedModel
+from equipoise.measure.bootstrap import FEW_GROUPS
+from equipoise.measure.faults import LEGEND
 from equipoise.models.intervals import COVERAGE
 from equipoise.models.metrics import METRICS, Metric
 from equipoise.models.task import TaskKind
@@ -86,7 +88,7 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
     rule = RULE.format(pool=_POOLS[kind], nothing=_NOTHING[kind])
     runtime, package = ("onnxruntime",) * 2 if exported.form == "onnx" else ("torch.export", "torch")
     return {
-        "model": f"{row['label']} on {row['data']}, seed {row['seed']}",
+        "model": f"{row['label']} on {row['data']}{_fold(row)}, seed {row['seed']}",
         "file": exported.file.name,
         "form": exported.form,
         "task": saved.task.as_dict(),
@@ -96,6 +98,7 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
         "decision": {
             "rule": rule if COMMITTEE in exported.outputs else FUSED_RULE,
             "weights": dict(zip([FUSED, *saved.model.encoders], saved.model.committee.tolist(), strict=True)),
+            "fit": row.get("validation", {}).get("committee_fit"),
         },
         "verified": {
             "difference": exported.difference,
@@ -117,16 +120,24 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
             "metric": row.get("metric", "accuracy"),
             "baseline": test.get("baseline"),
             **{f"{name}{of}": test.get(f"{name}{of}") for of in ("", *_COLUMNS[kind]) for name in (FUSED, COMMITTEE)},
+            **{f"{name}_interval": test.get(f"{name}_interval") for name in (FUSED, COMMITTEE)},
+            "interval_groups": test.get("interval_groups"),
             "protocol": view,
             "sensors": test.get(view) if view else None,
         },
         "faults": test.get("faults"),
+        "fault_legend": LEGEND,
+        "warnings": row.get("warnings", []),
         "training": {
             **{key: row.get(key) for key in ("method", "params", "seed", "selected", "run", "config")},
             "versions": row.get("versions", {}),
         },
         "limits": [*_LIMITS, _LIMITS_OF[kind], _LAST_LIMIT],
     }
+
+
+def _fold(row: Mapping[str, Any]) -> str:
+    return "" if row["fold"] is None else f", fold {row['fold']}"
 
 
 def _entry(name: str, shape: Sequence[int], kind: str, meaning: str) -> dict[str, Any]:
@@ -184,6 +195,8 @@ def _markdown(card: Mapping[str, Any]) -> str:
         "inputs": _signatures("input", card["inputs"]),
         "outputs": _signatures("output", card["outputs"]),
         "weights": ", ".join(f"{name} {weight:.3f}" for name, weight in card["decision"]["weights"].items()),
+        "fit": f" ({card['decision']['fit']})" if card["decision"]["fit"] else "",
+        "warnings": "".join(f"**Warning:** {warning}.\n\n" for warning in card["warnings"]),
         "accuracies": _accuracies(card["accuracy"], kind, metric),
         "faults": _faults(card["faults"], metric),
         "parts": "; ".join(counts),
@@ -216,13 +229,19 @@ def _accuracies(accuracy: Mapping[str, Any], kind: TaskKind, metric: Metric) -> 
     columns, rows = _COLUMNS[kind], []
     for name in (FUSED, COMMITTEE):
         more = [_number(accuracy[f"{name}{key}"], "%" if key == "_coverage" else ".3g") for key in columns]
-        rows.append([name, _shown(accuracy[name], metric), *more])
+        ends = [_shown(end, metric) for end in accuracy[f"{name}_interval"] or ()]
+        interval = f" [{', '.join(ends)}]" if ends else ""
+        rows.append([name, _shown(accuracy[name], metric) + interval, *more])
     blank = [""] * len(columns)
     rows += [[f"{name} alone", _shown(value, metric), *blank] for name, value in (accuracy["sensors"] or {}).items()]
     if accuracy["baseline"] is not None:
         constant = "median" if metric.name == "mae" else "mean" if kind == "regression" else "majority"
         rows.append([f"no sensor: the {constant} of the training part", _shown(accuracy["baseline"], metric), *blank])
-    return _table(["decision", metric.label, *columns.values()], rows)
+    table, groups = _table(["decision", metric.label, *columns.values()], rows), accuracy["interval_groups"]
+    if not accuracy[f"{FUSED}_interval"] and not accuracy[f"{COMMITTEE}_interval"]:
+        return table
+    few = f", of {groups} groups: too few to tell" if groups and groups < FEW_GROUPS else ""
+    return f"{table}\n\n[low, high]: the 95 % interval by bootstrap over the groups of the test part{few}."
 
 
 def _number(value: float | None, form: str) -> str:
@@ -247,7 +266,8 @@ def _faults(faults: Mapping[str, Any] | None, metric: Metric) -> str:
         for place, answer in answers.items()
     )
     table = _table(["sensor", "fault", "level", "fused", "committee"], rows)
-    return f"{metric.label[0].upper()}{metric.label[1:]} with a sensor at fault:\n\n{table}"
+    legend = "\n".join(f"- {fault}: {words}." for fault, words in LEGEND.items())
+    return f"{metric.label[0].upper()}{metric.label[1:]} with a sensor at fault:\n\n{table}\n\n{legend}"
 
 
 def _shown(value: float | None, metric: Metric) -> str:

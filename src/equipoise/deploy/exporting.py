@@ -1,6 +1,7 @@
 """Export of a model to one file for another runtime, compared with PyTorch."""
 
 import logging
+import re
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -130,10 +131,21 @@ def _to_onnx(model: Deployable, folder: Path, facts: Mapping[str, str]) -> tuple
         program, dynamo=True, input_names=model.input_names, output_names=model.output_names, verbose=False
     )
     assert written is not None
+    _name_batch(written.model)
     written.model.metadata_props.update({f"equipoise.{key}": value for key, value in facts.items()})
     file, _ = inside(folder, "model.onnx"), inside(folder, "model.onnx.data")  # the weights of a large model
     written.save(str(file))
     return file, run_onnx(file) if find_spec("onnxruntime") is not None else None
+
+
+def _name_batch(model: Any) -> None:
+    """Call the first axis of inputs "batch" all through, in place of the symbol that the exporter made for it."""
+    symbol = str(model.graph.inputs[0].shape[0])
+    nodes = (value for node in model.graph for value in node.outputs)
+    for value in (*model.graph.inputs, *nodes):
+        for axis, size in enumerate(value.shape or ()):
+            if not isinstance(size, int):
+                value.shape[axis] = re.sub(rf"\b{symbol}\b", "batch", str(size))
 
 
 def _to_torch_export(model: Deployable, folder: Path, _: Mapping[str, str]) -> tuple[Path, Runner]:

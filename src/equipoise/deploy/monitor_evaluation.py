@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise.data.splits import Part
 from equipoise.deploy.monitor import MonitorState, SensorMonitor
-from equipoise.measure.faults import TrainingStatistics, faulty_parts
+from equipoise.measure.faults import LEGEND, TrainingStatistics, faulty_parts
 from equipoise.measure.outputs import read_features, reading
 from equipoise.models.fusion_model import FusionModel
 from equipoise.util.errors import raise_all
@@ -20,6 +20,16 @@ DEAD = ("missing zeros", "missing mean", "stuck")
 BETWEEN = 20  # windows between the onsets of two trials
 GAINS, DRIFT = (0.25, 4.0), 0.1
 FLOOR = 0.01  # of the training deviation: what electronics add to a dead signal
+STREAM_LEGEND = {
+    **{fault: words for fault, words in LEGEND.items() if fault != "missing absent"},
+    "stuck": "the last healthy value is repeated",
+    f"silent, {FLOOR:.0%} noise": "the mean training sample, with noise of this share of the training deviation",
+    "noise alone": "noise of one training deviation around the mean, and no signal",
+    "windows shuffled": "windows of other moments of the same stream",
+    f"gain {', '.join(f'{gain:g}' for gain in GAINS)}": "the standardised signal, multiplied",
+    f"drift {DRIFT:g} per window": "an offset that grows by so many training deviations with every window",
+}
+"""Every fault of a trial with its levels, in words."""
 
 
 class FaultDetection(NamedTuple):

@@ -18,7 +18,8 @@ class Prediction:
     Args:
         kind: "classes", "labels" or "regression".
         names: The classes, the labels, or the columns of numbers, in the order of the last axis below.
-        sensors: The sensors that were used, per sample; none of a sample that has none, whose answer says nothing of it.
+        sensors: The sensors that were used, per sample; empty where it has none, and then the answer is that of no
+            sensor: even odds, or the training mean.
         decision: "committee" or "fused".
         single: Whether it is about one sample.
         probabilities: Of each class, or of each label, [N, C]; None for numbers.
@@ -63,8 +64,9 @@ class Prediction:
     def columns(self) -> dict[str, list[Any]]:
         """Return a table with a row per sample, column by column.
 
-        "row", and "id" where the samples have names; "answer" and "p_NAME" for each class or label; "answer", "low" and "high" for numbers, with "_NAME"
-        behind them where there are several columns; "sensors", joined by a plus. Labels are joined by a semicolon.
+        "row", and "id" where the samples have names; "answer" and "p_NAME" for each class or label; "answer", "low" and
+        "high" for numbers, with "_NAME" behind them where there are several columns; "sensors", joined by a plus.
+        Labels are joined by a semicolon, and where none is likelier than not the answer is empty text.
         """
         rows = np.atleast_2d(self._array)
         table: dict[str, list[Any]] = {"row": list(range(len(rows)))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final, get_args
@@ -9,6 +10,7 @@ from typing import Any, final, get_args
 import torch
 from torch import Tensor
 
+from equipoise.data.source import is_file
 from equipoise.deploy.deployable import HIGH, LOW, VALID
 from equipoise.deploy.monitor import SensorMonitor
 from equipoise.deploy.prediction import Prediction
@@ -102,7 +104,9 @@ class Predictor:
         if monitor is True:
             monitor = inside(self.saved.folder, "export", "monitor.json")
             if not monitor.is_file():
-                raise BadInput(f"no such file: {monitor}. Make it: equipoise monitor {self.saved.folder}")
+                name = self.saved.row["data"]
+                data = f" --data {shlex.quote(name)}" if is_file(name) else ""
+                raise BadInput(f"no such file: {monitor}. Make it: equipoise monitor {self.saved.folder}{data}")
         watch = SensorMonitor.load(monitor) if isinstance(monitor, (str, Path)) else monitor or None
         return Stream(self, rate=rate, rates=rates or {}, stride=stride, decision=decision, monitor=watch)
 

@@ -13,6 +13,8 @@ from equipoise.models.metrics import Metric
 from equipoise.models.task import Task
 
 DRAWS = 1000
+FEW_GROUPS = 10
+"""With fewer groups, an interval by bootstrap is much too narrow."""
 RANKED_DRAWS, FEWEST = 500, 100  # each of them takes longer
 _MANY = 10**6  # answers
 _CHUNK = 2**22  # counts that are held at once

@@ -25,6 +25,21 @@ DELAYS = (0.1, 0.25, 0.5)
 BURST_SHARES = (0.25, 0.5)
 BURST = 5.0  # deviations: far outside of what training has shown
 SAMPLE = 1000
+LEGEND = {
+    "missing zeros": "its input is zero as the encoder reads it: after standardising, so the mean of each channel, and "
+    "not a raw 0",
+    "missing mean": "the mean training sample stands in its place",
+    "missing absent": "it is not given: its flag is off",
+    f"noisy {', '.join(f'{level:g}' for level in NOISE_LEVELS)}": "Gaussian noise is added, of so many training "
+    "deviations of each channel",
+    "frozen random": "it stands still from a random step of each window on; a sensor without a time axis repeats the "
+    "sample before, of the same group",
+    f"delayed {', '.join(f'{share:.0%}' for share in DELAYS)}": "it is late by this share of the window; without a "
+    "time axis, by this share of the group's samples",
+    f"bursts {', '.join(f'{share:.0%}' for share in BURST_SHARES)}": "random stretches, this share of each window, are "
+    f"noise of {BURST:g} training deviations around the mean; without a time axis, this share of the samples",
+}
+"""Every fault with its levels, in words."""
 STRETCHES = 20  # a window is cut into so many stretches, and a burst takes whole ones
 
 

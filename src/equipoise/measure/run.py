@@ -48,19 +48,22 @@ def measure_run(
         (the metric), each also with "_loss", of classes "_f1" and "_ece", of numbers "_coverage" and "_width" of their
         intervals; the name of the model's "view"; per modality the metric under that name and the other protocols;
         and "disparity" and "beats_best_single" under the view. On validation, "fused_says" and "committee_says" name
-        the one answer of a decision that always gives the same (see `says_only`). On test there are "faults";
+        the one answer of a decision that always gives the same (see `says_only`), and "committee_fit" says why the
+        committee's weights are what they are. On test there are "faults";
         "baseline", the metric of the answer that reads no sensor (see `metrics.baseline`); and "fused_interval" and
-        "committee_interval" of the metric (see `bootstrap_interval`). Numbers of a committee or a view that the model
+        "committee_interval" of the metric (see `bootstrap_interval`), over "interval_groups" groups. Numbers of a committee or a view that the model
         has not are None.
     """
     check_model("Measuring", model)
+    fit = None
     if model.unimodal is not None:
         batches = batches_of(splits.validation, model.committee.device, batch)
-        fit_committee(model, batches, groups=splits.validation.group)
+        fit = fit_committee(model, batches, groups=splits.validation.group)
     how: dict[str, Any] = {"scorer": Scorer.of(model, metric), "protocols": protocols, "batch": batch}
     with reading(model):
         validation = _measure(model, splits.validation, train=None, **how)
         test = _measure(model, splits.test, train=splits.train, **how)
+    validation["committee_fit"] = None if fit is None else fit.reason
     if faults and _can_break(splits):
         solid, training = splits.test.in_memory().ready(), training_statistics(splits.train)
         test["faults"] = accuracy_under_faults(model, solid, training, seed, batch, metric)
@@ -108,7 +111,8 @@ def _beside(outputs: Outputs, part: Part, scorer: Scorer, train: Part | None) ->
         f"{name}_interval": x if x is None else bootstrap_interval(metric, x, outputs.label, task, part.group)
         for name, x in answers.items()
     }
-    return {"baseline": baseline(train.label, part.label, metric, task), **intervals}
+    groups = len(part.label) if part.group is None else len(part.group.unique())
+    return {"baseline": baseline(train.label, part.label, metric, task), "interval_groups": groups, **intervals}
 
 
 def _intervals(model: FusionModel, outputs: Outputs) -> dict[str, float | None]:

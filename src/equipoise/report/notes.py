@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from equipoise.measure.bootstrap import FEW_GROUPS
 from equipoise.report.aggregate import PROTOCOLS, Difference, RunGroup, dig, headline, number, varying
 from equipoise.report.headline import Headline, Row
 
@@ -82,7 +83,11 @@ def _marks(groups: Sequence[RunGroup]) -> str:
     among = " among lines of one protocol" if len({group.protocol for group in groups if group.protocol}) > 1 else ""
     deviation = "± is the standard deviation over runs. " if any(len(group.rows) > 1 for group in groups) else ""
     if any(group.interval(decision) for group in groups for decision in ("fused", "committee")):
-        deviation += "[low, high] is the 95 % interval of one run, by bootstrap over the groups of the test part. "
+        counts = [count for group in groups for row in group.rows if (count := number(row, "test", "interval_groups"))]
+        few = f", of {min(counts):g} groups: too few to tell" if counts and min(counts) < FEW_GROUPS else ""
+        deviation += (
+            f"[low, high] is the 95 % interval of one run, by bootstrap over the groups of the test part{few}. "
+        )
     return f"{deviation}Bold: best of its column{among}. Underlined: fastest of the three best by fused."
 
 
