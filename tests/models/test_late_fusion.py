@@ -196,9 +196,12 @@ def test_the_committee_votes_with_its_weights() -> None:
     logs = {name: output.log_softmax(dim=1) for name, output in model(inputs).items()}
     expected = (0.2 * logs["fused"] + 1.1 * logs["cam_left"]).softmax(dim=1)
     torch.testing.assert_close(model.predict(inputs, "committee"), expected)
-    # Alone, a member speaks with the whole committee's weight, even where it had none of its own.
+    # Alone, a member speaks for the whole committee, even where it had no weight of its own; but no surer than by itself
     alone = model.predict({"audio": inputs["audio"]}, "committee")
-    torch.testing.assert_close(alone, (1.3 * logs["audio"]).softmax(dim=1))
+    torch.testing.assert_close(alone, logs["audio"].exp())
+    model.committee.copy_(torch.tensor([0.2, 0.0, 0.5]))
+    alone = model.predict({"audio": inputs["audio"]}, "committee")
+    torch.testing.assert_close(alone, (0.7 * logs["audio"]).softmax(dim=1))
 
 
 def test_it_survives_copying_pickling_and_saving() -> None:

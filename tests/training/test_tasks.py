@@ -26,10 +26,11 @@ def test_every_method_trains_for_every_task_with_gaps_or_says_why_not(method: st
         return
     trained = train(splits, entry.make(), FAST)
     model = trained.model if entry.finish is None else entry.finish(trained.model)
-    measured = measure_run(model, splits, seed=0)["test"]
+    whole = method in ("mimo", "agm")  # measuring all of it takes longer than training
+    measured = measure_run(model, splits, seed=0, faults=whole, protocols=whole)["test"]
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert {"near", "far", "plain"} == set(measured[measured["view"]])
-    faults = measured["faults"]["mean"]
+    faults = measured["faults"]["mean"] if whole else {}
     assert all(isinstance(value, float) for value in (measured["fused"], measured["committee"], *faults.values()))
     answer = model.predict(splits.test.inputs, "committee")
     if kind == "classes":

@@ -68,7 +68,8 @@ def surviving_weights(weights: Tensor, present: Tensor) -> Tensor:
 
     With a sensor missing the fused head goes too: it was trained to read all of them. Each member left has at least
     `FLOOR` of an equal weight, lest only members without a vote remain; and the weights are rescaled to the total of
-    the full committee, so that the probabilities stay about as sharp.
+    the full committee, so that the probabilities stay about as sharp, but to no more than one per member: a head
+    that is left alone is not surer than by itself.
 
     Args:
         weights: The weight of every member of the full committee, the fused head first, [K + 1].
@@ -79,7 +80,7 @@ def surviving_weights(weights: Tensor, present: Tensor) -> Tensor:
     """
     floor = FLOOR / len(weights)
     raised = weights[1:].clamp(min=floor) * present
-    total = weights.sum().clamp(min=floor)
+    total = torch.minimum(weights.sum().clamp(min=floor), present.sum(dim=-1, keepdim=True).clamp(min=1))
     left = raised * (total / raised.sum(dim=-1, keepdim=True).clamp(min=floor))
     without_fused = torch.cat([torch.zeros_like(left[..., :1]), left], dim=-1)
     return torch.where(present.all(dim=-1, keepdim=True), weights, without_fused)

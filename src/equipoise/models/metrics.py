@@ -93,12 +93,17 @@ def _accuracy(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
 
 def _balanced_accuracy(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
     """Compute the mean recall of the classes; of labels the mean of each label's own balanced accuracy."""
-    from sklearn.metrics import balanced_accuracy_score, recall_score
+    from sklearn.metrics import recall_score
 
     if classes:
         known = {"labels": np.unique(label), "average": "macro", "zero_division": 0.0}
         return recall_score(label, answer.argmax(axis=1), **known)
-    return _mean(balanced_accuracy_score(truth, some > 0.5) for truth, some in _columns(answer, label, classes))
+    pairs = _columns(answer, label, classes)
+    if not pairs:
+        return math.nan
+    truth, said = np.stack([truth for truth, _ in pairs], axis=1), np.stack([some > 0.5 for _, some in pairs], axis=1)
+    hits = (truth & said).sum(axis=0) / truth.sum(axis=0), (~truth & ~said).sum(axis=0) / (~truth).sum(axis=0)
+    return float(np.mean(hits))
 
 
 def _macro_f1(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
@@ -109,8 +114,10 @@ def _macro_f1(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
         known = {"labels": np.unique(label), "average": "macro", "zero_division": 0.0}
         return f1_score(label, answer.argmax(axis=1), **known)
     truth = label > 0.5
-    occurring = np.flatnonzero(truth.any(axis=0))
-    return _mean(f1_score(truth[:, at], answer[:, at] > 0.5, zero_division=0.0) for at in occurring)
+    occurring = truth.any(axis=0)
+    if truth.shape[1] == 1:  # which scikit-learn takes for two classes
+        return f1_score(truth[:, 0], answer[:, 0] > 0.5, zero_division=0.0) if occurring.any() else math.nan
+    return _mean(f1_score(truth, answer > 0.5, average=None, zero_division=0.0)[occurring])
 
 
 def _auroc(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
