@@ -234,7 +234,7 @@ def test_plain_values_and_tables() -> None:
     labels = Prediction("labels", ("a", "b"), ("x",), "fused", single=True, probabilities=np.array([0.75, 0.5]))
     assert labels.answer == ["a"]
     assert labels.columns() == {"row": [0], "answer": ["a"], "p_a": [0.75], "p_b": [0.5], "sensors": ["x"]}
-    ends = {"low": np.array([1.0]), "high": np.array([np.inf])}
+    ends: dict[str, Any] = {"low": np.array([1.0]), "high": np.array([np.inf])}
     number = Prediction("regression", ("angle",), ("x",), "committee", single=True, values=np.array([2.0]), **ends)
     assert number.answer == 2.0
     plain = number.as_dict()

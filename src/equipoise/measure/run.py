@@ -49,10 +49,10 @@ def measure_run(
         intervals; the name of the model's "view"; per modality the metric under that name and the other protocols;
         and "disparity" and "beats_best_single" under the view. On validation, "fused_says" and "committee_says" name
         the one answer of a decision that always gives the same (see `says_only`), and "committee_fit" says why the
-        committee's weights are what they are. On test there are "faults";
-        "baseline", the metric of the answer that reads no sensor (see `metrics.baseline`); and "fused_interval" and
-        "committee_interval" of the metric (see `bootstrap_interval`), over "interval_groups" groups. Numbers of a committee or a view that the model
-        has not are None.
+        committee's weights are what they are. On test there are "faults"; "baseline", the metric of the answer that
+        reads no sensor (see `metrics.baseline`); and "fused_interval" and "committee_interval" of the metric (see
+        `bootstrap_interval`), over "interval_groups" groups. Numbers of a committee or a view that the model has not
+        are None.
     """
     check_model("Measuring", model)
     fit = None
