@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from sklearn import config_context
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import get_scorer
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_validate, train_test_split
 from sklearn.pipeline import make_pipeline
@@ -24,6 +26,7 @@ from equipoise.integrations import sklearn_base
 from equipoise.integrations.sklearn import Modalities, MultimodalClassifier, MultimodalRegressor
 
 QUICK: dict[str, Any] = {"epochs": 1, "steps": 40, "batch": 20, "lr": 0.02, "random_state": 0, "device": "cpu"}
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # few steps, on purpose
 COLUMNS = {"near": [0, 1, 2], "far": [3, 4]}
 
 
@@ -381,12 +384,79 @@ def test_class_weights_move_the_answer() -> None:
         ({"decision": "majority"}, None, "unknown decision 'majority'"),
         ({"validation_fraction": 0.7}, None, "validation_fraction should be above 0 and at most 0.5, found 0.7"),
         ({"settings": {"fusion": "glue"}}, None, "fusion should be one of"),
+        ({"settings": {"epochz": 3}}, None, "settings: 'epochz' is none of 'accumulate', "),
+        (
+            {"settings": {"metric": "mae", "task": "labels"}},
+            None,
+            r"settings: metric is a parameter of its own; type MultimodalClassifier\(metric='mae'\)\n"
+            "settings: task is not to be set; MultimodalClassifier decides it",
+        ),
+        ({"settings": ["fusion"]}, None, 'settings: expected a dict, such as {"fusion": "sum"}, found list'),
+        ({"modalities": ["near", "far"]}, None, "modalities: expected columns by modality, .*, found list"),
+        ({"class_weight": {"Yes": 10.0}}, None, "class_weight: expected classes of y, 'no', 'yes', found 'Yes'"),
+        ({"class_weight": {"yes": 0}}, None, "class_weight: expected numbers above zero, found 0 for 'yes'"),
+        ({"class_weight": [1, 2, 3]}, None, r"weights by class, {'no': 1.0, 'yes': 1.0}, found \[1, 2, 3\]"),
+        ({"class_weight": "1,2,3"}, None, "weights by class, {'no': 1.0, 'yes': 1.0}, found '1,2,3'"),
     ],
 )
 def test_bad_input_is_named(change: dict[str, Any], x: Any, message: str) -> None:
     columns, y, _ = matrix()
     with pytest.raises(ValueError, match=message):
         MultimodalClassifier(**QUICK).set_params(**change).fit(columns if x is None else x, y)
+
+
+def test_an_unknown_parameter_of_a_method_is_named() -> None:
+    x, y, _ = matrix()
+    with pytest.raises(
+        TypeError, match=r"MIMO: got an unexpected keyword argument 'weight'; its parameters are: penalty"
+    ):
+        MultimodalClassifier(method_params={"weight": 1.0}, **QUICK).fit(x, y)
+
+
+@pytest.mark.parametrize("kind", [list, lambda y: np.array(y, dtype=object)])
+def test_a_class_that_is_none_is_named(kind: Any) -> None:
+    x, y, _ = matrix()
+    gaps = [None if at in (3, 7) else name for at, name in enumerate(y)]
+    with pytest.raises(ValueError, match=r"y: expected a class for every sample, found None in 2 of 120 \(3, 7\)"):
+        MultimodalClassifier(**QUICK).fit(x, kind(gaps))
+
+
+def test_a_weight_may_be_of_a_class_that_a_fold_lacks() -> None:
+    x, y, _ = matrix()
+    weighted, other = (
+        MultimodalClassifier(class_weight=weight, **QUICK).fit(x, y).predict_proba(x)
+        for weight in ({"yes": 3.0}, {"no": 1.0, "yes": 3.0, "perhaps": 9.0})
+    )
+    np.testing.assert_array_equal(weighted, other)
+
+
+def told_in_fit(model: Any, x: Any, y: Any) -> list[str]:
+    """What a fit says, at the line of its caller."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(x, y)
+    assert all(one.category is ConvergenceWarning and one.filename == __file__ for one in caught)
+    return [str(one.message) for one in caught]
+
+
+def test_a_model_that_always_says_the_same_is_told() -> None:
+    random = np.random.default_rng(0)
+    x = {name: random.normal(size=(200, 2)) for name in ("a", "b")}
+    y = np.repeat(["rare", "usual"], [20, 180])
+    long: dict[str, Any] = {**QUICK, "steps": 200}
+    (sentence,) = told_in_fit(MultimodalClassifier(**{**long, "lr": 1e-4}), x, y)
+    assert sentence == (
+        "the committee decision says 'usual' for every validation sample, whatever the sensors say; "
+        "try class_weight=balanced, or more epochs"
+    )
+    nothing = {name: np.ones_like(values) for name, values in x.items()}
+    (sentence,) = told_in_fit(MultimodalRegressor(**long, decision="fused"), nothing, 5 + random.random(200))
+    assert sentence.startswith("the fused decision says about 5.")
+    clear, classes, _ = matrix()
+    assert told_in_fit(MultimodalClassifier(**long), clear, classes) == []
+    assert told_in_fit(MultimodalClassifier(**QUICK), clear, classes) == [
+        "training took 40 steps, fewer than 200: raise epochs, or lower batch"
+    ]
 
 
 def test_a_matrix_for_a_model_of_dicts_is_refused() -> None:

@@ -166,6 +166,11 @@ def test_a_configuration_may_name_it(equipoise: Command, folder: Path) -> None:
     assert "unknown setting 'strenth'; did you mean 'gap.strength'?" in ended.err
 
 
+def test_values_that_span_no_range_are_tried_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imported("own_gap.Gap"), "search", {"strength": (0.0, 1.5)})  # no range of logarithms
+    assert str(search_of("own_gap.Gap", []).space["own_gap.Gap.strength"]) == "0,1.5"
+
+
 def test_it_is_tuned_swept_and_timed(equipoise: Command, folder: Path) -> None:
     assert str(search_of("own_gap.Gap", []).space["own_gap.Gap.strength"]) == "0.5..2:log"
     assert list(chosen_methods("own_gap.Gap")) == ["msl", "own_gap.Gap"]

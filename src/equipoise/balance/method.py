@@ -31,7 +31,12 @@ class ModalityState(nn.Module, ABC):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Keep the arguments, for `repr`."""
         made = super().__new__(cls)
-        given = inspect.signature(cls.__init__).bind_partial(made, *args, **kwargs)
+        signature = inspect.signature(cls.__init__)
+        try:
+            given = signature.bind_partial(made, *args, **kwargs)
+        except TypeError as error:
+            names = ", ".join([*signature.parameters][1:]) or "none"
+            raise TypeError(f"{cls.__name__}: {error}; its parameters are: {names}") from None
         given.apply_defaults()
         made.__dict__["_arguments"] = {name: value for name, value in given.arguments.items() if name != "self"}
         return made

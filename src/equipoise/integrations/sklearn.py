@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, final
 
 import numpy as np
@@ -50,6 +52,10 @@ class Modalities(dict[str, Any]):
         return Modalities({name: None if values is None else _take(values, rows) for name, values in self.items()})
 
 
+def _is_weight(value: object) -> bool:
+    return isinstance(value, Real) and 0 < value < math.inf
+
+
 def _take(values: Any, rows: Any) -> Any:
     if isinstance(values, (list, tuple)):  # samples that differ in length
         return [values[row] for row in np.arange(len(values))[rows]]
@@ -66,7 +72,7 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
         method: The balancing method: a name, such as "mimo" or "msl"; or a `Balancer`, or its class.
         method_params: Parameters of the method, {"penalty": 10.0}.
         epochs: Passes over the training samples.
-        steps: The least number of steps: where the data is small, there are more epochs.
+        steps: The least number of steps: where `epochs` passes take fewer, there are more epochs.
         batch: Samples per step.
         lr: Learning rate.
         encoder: As `Settings` has it: "auto" chooses by the shape of each modality.
@@ -79,6 +85,9 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
         device: "auto", "cpu", "cuda" or "cuda:1".
         random_state: Of the weights, the batches and the samples held out.
         verbose: Print the validation of each epoch.
+
+    Warns:
+        ConvergenceWarning: If the model says the same of every sample held out, or took fewer than 200 steps.
 
     Attributes:
         classes_: The classes; of several labels, the numbers of their columns.
@@ -122,6 +131,11 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
 
     def _target(self, y: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
         y = column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
+        missing = [at for at, one in enumerate(y.tolist()) if one is None]
+        if missing:
+            some = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
+            expected = "y: expected a class for every sample"
+            raise BadInput(f"{expected}, found None in {len(missing)} of {len(y)} ({some}); leave these out")
         check_classification_targets(y)
         if y.ndim == 2 and type_of_target(y) != "multilabel-indicator":
             expected = "expected one class per sample [N], or 0 and 1 for each of several labels [N, L]"
@@ -129,10 +143,25 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
         self.classes_, numbers = np.unique(y, return_inverse=True) if y.ndim == 1 else (np.arange(y.shape[1]), y)
         if len(self.classes_) < 2:
             raise BadInput(f"y: expected two classes or more, found 1 class, {self.classes_[0]!r}")
-        weight = self.class_weight or "none"
-        if isinstance(weight, Mapping):
-            weight = ",".join(str(weight.get(name, 1)) for name in self.classes_.tolist())
-        return numbers, {"task": "classes" if y.ndim == 1 else "labels", "class_weight": weight}
+        return numbers, {"task": "classes" if y.ndim == 1 else "labels", "class_weight": self._class_weight()}
+
+    def _class_weight(self) -> str:
+        """Give the weights of the classes as settings hold them."""
+        weight, names = self.class_weight, self.classes_.tolist()
+        if weight is None or (isinstance(weight, str) and weight == "balanced"):
+            return weight or "none"
+        expected = f"class_weight: expected None, 'balanced' or weights by class, {dict.fromkeys(names, 1.0)}"
+        if not isinstance(weight, Mapping):
+            raise BadInput(f"{expected}, found {weight!r}")
+        # As in scikit-learn: a fold may lack a class that has a weight, but then every other has one, too.
+        unknown = [name for name in weight if name not in names]
+        if unknown and any(name not in weight for name in names):
+            listed, found = (", ".join(map(repr, some)) for some in (names, unknown))
+            raise BadInput(f"class_weight: expected classes of y, {listed}, found {found}")
+        wrong = [f"{value!r} for {name!r}" for name, value in weight.items() if not _is_weight(value)]
+        if wrong:
+            raise BadInput(f"class_weight: expected numbers above zero, found {', '.join(wrong)}")
+        return ",".join(str(float(weight.get(name, 1))) for name in names)
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803 (scikit-learn's name)
         """Give the probability of each class or label, [N, C], in the order of `classes_`.

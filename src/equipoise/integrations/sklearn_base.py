@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
@@ -24,12 +26,14 @@ from equipoise.data.own.draw import hold_out
 from equipoise.data.splits import Splits
 from equipoise.deploy.deployable import COMMITTEE, FUSED, LENGTH, Deployable, InputSpec
 from equipoise.deploy.recorded import read_recorded
-from equipoise.measure.outputs import batches_of
+from equipoise.measure.outputs import Outputs, batches_of, decisions
+from equipoise.measure.remarks import says_only, warnings_of
 from equipoise.models.committee import fit_committee
 from equipoise.models.fusion_model import FusionModel
+from equipoise.models.task import Classification, MultiLabel
 from equipoise.study.registry import method_of
 from equipoise.training.launch import device_of
-from equipoise.training.settings import Settings
+from equipoise.training.settings import Settings, names
 from equipoise.training.train import Record, train
 from equipoise.util.errors import BadInput, demand, look_up, raise_all, unknown_name
 
@@ -114,7 +118,8 @@ class Multimodal(BaseEstimator, ABC):
             numbers = None if samples.group is None else samples.group.numbers
             held = hold_out(samples.label.strata, numbers, seed, share)
             samples = replace(samples, marks=held.astype(np.int64))
-        self._train(Splits.from_samples(samples, tested=False), words, seed)
+        for sentence in self._train(Splits.from_samples(samples, tested=False), words, seed):
+            warnings.warn(sentence, ConvergenceWarning, stacklevel=2)
         return self
 
     def _matrix_rules(self) -> dict[str, Any]:
@@ -124,6 +129,9 @@ class Multimodal(BaseEstimator, ABC):
         """Divide the columns of a matrix into modalities."""
         if self.modalities is None:
             return {ONLY: matrix}
+        if not isinstance(self.modalities, Mapping):
+            found = type(self.modalities).__name__
+            raise BadInput(f'modalities: expected columns by modality, {{"imu": [0, 1], "ecg": [2]}}, found {found}')
         names = list(getattr(self, "feature_names_in_", ()))
         place: dict[Any, int] = {number: number for number in range(matrix.shape[1])}
         place |= {name: number for number, name in enumerate(names)}
@@ -135,11 +143,12 @@ class Multimodal(BaseEstimator, ABC):
         )
         return {name: matrix[:, [place[column] for column in columns]] for name, columns in self.modalities.items()}
 
-    def _train(self, splits: Splits, words: Mapping[str, Any], seed: int) -> None:
+    def _train(self, splits: Splits, words: Mapping[str, Any], seed: int) -> list[str]:
+        """Train, and return what should be known before anybody believes the answers, a sentence each."""
         steps = math.ceil(len(splits.train) / self.batch)  # of an epoch
         own = {name: getattr(self, name) for name in ("batch", "lr", "encoder", "metric", "device")}
-        epochs = max(self.epochs, math.ceil(self.steps / steps))
-        settings = Settings(epochs=epochs, **own, **words, **(self.settings or {}))
+        own["epochs"] = max(self.epochs, math.ceil(self.steps / steps))
+        settings = Settings(**own, **words, **self._more_settings({*own, *words}))
         look_up("decision", self.decision, dict.fromkeys((COMMITTEE, FUSED)))
         balancer, finish = self._balancer()
         device = device_of(settings)
@@ -151,6 +160,35 @@ class Multimodal(BaseEstimator, ABC):
         self.model_ = copy.deepcopy(model).cpu().eval()  # so that it can be read anywhere
         self.inputs_ = {name: _input_spec(splits, name) for name in splits.modalities}
         self.curves_ = trained.curves
+        validation = {f"{self.decision}_says": self._says(decisions(model, splits.validation, BATCH), model)}
+        taken = trained.steps * len(trained.curves)
+        return warnings_of(validation, taken, weighted=settings.class_weight != "none")
+
+    def _says(self, outputs: Outputs, model: FusionModel) -> str | None:
+        """Return what the decision is for every sample held out, where it is always the same."""
+        task = model.known_task()
+        answer = outputs.committee if self.decision == COMMITTEE else task.answer(outputs.fused)
+        names = getattr(self, "classes_", None)
+        if names is not None and isinstance(task, (Classification, MultiLabel)):
+            task = type(task)([*map(str, names)])
+        return None if answer is None else says_only(answer, outputs.label, task)
+
+    def _more_settings(self, taken: set[str]) -> dict[str, Any]:
+        """Give the settings that are no parameters of the estimator, or raise one message with all that are none."""
+        more, known = self.settings or {}, sorted({*names()} - taken)
+        if not isinstance(more, Mapping):
+            expected = 'settings: expected a dict, such as {"fusion": "sum"}'
+            raise BadInput(f"{expected}, found {type(more).__name__}")
+        owner, problems = type(self).__name__, []
+        for name, value in more.items():
+            if name in taken and name in self.get_params():
+                problems.append(f"settings: {name} is a parameter of its own; type {owner}({name}={value!r})")
+            elif name in taken:
+                problems.append(f"settings: {name} is not to be set; {owner} decides it")
+            elif name not in known:
+                problems.append(f"settings: {unknown_name(name, known)}")
+        raise_all(problems)
+        return dict(more)
 
     def _balancer(self) -> tuple[Balancer, Any]:
         """Make the balancer, and find what is applied to the model after training."""

@@ -278,7 +278,7 @@ def _default_words(base: Entry, fixed: Iterable[str]) -> list[str]:
     """Return the words of a usual search: the values that the method's author tries, and the learning rate."""
     is_set = {own_name(word.partition("=")[0]) for word in fixed}
     words = [
-        f"{base.method.name}.{name}={as_typed(min(some))}..{as_typed(max(some))}:log"
+        f"{base.method.name}.{name}={_spanned(some)}"
         for name, some in base.method.make.search.items()
         if name not in is_set
     ]
@@ -290,6 +290,14 @@ def _default_words(base: Entry, fixed: Iterable[str]) -> list[str]:
     if not words:
         raise BadInput("expected something to look for, such as lr=0.001..0.1:log, found every usual parameter set")
     return words
+
+
+def _spanned(values: Sequence[Any]) -> str:
+    """Write the range that positive numbers span, and other values as they are."""
+    numbers = [one for one in values if isinstance(one, (int, float)) and not isinstance(one, bool) and one > 0]
+    if len({*numbers}) > 1 and len(numbers) == len(values):
+        return f"{as_typed(min(values))}..{as_typed(max(values))}:log"
+    return ",".join(map(as_typed, values))
 
 
 def _read(method: str, preset: Preset | None, word: str) -> tuple[str, Interval | Choice]:
