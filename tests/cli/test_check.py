@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from equipoise.util.errors import BadInput
 from made_up import MadeUp, make_source
 
 SIZE = 300
+SHORT: dict[str, Any] = {"sound": None, "label": np.arange(60) % 3, "group": np.arange(60) // 5}
 
 
 class Ended(NamedTuple):
@@ -131,6 +133,53 @@ def test_all_files_that_cannot_be_read_are_listed(tmp_path: Path, capsys: pytest
     assert ended.out.count("there is no such file") == 50
     with pytest.raises(BadInput, match="… and 30 more; all of them: equipoise check"):
         Splits.from_samples(examining.samples_of(tmp_path / "my.csv"))
+
+
+@pytest.mark.parametrize("column", ["imu_rate", "imu_rat", "note"])
+def test_recordings_that_cannot_be_read_are_never_fine(
+    column: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{at % 2},2s,imu{at}.npy,50" for at in range(6)]
+    (tmp_path / "a.csv").write_text("\n".join([f"label,window,imu,{column}", *rows]))
+    code, out = run(capsys, data=tmp_path / "a.csv")
+    assert code == 2
+    assert "imu, line 4: " in out
+    assert "Nothing is wrong" not in out
+    told = json.loads(run(capsys, data=tmp_path / "a.csv", as_json=True).out)
+    assert not told["fine"]
+    assert told["errors"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "advice"),
+    [
+        ((24, 24, 3), "24 channels of 24 × 3 pixels; colours seem to come last, .* give imu.transpose\\(0, 3, 1, 2\\)"),
+        ((8, 24, 24, 3), "colours seem to come last, .* give imu.transpose\\(0, 4, 1, 2, 3\\)"),
+        ((8, 3, 24, 24), "colours seem to come second, .* give imu.transpose\\(0, 2, 1, 3, 4\\)"),
+        ((3, 24, 24), None),
+        ((1, 24, 3), None),
+        ((3, 8, 24, 24), None),
+        ((1, 3, 24, 24), None),
+    ],
+)
+def test_floats_whose_colours_come_last(shape: tuple[int, ...], advice: str | None, tmp_path: Path) -> None:
+    found = check_data(str(saved(tmp_path / "a.npz", imu=some(60, *shape), **SHORT)))
+    said = [line for line in found.warnings if "transpose" in line]
+    assert found.errors == []
+    assert len(said) == (advice is not None)
+    assert advice is None or re.search(advice, said[0]), said
+
+
+def test_advice_on_files_is_for_one_sample(tmp_path: Path) -> None:
+    rows = ["label,group,imu,film"]
+    for at in range(30):
+        np.save(tmp_path / f"imu{at}.npy", some(50, 3, seed=at))
+        np.save(tmp_path / f"film{at}.npy", some(8, 8, 3, seed=at))
+        rows.append(f"{at % 2},{at // 3},imu{at}.npy,film{at}.npy")
+    (tmp_path / "a.csv").write_text("\n".join(rows))
+    text = "\n".join(check_data(str(tmp_path / "a.csv")).warnings)
+    assert "the other way round, store in each file its transpose" in text
+    assert "if so, store in each file array.transpose(2, 0, 1)" in text
 
 
 @pytest.mark.parametrize("changes", [{"split": ["later"] * SIZE}, {"group": [0.5] * SIZE}])

@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from equipoise.data.own.arrays import COLOURS
 from equipoise.data.own.columns import NAMED, counted
 from equipoise.data.own.draw import PARTS
 from equipoise.data.own.samples import MANY, UNGROUPED, Samples
@@ -307,14 +308,37 @@ def _oddities(parts: Mapping[str, Part], report: DataReport) -> Iterable[str]:
         array = array[parts["train"].present[name]] if name in parts["train"].present else array
         if len(shape) == 1 and shape[0] > LONG:
             yield f"{name}: vectors of {shape[0]} numbers; if these are series, give them as [N, 1, {shape[0]}]"
-        if len(shape) == 2 and shape[0] > 4 * shape[1]:
-            turned = f"time comes last, so if it is the other way round, give {name}.transpose(0, 2, 1)"
-            yield f"{name}: {shape[0]} channels of {shape[1]} steps; {turned}"
+        if turned := _turned(name, shape, files=report.data.endswith((".csv", ".parquet"))):
+            yield turned
         if shape == (1,) and modality.numbers.startswith("whole"):
             advice = "if it says who a sample comes from, call it group, and if it only counts samples, leave it out"
             yield f"{name}: one whole number per sample, read as a sensor; {advice}"
         if parts["train"].rows is None and len(array) > 1 and bool((array == array[:1]).all()):
             yield f"{name}: all training samples are the same; it says nothing"
+
+
+def _turned(name: str, shape: tuple[int, ...], *, files: bool) -> str:
+    """Say that the axes of a sensor seem to be in another order than they are read in."""
+    found, axes = "", ""
+    if len(shape) == 2 and shape[0] > 4 * shape[1]:
+        found = f"{shape[0]} channels of {shape[1]} steps; time comes last, so if it is the other way round"
+        axes = "0, 2, 1"
+    elif len(shape) == 3 and shape[2] in COLOURS and shape[0] not in COLOURS:
+        found = (
+            f"{shape[0]} channels of {shape[1]} × {shape[2]} pixels; colours seem to come last, and belong first: if so"
+        )
+        axes = "0, 3, 1, 2"
+    elif len(shape) == 4 and shape[3] in COLOURS and shape[0] not in COLOURS:
+        frames = f"{shape[0]} channels, {shape[1]} frames of {shape[2]} × {shape[3]} pixels"
+        found, axes = f"{frames}; colours seem to come last, and belong first: if so", "0, 4, 1, 2, 3"
+    elif len(shape) == 4 and shape[1] in COLOURS and shape[0] not in COLOURS:
+        found = f"{shape[0]} channels and {shape[1]} frames; colours seem to come second, and belong first: if so"
+        axes = "0, 2, 1, 3, 4"
+    if not found:
+        return ""
+    each = ", ".join(str(int(axis) - 1) for axis in axes.split(", ")[1:])  # a file holds one sample or recording
+    store = "its transpose" if len(shape) == 2 else f"array.transpose({each})"
+    return f"{name}: {found}, {f'store in each file {store}' if files else f'give {name}.transpose({axes})'}"
 
 
 def _beyond(name: str, parts: Mapping[str, Part], report: DataReport) -> Iterable[str]:

@@ -62,3 +62,12 @@ def test_all_that_is_wrong_is_said(tmp_path: Path) -> None:
     assert samples_of_npz(tmp_path / "a.npz").problems == (
         "lidar_axis: expected the word time or the word space, found 'depth'",
     )
+
+
+def test_a_word_for_a_sensor_that_is_not_there(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", lidar=SCAN, label=LABEL, lidr_axis="space", z_axis=IMU)
+    found = samples_of_npz(tmp_path / "a.npz")
+    assert found.problems == (
+        "lidr_axis: expected a modality 'lidr' whose last axis this names, found none; did you mean lidar_axis?",
+    )
+    assert [*found.inputs] == ["lidar", "z_axis"], "an array of numbers is a sensor"

@@ -187,6 +187,8 @@ def test_a_whole_sample_of_infinity_is_an_error() -> None:
             {"a": LABEL, "a_present": [2] * COUNT},
             "a_present: expected true or false (1 or 0) for every sample, 60 in all",
         ),
+        ({"a": LABEL, "a_present": np.arange(COUNT) % 3}, "60 in all, found the numbers 2.0"),
+        ({"b": LABEL, "camra_present": [1] * COUNT, "camera": LABEL}, "found none; did you mean camera_present?"),
         ({"a": LABEL, "a_present": ["yes"] * COUNT}, "a_present: expected true or false (1 or 0) for every sample"),
         ({"a": LABEL, "a_present": [1] * 59}, "60 in all, found int64 numbers of shape (59,)"),
         (
@@ -197,6 +199,19 @@ def test_a_whole_sample_of_infinity_is_an_error() -> None:
 )
 def test_what_is_refused(arrays: dict[str, Any], said: str) -> None:
     assert said in problems(arrays)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_sample_without_sensors_is_named_beside_other_mistakes(listed: bool) -> None:
+    holes = np.ones((COUNT, 3))
+    holes[7, 1] = np.nan  # an error of its own
+    holes[4] = np.nan
+    given = [None if at == 4 else row for at, row in enumerate(holes)] if listed else holes
+    gone = np.where(np.arange(COUNT) == 4, np.nan, 1.5)
+    text = problems({"a": given, "b": gone, "c_present": [1] * COUNT})
+    assert "a: expected finite numbers, found NaN or infinity in 1 of 60 samples (7)" in text
+    assert "expected at least one sensor in every sample, found none in 1 of 60 (4)" in text
+    assert "c_present: expected a modality 'c'" in text
 
 
 def test_a_sensor_that_training_never_sees_is_refused() -> None:

@@ -367,6 +367,25 @@ def test_everything_wrong_is_said_at_once() -> None:
         Splits.from_recordings(recordings, window=2)
 
 
+def test_misspelt_names_are_suggested_and_no_rate_is_made_up() -> None:
+    wave = np.random.default_rng(0).normal(size=(2, 400))
+    fine = [Recording({"lidar": wave, "imu": wave}, WALK, {"lidar": 20, "imu": 20}) for _ in range(3)]
+    text = "\n".join(
+        problems(*fine, Recording({"lidar": wave, "imu": wave}, WALK, {"lidr": 20, "imu": 20}, name="last"))
+    )
+    assert "last: expected rates and times of its signals, found 'lidr'; did you mean 'lidar'?" in text
+    assert "last, lidar: expected its rate or its times, found neither; give rates={'lidar': 20}, as other" in text
+    alone = "\n".join(problems(Recording({"lidar": wave}, WALK)))
+    assert "found neither; give rates={'lidar': …}; in a manifest it is the column lidar_rate" in alone
+    text = "\n".join(
+        problems(*fine, Recording({"lidr": wave, "imu": wave}, WALK, {"lidr": 20, "imu": 20}, name="last"))
+    )
+    assert text == "last: expected 'lidar', as in all other recordings, found 'lidr'; rename it"
+    other = Recording({"radar": wave, "imu": wave}, WALK, {"radar": 20, "imu": 20})
+    assert not problems(*fine[:1], other), "of two recordings neither is the usual one"
+    assert not problems(*fine, Recording({"lidar": None, "gps": wave, "imu": wave}, WALK, {"gps": 20, "imu": 20}))
+
+
 def test_bad_options_are_said_at_once() -> None:
     found = problems(window="2 apples", stride="0s", label_at="middle")
     assert [line.split(":")[0] for line in found[:3]] == ["window", "stride", "label_at"]

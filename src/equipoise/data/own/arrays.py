@@ -15,16 +15,17 @@ A sample lacks a sensor where all its numbers are NaN, where it is None in a lis
 so.
 """
 
+import difflib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.own.columns import as_numpy, first_few, read_groups, read_marks, size_of
+from equipoise.data.own.columns import as_numpy, distinct_values, first_few, read_groups, read_marks, size_of
 from equipoise.data.own.samples import Given, Samples
 from equipoise.data.views import Rescaled
 from equipoise.util.errors import BadInput, name_problems, printable
@@ -103,8 +104,8 @@ def read_samples(
     if len({*sizes.values()}) > 1:
         found = ", ".join(f"{key} {size}" for key, size in sizes.items())
         problems.append(f"expected one entry per sample in every array, found {found}")
-    elif read and read.keys() == modalities.keys() and (silent := _without_sensors(read.values())):
-        count = f"{len(silent)} of {next(iter(sizes.values()))} ({first_few(silent, samples)})"
+    if silent := _without_sensors(modalities, read):
+        count = f"{len(silent)} of {size_of(next(iter(modalities.values())))} ({first_few(silent, samples)})"
         problems.append(f"expected at least one sensor in every sample, found none in {count}; leave them out")
     decisive, column = (split, marks) if split is not None else (group, groups)
     drawable = decisive is None or column is not None  # else parts would be drawn in another way than was meant
@@ -147,6 +148,7 @@ def _modalities(
     modalities: dict[str, Any] = {}
     beside: dict[str, dict[str, Any]] = {"_length": dict(lengths), "_present": {}}
     said = {"_length": "whose lengths these are", "_present": "whose samples these mark as there or missing"}
+    said["_axis"] = "whose last axis this names"
     for name, given in arrays.items():
         ending = next((each for each in beside if isinstance(name, str) and name.endswith(each)), None)
         if ending is not None:
@@ -154,7 +156,9 @@ def _modalities(
             if of in arrays:
                 beside[ending][of] = given
             else:
-                problems.append(f"{name}: expected a modality {of!r} {said[ending]}, found none; rename it")
+                problems.append(_ownerless(name, ending, said[ending], arrays))
+        elif isinstance(name, str) and name.endswith("_axis") and _is_text(given):  # of numbers it is a sensor
+            problems.append(_ownerless(name, "_axis", said["_axis"], arrays))
         elif not isinstance(name, str) or not name.strip() or name != name.strip():
             problems.append(f"expected names without blanks around them, found {name!r}")
         elif printable(name, "") != name:
@@ -168,6 +172,20 @@ def _modalities(
     unknown = [name for name in lengths if name not in arrays]
     problems += [f"lengths: expected those of {list(modalities)}, found {name!r}" for name in unknown]
     return modalities, beside["_length"], beside["_present"]
+
+
+def _is_text(given: Any) -> bool:
+    values = as_numpy(given).reshape(-1)
+    return values.dtype.kind in "US" or (values.dtype == object and any(isinstance(value, str) for value in values))
+
+
+def _ownerless(name: str, ending: str, said: str, arrays: Iterable[str]) -> str:
+    """Say that an array belongs to a modality that is not there, and which one may be meant."""
+    of = name.removesuffix(ending)
+    others = [other for other in arrays if isinstance(other, str) and not other.endswith(ending)]
+    near = difflib.get_close_matches(of, others, n=1)
+    hint = f"did you mean {near[0]}{ending}?" if near else "rename it"
+    return f"{name}: expected a modality {of!r} {said}, found none; {hint}"
 
 
 class Modality(NamedTuple):
@@ -257,7 +275,10 @@ def _read_present(name: str, given: Any, count: int) -> np.ndarray:
     plain = marks.shape == (count,) and marks.dtype.kind in "biuf" and bool(((marks == 0) | (marks == 1)).all())
     if not plain:
         expected = f"expected true or false (1 or 0) for every sample, {count} in all"
-        raise BadInput(f"{name}_present: {expected}, found {_kind(marks.dtype)} of shape {marks.shape}")
+        found = f"{_kind(marks.dtype)} of shape {marks.shape}"
+        if marks.shape == (count,) and marks.dtype.kind in "iuf":
+            found = f"the numbers {distinct_values(marks[(marks != 0) & (marks != 1)])}"
+        raise BadInput(f"{name}_present: {expected}, found {found}")
     return marks.astype(bool)
 
 
@@ -271,10 +292,26 @@ def _not_finite(name: str, array: np.ndarray, rows: list[int], samples: Sequence
     return f"{name}: expected finite numbers, found NaN or infinity in {count}, {first}; {advice}"
 
 
-def _without_sensors(read: Collection[Modality]) -> list[int]:
-    """Return the samples that no modality has."""
-    masks = [modality.present for modality in read if modality.present is not None]
-    return torch.stack(masks).any(dim=0).logical_not().nonzero().flatten().tolist() if len(masks) == len(read) else []
+def _without_sensors(given: Mapping[str, Any], read: Mapping[str, Modality]) -> list[int]:
+    """Return the samples that no modality has; those that could not be read are looked at for NaN and None."""
+    masks = [
+        modality.present.numpy() if modality.present is not None else np.ones(len(modality.values), bool)
+        for modality in read.values()
+    ]
+    masks += [_there(values) for name, values in given.items() if name not in read]
+    if not masks or len({len(mask) for mask in masks}) > 1 or not np.any(masks):
+        return []
+    return np.flatnonzero(~np.any(masks, axis=0)).tolist()
+
+
+def _there(given: Any) -> np.ndarray:
+    """Return which samples of a modality are neither None nor all NaN."""
+    if isinstance(given, (list, tuple)) or (isinstance(given, np.ndarray) and given.dtype == object):
+        return np.array([row is not None for row in given], bool) if size_of(given) else np.zeros(0, bool)
+    array = as_numpy(given)
+    if array.dtype.kind != "f" or not array.ndim or not array.size:
+        return np.ones(array.shape[:1] or 0, bool)
+    return ~np.isnan(array).reshape(len(array), -1).all(axis=1)
 
 
 def _one_array(

@@ -1,8 +1,10 @@
 """Recordings as users have them: sensors at rates of their own, labels per interval or over time; read and checked."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, NamedTuple, final
 
@@ -98,7 +100,9 @@ class ReadRecording(NamedTuple):
     values: list[Any] | np.ndarray
 
 
-def read_recording(recording: Recording, name: str, window: float, problems: list[str]) -> ReadRecording:
+def read_recording(
+    recording: Recording, name: str, window: float, problems: list[str], rates: Mapping[str, float] | None = None
+) -> ReadRecording:
     """Read a recording, and add what is wrong with it to the problems.
 
     Args:
@@ -106,6 +110,7 @@ def read_recording(recording: Recording, name: str, window: float, problems: lis
         name: Of the recording, in messages.
         window: In seconds.
         problems: Collects what is wrong.
+        rates: The usual rates of the sensors in other recordings, for messages.
     """
     signals: dict[str, Signal] = {}
     for sensor, given in recording.signals.items():
@@ -115,11 +120,14 @@ def read_recording(recording: Recording, name: str, window: float, problems: lis
             problems += [problem for problem in wrong if problem not in problems]
             continue
         try:
-            signals[sensor] = _read_signal(recording, sensor, given, window)
+            signals[sensor] = _read_signal(recording, sensor, given, window, (rates or {}).get(sensor))
         except BadInput as problem:
             problems.append(f"{name}, {sensor}: {problem}")
     unknown = {*recording.rates, *recording.times} - {*recording.signals}
-    problems += [f"{name}: expected rates and times of its signals, found {sensor!r}" for sensor in sorted(unknown)]
+    for sensor in sorted(unknown):
+        near = get_close_matches(sensor, recording.signals, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        problems.append(f"{name}: expected rates and times of its signals, found {sensor!r}{hint}")
     label = signals.pop("label", None)
     if far := _far_apart(signals):
         problems.append(f"{name}: expected sensors on one clock, found {far}")
@@ -173,7 +181,25 @@ def _read_intervals(given: Any, name: str, problems: list[str]) -> tuple[np.ndar
     return np.array([row[0] for row in rows]), np.array([row[1] for row in rows]), [row[2] for row in rows]
 
 
-def _read_signal(recording: Recording, sensor: str, given: Any, window: float) -> Signal:
+def misspelt_sensors(recordings: Sequence[Recording], names: Sequence[str]) -> Iterable[str]:
+    """Report a sensor of one recording alone that is probably the one of nearly its name that all others have."""
+    sensors = [[key for key, given in one.signals.items() if given is not None] for one in recordings]
+    count = Counter(sensor for own in sensors for sensor in own)
+    for own, name in zip(sensors, names, strict=True):
+        usual = [sensor for sensor in count if sensor not in own and count[sensor] == len(recordings) - 1 > 1]
+        for sensor in own:
+            if count[sensor] == 1 and (near := get_close_matches(sensor, usual, n=1)):
+                yield f"{name}: expected {near[0]!r}, as in all other recordings, found {sensor!r}; rename it"
+
+
+def usual_rates(recordings: Sequence[Recording]) -> dict[str, float]:
+    """Return the most common rate of each sensor, where any is given."""
+    given = [(sensor, rate) for one in recordings for sensor, rate in one.rates.items()]
+    counts = Counter(pair for pair in given if isinstance(pair[1], (int, float, np.number)))
+    return {sensor: rate for (sensor, rate), _ in reversed(counts.most_common())}
+
+
+def _read_signal(recording: Recording, sensor: str, given: Any, window: float, usual: float | None) -> Signal:
     values = _steps_second(as_numpy(given), sensor)
     rate, times = recording.rates.get(sensor), recording.times.get(sensor)
     if rate is not None and not (isinstance(rate, (int, float, np.number)) and 0 < rate < np.inf):
@@ -181,7 +207,10 @@ def _read_signal(recording: Recording, sensor: str, given: Any, window: float) -
     count, regular = values.shape[1], times is None
     if times is None:
         if rate is None:
-            raise BadInput(f"expected its rate or its times, found neither; give rates={{{sensor!r}: 50.0}}")
+            hint = "…" if usual is None else f"{usual:g}"
+            others = "" if usual is None else ", as other recordings have"
+            advice = f"give rates={{{sensor!r}: {hint}}}{others}; in a manifest it is the column {sensor}_rate"
+            raise BadInput(f"expected its rate or its times, found neither; {advice}")
         rate = float(rate)
         times, step = np.arange(count) / rate, 1 / rate
         if values.ndim == 2 and sensor != "label" and count / rate < window and len(values) > count:

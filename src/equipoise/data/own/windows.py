@@ -18,8 +18,10 @@ from equipoise.data.own.recordings import (
     Recording,
     Signal,
     bridged,
+    misspelt_sensors,
     read_recording,
     seconds_of,
+    usual_rates,
 )
 from equipoise.data.own.samples import Samples, no_samples
 from equipoise.util.errors import BadInput
@@ -116,7 +118,9 @@ def cut_windows(
         problems.append("expected at least one recording, found none")
     cut, (long, every) = not problems, lengths if len(lengths) == 2 else (1.0, 1.0)
     names = _names(recordings)
-    read = [read_recording(one, name, long, problems) for one, name in zip(recordings, names, strict=True)]
+    rates = usual_rates(recordings)
+    read = [read_recording(one, name, long, problems, rates) for one, name in zip(recordings, names, strict=True)]
+    problems += misspelt_sensors(recordings, names)
     if not cut:
         return Windows({}, None, None, None, [], [], problems)
     starts = [_starts(one, name, long, every, problems) for one, name in zip(read, names, strict=True)]
