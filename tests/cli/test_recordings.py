@@ -58,3 +58,14 @@ def test_a_trained_model_answers_for_each_window(equipoise: Any, manifest: Path,
         assert [row["window"] for row in answers[:3]] == ["line 2 at 0 s", "line 2 at 1 s", "line 2 at 2 s"]
         off = np.array(["radar" not in row["sensors"] for row in answers[:11]])
         assert np.flatnonzero(off).tolist() == [3, 4, 5, 6]
+    column = [place for place, name in enumerate(lines[0]) if name == "window"]
+    new.write_text(
+        "\n".join(
+            ",".join("1s" if number and place in column else cell for place, cell in enumerate(row) if place in kept)
+            for number, row in enumerate(rows)
+        )
+    )
+    code, _, complaint = equipoise("predict", tmp_path / "run", "--data", new)
+    assert code == 2
+    for name in RATES:
+        assert f"{name}: expected windows of 2 s, as the model was trained on, found 1 s" in complaint

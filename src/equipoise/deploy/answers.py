@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,9 @@ from equipoise.deploy.saved_model import SavedModel
 from equipoise.models.metrics import METRICS, Metric
 from equipoise.util.errors import BadInput, Unreadable, raise_all
 from equipoise.util.files import inside, write_atomic
+
+SAME_SPAN = 0.05
+"""Windows may differ from those of training by this share: rates that are read off times vary a little."""
 
 
 class NewData(NamedTuple):
@@ -77,7 +81,8 @@ def read_new_data(text: str, saved: SavedModel) -> NewData:
             manifest = read_manifest(path)
             if manifest.recorded:
                 cut = windows_of_recorded(manifest.table)
-                arrays, problems, label, windows = cut.arrays, cut.problems, cut.label, cut.names
+                arrays, label, windows = cut.arrays, cut.label, cut.names
+                problems = [*cut.problems, *_other_windows(cut.notes, saved)]
             else:
                 (arrays, problems, notes), (label, _) = manifest.arrays(), manifest.label()
                 sounds = [f"{column.name}: " for column in manifest.modalities if column.kind == "sound"]
@@ -98,6 +103,23 @@ def _otherwise_read(notes: list[str], saved: SavedModel) -> list[str]:
         for note in notes
         if (name := note.partition(": ")[0]) in trained and note not in about
     ]
+
+
+def _other_windows(notes: list[str], saved: SavedModel) -> list[str]:
+    """Name the sensors whose windows span another time than those of training, though they may have as many steps."""
+    seconds, trained = _spans(notes), _spans(saved.row.get("about", "").split("; "))
+    return [
+        f"{name}: expected windows of {trained[name]:.3g} s, as the model was trained on, found {seconds[name]:.3g} s; "
+        "give window and rate as for training"
+        for name in seconds
+        if name in trained and abs(seconds[name] - trained[name]) > SAME_SPAN * trained[name]
+    ]
+
+
+def _spans(notes: list[str]) -> dict[str, float]:
+    """Return the seconds of the windows of each sensor, by what cutting them noted."""
+    found = (re.match(r"(.+): (\d+) steps at (\S+) Hz", note) for note in notes)
+    return {each[1]: int(each[2]) / float(each[3]) for each in found if each}
 
 
 def _test_part(text: str, saved: SavedModel) -> NewData:
