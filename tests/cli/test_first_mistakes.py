@@ -81,7 +81,7 @@ def test_of_several_runs_the_best_is_listed_first_with_what_tells_it_apart(equip
     best = f"or take the best by `equipoise export {tmp_path} --best`:"
     assert first.endswith(f"holds 4 finished runs; name one of them, {best}")
     told = sorted((f"{100 * row['validation']['committee']:.1f} % on validation data" for row in rows), reverse=True)
-    assert [line.rpartition(": ")[2] for line in lines] == told
+    assert [line.rpartition(": ")[2] for line in lines] == [f"committee {one}" for one in told]
     titles = [line.split("  ")[2].rpartition(":")[0] for line in lines]
     assert sorted(titles) == [
         "mimo on generated, seed 0, epochs=1, mimo.penalty=10.0",

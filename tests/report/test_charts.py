@@ -85,7 +85,7 @@ def test_every_figure_that_fits_is_written(task: str, tmp_path: Path) -> None:
     for kind in drawn.FIGURES:
         if kind in kinds:
             (path,) = write_figures(kind, results, to)
-            assert path == tmp_path / "figures" / f"{kind}.{to}"
+            assert path == tmp_path / "figures" / f"{kind}{'' if kind == 'bars' else '-fused'}.{to}"
             assert path.read_bytes()[:4] in (b"%PDF", b"<?xm", b"\x89PNG")
         else:
             with pytest.raises(BadInput, match=f"{kind}: does not fit {task}; expected {', '.join(kinds)} for"):
@@ -99,10 +99,13 @@ def test_a_confusion_matrix_is_that_of_scikit_learn(tmp_path: Path) -> None:
     results = read(study(tmp_path))
     for axes in figure(results, "confusion").axes:
         label, answer = pooled(results, axes.get_title(loc="left"))
-        expected = 100 * sklearn.metrics.confusion_matrix(label, answer.argmax(axis=1), normalize="true")
+        counts = sklearn.metrics.confusion_matrix(label, answer.argmax(axis=1))
+        expected = 100 * counts / counts.sum(axis=1, keepdims=True)
         np.testing.assert_allclose(axes.images[0].get_array(), expected)
         assert {text.get_text() for text in axes.texts} == {
-            f"{share:.0f}" for share in expected.flatten() if share >= 0.5
+            f"{share:.0f}\nn={count}"
+            for share, count in zip(expected.flatten(), counts.flatten(), strict=True)
+            if share >= 0.5
         }
 
 
@@ -135,11 +138,11 @@ def test_residuals_are_differences(tmp_path: Path) -> None:
 
 
 def test_the_best_of_many_methods_and_each_of_several_data_sets(tmp_path: Path) -> None:
-    study(study(tmp_path, methods=7), "regression", 2, data="drive")
+    study(study(tmp_path, methods=7), "regression", 2, data="drive.npz")
     results = read(tmp_path)
     names = [path.name for path in write_figures("bars", results, "svg")]
     assert names == ["bars-drive.svg", "bars-watch.svg"]
-    assert [path.name for path in write_figures("confusion", results, "svg")] == ["confusion-watch.svg"]
+    assert [path.name for path in write_figures("confusion", results, "svg")] == ["confusion-fused-watch.svg"]
     assert [path.name for path in write_figures("bars", results, "svg", data="watch")] == ["bars-watch.svg"]
     with style():
         figure = drawn.FIGURES["confusion"][0](results, results.groups["watch"], "watch", "fused")

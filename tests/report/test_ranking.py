@@ -57,9 +57,12 @@ def test_data_sets_are_ranked_apart() -> None:
     rows = [run("msl", 0, 0.9, data="easy"), run("mimo", 0, 0.8, data="easy"), run("msl", 0, 0.3, data="hard")]
     study = results(*rows, run("mimo", 0, 0.4, data="hard"))
     assert [ranking(study, data)[0].label for data in ("easy", "hard")] == ["msl", "mimo"]
-    with pytest.raises(BadInput, match="expected the name of one data set, found easy, hard; type --data NAME"):
+    with pytest.raises(
+        BadInput,
+        match=r"expected the name of one data set, found easy, hard; give one: ranking\(results, data='easy'\)",
+    ):
         ranking(study)
-    with pytest.raises(BadInput, match="--data none: expected one of easy, hard"):
+    with pytest.raises(BadInput, match="data 'none': expected one of easy, hard"):
         ranking(study, "none")
     with pytest.raises(BadInput, match="expected a method with one decision to ship"):
         ranking(results(run("unimodal", 0, None)))

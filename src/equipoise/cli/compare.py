@@ -11,7 +11,7 @@ import typer
 from equipoise.cli import options
 from equipoise.cli.config import Config
 from equipoise.cli.report import print_tables, publish
-from equipoise.report.table import check_names
+from equipoise.report.columns import check_names
 from equipoise.study import compare as comparison
 from equipoise.study.executors import cluster_of
 from equipoise.study.registry import entries

@@ -1,6 +1,7 @@
 """`equipoise export`: the model of a finished run as one file for another runtime, with its card."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,3 +81,8 @@ def export(
     else:
         print(f"Compared with PyTorch on {written.checked}: largest difference {written.difference:.1e}.")
     print(f"The card: {files[2]}")
+    if best:
+        place = shlex.quote(str(kept.folder))
+        print(f"The run: {kept.folder}. To answer new samples with its model, as they were recorded:")
+        print(f"  equipoise predict {place} --data new.npz --out answers.csv")
+        print(f"  python: equipoise.load({str(kept.folder)!r}).predict(samples)")

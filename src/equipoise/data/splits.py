@@ -45,6 +45,7 @@ class Splits:
         selects_on_test: Whether that is a published way which chooses on the samples it reports.
         scales: Mean and deviation of each modality's channels by which `standardised` scaled them, for deployment.
         task: The task; None for classification.
+        groups: Names of the groups, by their numbers in the parts; empty where groups are numbers themselves.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Splits:
     selects_on_test: bool = False
     scales: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict, kw_only=True)
     task: Task = field(default=cast("Task", None), kw_only=True)
+    groups: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         if self.task is None:
@@ -213,7 +215,9 @@ class Splits:
         about = "; ".join([assignment.about, *samples.notes, *samples.label.warnings])
         train, validation, test = (parts[name] for name in (PARTS if tested else (*PARTS[:2], PARTS[1])))
         task = _task(samples.label, train.label)
-        splits = cls(samples.name, train, validation, test, samples.label.names, about, task=task)
+        named = samples.group is not None and np.array(samples.group.names).dtype.kind not in "iu"
+        groups = tuple(map(str, samples.group.names)) if samples.group is not None and named else ()
+        splits = cls(samples.name, train, validation, test, samples.label.names, about, task=task, groups=groups)
         return splits.standardised() if standardise else splits
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
@@ -141,11 +142,26 @@ def _find(path: Path) -> Path:
     if runs:
         one = f"name one of them, or take the best by `equipoise export {shlex.quote(str(path))} --best`"
         problem = f"{path} holds {len(runs)} finished runs; {one}:\n" + "\n".join(_listed(runs))
+    elif run := _exported(path):
+        problem = f"{path} holds an exported model, for another runtime; the run that it was made of: {run}"
     elif not path.is_dir():
         problem = f"no such folder: {path}; expected the folder of a finished run. Make one: {TRAIN}"
     elif (path / "tune.db").is_file():
         problem = f"{path}: a search keeps no models; the command at the end of {path / 'tune.md'} trains the best"
     raise BadInput(problem)
+
+
+def _exported(path: Path) -> Path | None:
+    """Return the run that a folder of `equipoise export` was made of; None where there is none beside it."""
+    if not (path / "card.json").is_file():
+        return None
+    places = [path.parent, *sorted(path.parent.glob("runs/*"))]
+    runs = [place for place in places if (place / DESCRIPTION).is_file()]
+    try:
+        config = json.loads((path / "card.json").read_text("utf-8"))["training"]["config"]
+        return next((run for run in runs if read_description(run, DESCRIPTION)["row"]["config"] == config), None)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _listed(folders: list[Path]) -> list[str]:
@@ -164,20 +180,21 @@ def _listed(folders: list[Path]) -> list[str]:
         values[key].add(value)
     metrics = {folder: METRICS.get(str(row.get("metric")), METRICS["accuracy"]) for folder, row in rows.items()}
     found = {folder: _shipped(row.get("validation", {})) for folder, row in rows.items()}
-    merits = {folder: metrics[folder].merit(value) for folder, value in found.items()}
+    merits = {folder: metrics[folder].merit(value) for folder, (_, value) in found.items()}
     for folder in sorted(rows, key=lambda folder: (rows[folder]["data"], metrics[folder].name, -merits[folder])):
-        row, value, metric = rows[folder], found[folder], metrics[folder]
+        row, metric = rows[folder], metrics[folder]
         fold = "" if row["fold"] is None else f", fold {row['fold']}"
         differs = "".join(f", {key}={value}" for key, value in settings[folder].items() if len(values[key]) > 1)
-        known = "" if value is None else f": {shown(metric, value)} on validation data"
+        name, value = found[folder]
+        known = "" if value is None else f": {name} {shown(metric, value)} on validation data"
         lines.append(f"  {folder}  {row['label']} on {row['data']}, seed {row['seed']}{fold}{differs}{known}")
     return [*lines, *damaged]
 
 
-def _shipped(validation: dict[str, Any]) -> float | None:
-    """Return the number of the decision that is shipped: that of the committee where there is one."""
-    values = (validation.get(decision) for decision in ("committee", "fused"))
-    return next((value for value in values if isinstance(value, (int, float))), None)
+def _shipped(validation: dict[str, Any]) -> tuple[str, float | None]:
+    """Return the decision that is shipped, the committee where there is one, and its number."""
+    values = ((decision, validation.get(decision)) for decision in ("committee", "fused"))
+    return next(((name, value) for name, value in values if isinstance(value, (int, float))), ("fused", None))
 
 
 def shown(metric: Metric, value: float) -> str:

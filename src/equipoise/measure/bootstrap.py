@@ -27,7 +27,8 @@ def bootstrap_interval(
 
     Args:
         metric: The metric.
-        answer: Probabilities or numbers, [N, size].
+        answer: Probabilities or numbers, [N, size]; or of several trainings, [trainings, N, size], of whose metric the
+            mean is taken in each draw.
         label: As a part holds it.
         task: The task.
         group: The group of each sample, [N]; None where there are none.
@@ -51,7 +52,8 @@ def bootstrap_interval(
     for some in torch.arange(draws).split(max(1, _CHUNK // width)):
         drawn = torch.randint(count, (len(some), count), generator=random)
         counts = torch.zeros(len(some), count).scatter_add_(1, drawn, torch.ones(drawn.shape))
-        values.append(resampled(metric, answer, label, task, members, counts))
+        runs = [resampled(metric, one, label, task, members, counts) for one in answer.view(-1, *answer.shape[-2:])]
+        values.append(torch.stack(runs).mean(dim=0))
     told = torch.cat(values)
     told = told[told.isfinite()]
     if len(told) < draws / 2:

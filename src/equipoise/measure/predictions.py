@@ -27,10 +27,10 @@ def predictions_of(
         fused: Whether the model has a fused decision and a committee that were trained.
 
     Returns:
-        "row" [N], the number of each sample in the data, from 0; "group" [N], where there are groups; "fold" [N], −1
-        for the data set's own cut; "label" as the part holds it; "fused", "committee" and "alone.NAME" of each
-        modality, probabilities or numbers [N, size]; "present.NAME" [N] of modalities that some samples lack; "names"
-        [size], of classes, labels or columns; and "task", its kind.
+        "row" [N], the number of each sample in the data, from 0; "group" [N], names or numbers, where there are groups;
+        "fold" [N], −1 for the data set's own cut; "label" as the part holds it; "fused", "committee" and "alone.NAME"
+        of each modality, probabilities or numbers [N, size]; "present.NAME" [N] of modalities that some samples lack;
+        "names" [size], of classes, labels or columns; and "task", its kind.
     """
     part, task = splits.test, model.known_task()
     outputs = decisions(model, part)
@@ -46,6 +46,8 @@ def predictions_of(
         **{f"present.{name}": mask for name, mask in outputs.present.items()},
     }
     arrays = {name: column.cpu().numpy() for name, column in columns.items() if column is not None}
+    if splits.groups and part.group is not None:
+        arrays["group"] = np.array(splits.groups)[arrays["group"]]
     return {**arrays, "names": np.array(task.names), "task": np.array(task.kind)}
 
 

@@ -14,9 +14,10 @@ from equipoise.paper.reproduce import CONTROL, ReproducedTable
 from equipoise.paper.reproduce_claims import claims, summary
 from equipoise.report import FORMATS, as_dict, drawing, print_table
 from equipoise.report.aggregate import PROTOCOLS, Difference, MeanStd, RunGroup, paired_differences
+from equipoise.report.columns import ResultColumn
 from equipoise.report.drawing import FAINT, JOINT, MODALITIES
 from equipoise.report.notes import notes_below
-from equipoise.report.table import ResultColumn, ResultTable, build_table, underline_fastest
+from equipoise.report.table import ResultTable, build_table, underline_fastest
 from equipoise.util.files import write_atomic
 
 if TYPE_CHECKING:

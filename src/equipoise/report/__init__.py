@@ -6,6 +6,8 @@ from equipoise.report.aggregate import RunGroup as RunGroup
 from equipoise.report.aggregate import aggregate as aggregate
 from equipoise.report.aggregate import paired_differences as paired_differences
 from equipoise.report.charts import write_figures as write_figures
+from equipoise.report.columns import Cell as Cell
+from equipoise.report.columns import ResultColumn as ResultColumn
 from equipoise.report.formats import FORMATS as FORMATS
 from equipoise.report.formats import as_csv as as_csv
 from equipoise.report.formats import as_dict as as_dict
@@ -24,7 +26,5 @@ from equipoise.report.ranking import ranking_as_dicts as ranking_as_dicts
 from equipoise.report.ranking import ranking_text as ranking_text
 from equipoise.report.results import Results as Results
 from equipoise.report.results import read as read
-from equipoise.report.table import Cell as Cell
-from equipoise.report.table import ResultColumn as ResultColumn
 from equipoise.report.table import ResultTable as ResultTable
 from equipoise.report.table import tables as tables

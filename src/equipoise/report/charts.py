@@ -95,8 +95,10 @@ def write_figures(
     for name, groups in fitting.items():
         with drawing.style():
             figure = FIGURES[kind][0](results, groups, name, decision)
-            ending = "" if len(results.groups) == 1 else "-" + re.sub(r"[^\w.]+", "-", name).strip("-")
-            paths.append(drawing.save_as(figure, results.folder / "figures", f"{kind}{ending}", to))
+            own = re.sub(r"\.(npz|csv|parquet|jsonl?)\b", "", name)  # the ending of a file is no part of its name
+            ending = "" if len(results.groups) == 1 else "-" + re.sub(r"[^\w.]+", "-", own).strip("-")
+            shown = "" if kind == "bars" else f"-{decision}"
+            paths.append(drawing.save_as(figure, results.folder / "figures", f"{kind}{shown}{ending}", to))
     return paths
 
 
@@ -136,14 +138,16 @@ def _title(data: str, what: str, decision: str) -> str:
 
 
 def _confusion(results: Results, groups: Sequence[RunGroup], data: str, decision: str) -> Figure:
-    """Draw the share of each true class that was taken for each class."""
+    """Draw the share of each true class that was taken for each class, and how many samples that is."""
     pooled = _pooled(results, groups, decision, MOST_PANELS)
     names = pooled[0].names
     count = len(names)
     longest = max(map(len, names))
     size = min(max(PANEL, 0.34 * count + 0.085 * min(longest, 18) + 0.7), 7.0)
-    figure, panels = _panels(len(pooled), _title(data, "confusion matrix, % of each true class", decision), size, size)
-    texts = [_shortened(name, 18) for name in names]
+    figure, panels = _panels(
+        len(pooled), _title(data, "confusion matrix, % of each true class and number n", decision), size, size
+    )
+    texts, size_of_text = [_shortened(name, 18) for name in names], 7.5 if count <= 5 else 5.5
     for at, (axes, one) in enumerate(zip(panels, pooled, strict=True)):
         counts = np.zeros((count, count))
         np.add.at(counts, (one.label, one.answer.argmax(axis=1)), 1)
@@ -153,7 +157,8 @@ def _confusion(results: Results, groups: Sequence[RunGroup], data: str, decision
             for (right, said), share in np.ndenumerate(shares):
                 if share >= 0.5:
                     colour = "white" if share > 55 else INK
-                    axes.text(said, right, f"{share:.0f}", ha="center", va="center", color=colour, fontsize=7.5)
+                    text = f"{share:.0f}\nn={counts[right, said]:.0f}"
+                    axes.text(said, right, text, ha="center", va="center", color=colour, fontsize=size_of_text)
         every = 1 if count <= 30 else -(-count // 30)
         ticks, shown = list(range(0, count, every)), texts[::every]
         turned = longest > 3 or count > MOST_NAMED
@@ -205,7 +210,7 @@ def _calibration(results: Results, groups: Sequence[RunGroup], data: str, decisi
     """Draw how often a confidence was right, a line per method."""
     pooled = _pooled(results, groups, decision, MOST_LINES)
     classes = pooled[0].label.ndim == 1
-    figure, (axes,) = _panels(1, _title(data, f"calibration in bins of {FEWEST} samples or more", decision), 4.6, 4.0)
+    figure, (axes,) = _panels(1, _title(data, f"calibration in bins of {FEWEST} samples or more", decision), 6.0, 4.0)
     axes.plot([0, 1], [0, 1], color=LINE, lw=0.8, ls=":")
     for at, one in enumerate(pooled):
         if classes:
@@ -225,7 +230,7 @@ def _calibration(results: Results, groups: Sequence[RunGroup], data: str, decisi
         ylim=(-0.02, 1.02),
         aspect="equal",
     )
-    axes.legend(loc="upper left", title="calibration error, points", **LEGEND)
+    figure.legend(loc="outside right upper", title="calibration error, points", **LEGEND)
     return figure
 
 
@@ -234,7 +239,12 @@ def _residuals(results: Results, groups: Sequence[RunGroup], data: str, decision
     pooled = _pooled(results, groups, decision, MOST_PANELS)
     several = len(pooled[0].names) > 1
     cells = [(one, *column) for one in pooled for column in one.columns][:MOST_PANELS]
-    figure, panels = _panels(len(cells), _title(data, "residuals", decision), 3.1, 2.7)
+    figure, panels = _panels(
+        len(cells),
+        _title(data, "residuals (means over samples of all runs; the table has means over runs)", decision),
+        3.1,
+        2.7,
+    )
     limits: dict[str, float] = {}
     for _, name, truth, answer in cells:
         limits[name] = max(limits.get(name, 0.0), float(np.quantile(np.abs(answer - truth), 0.995)) or 1.0)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from equipoise.report.aggregate import PROTOCOLS, MeanStd, RunGroup, dig, modalities, number
-from equipoise.report.table import ResultTable, build_table, measure_columns, measured, rows_of, score_columns
+from equipoise.report.columns import measure_columns, measured, rows_of, score_columns
+from equipoise.report.table import ResultTable, build_table
 
 SHAPLEY_ERROR = "shapley_error"
 SHAPLEY_NOTE = (

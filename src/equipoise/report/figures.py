@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from equipoise.report.aggregate import Difference, RunGroup, dig, modalities, number
+from equipoise.report.columns import MISSING
 from equipoise.report.headline import Headline
 from equipoise.report.markup import Axis, Bar, Series, axis, bar_chart, data_table, dot_plot, figure, line_chart
 from equipoise.report.notes import listed
 from equipoise.report.results import Epoch, Results
-from equipoise.report.table import MISSING
 
 STYLES = 8
 PARTS = ("forward", "backward", "balance", "update")

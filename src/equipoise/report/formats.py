@@ -9,13 +9,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from equipoise.report.table import MISSING, Cell, ResultColumn, ResultTable
+from equipoise.report.columns import MISSING, Cell, ResultColumn
+from equipoise.report.table import ResultTable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_NUMBERS = {"mean": ("mean", "std"), "difference": ("mean", "low", "high"), "words": ()}  # of a column's cells
+_ENDS = ("mean", "low", "high")
+_NUMBERS = {"mean": ("mean", "std"), "difference": _ENDS, "interval": _ENDS, "words": ()}  # of a column's cells
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",

@@ -6,7 +6,8 @@ from html import escape
 from typing import NamedTuple
 
 from equipoise.report.aggregate import Difference
-from equipoise.report.table import MISSING, Cell, ResultColumn, ResultTable
+from equipoise.report.columns import MISSING, Cell, ResultColumn
+from equipoise.report.table import ResultTable
 
 FIGURE_SPACE = "\N{FIGURE SPACE}"
 # User units; a chart is drawn a little larger or smaller than this by the page.

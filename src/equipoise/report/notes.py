@@ -2,9 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from equipoise.measure.bootstrap import FEW_GROUPS
 from equipoise.report.aggregate import PROTOCOLS, Difference, RunGroup, dig, headline, number, varying
 from equipoise.report.headline import Headline, Row
 
@@ -12,20 +11,32 @@ MOST_NAMES = 100  # in a note
 MOST_ANSWERED = 6  # names in a sentence of the answer
 
 
-def notes_below(groups: Sequence[RunGroup], differences: Sequence[Difference]) -> list[str]:
-    """Write one sentence each on decision, protocol, selection, runs, split, marks, times and intervals."""
+def notes_below(
+    groups: Sequence[RunGroup], differences: Sequence[Difference], shown: Collection[str] | None = None
+) -> list[str]:
+    """Write one sentence each on decision, protocol, selection, runs, split, marks, times and intervals.
+
+    Args:
+        groups: All groups of one data set.
+        differences: Of them, to the baseline.
+        shown: Keys of the columns of the table: what is said of others is left out. None for all.
+    """
     rows = [row for group in groups for row in group.rows]
+
+    def has(*names: str) -> bool:
+        return shown is None or any(name in key for key in shown for name in names)
+
     notes = (
-        "Headline: fused, the model's own fused prediction."
-        + (" committee pools the fused and uni-modal heads and is another decision."
-           if any(group.committee for group in groups) else ""),
-        _protocols(groups),
+        "Headline: fused, the model's own fused prediction." if has("fused", "difference") else "",
+        "committee pools the fused and uni-modal heads and is another decision."
+        if has("committee") and any(group.committee for group in groups) else "",
+        _protocols(groups) if has("alone", "protocol", "disparity") else "",
         _selection(rows),
         _runs(groups, rows),
         _splits(rows),
-        _marks(groups),
-        _steps(rows),
-        _intervals(differences, headline(groups)),
+        _marks(groups, intervals=shown is None or bool({"fused", "committee"} & {*shown}), steps=has("step")),
+        _steps(rows) if has("step") else "",
+        _intervals(differences, headline(groups)) if has("difference") else "",
         _mixtures(groups),
         _forms(groups),
         _precision(rows),
@@ -74,21 +85,21 @@ def _splits(rows: Sequence[Row]) -> str:
         return "Split: no fingerprint recorded."
     shown = listed([split[: len("sha256:") + 12] for split in splits], most=3)
     about, protocol = (str(rows[0].get(key) or "") for key in ("about", "protocol"))
+    if len(splits) > 1 and (folds := re.match(r"fold (\d+) of (\d+)", about)):  # what holds for all of them
+        about = f"{folds[2]} folds{about[folds.end() :]}"
+        about = re.sub(r"\d+ train, \d+ validate, \d+ test", rf"\g<0> in fold {folds[1]}", about, count=1)
     name = f"Protocol {protocol}: " if protocol else ""
     drawn = f" {name}{about[:1].upper()}{about[1:].rstrip('.')}." if about else ""
     return f"{'Splits' if len(splits) > 1 else 'Split'}: {shown}.{drawn}"
 
 
-def _marks(groups: Sequence[RunGroup]) -> str:
+def _marks(groups: Sequence[RunGroup], *, intervals: bool, steps: bool) -> str:
     among = " among lines of one protocol" if len({group.protocol for group in groups if group.protocol}) > 1 else ""
     deviation = "± is the standard deviation over runs. " if any(len(group.rows) > 1 for group in groups) else ""
-    if any(group.interval(decision) for group in groups for decision in ("fused", "committee")):
-        counts = [count for group in groups for row in group.rows if (count := number(row, "test", "interval_groups"))]
-        few = f", of {min(counts):g} groups: too few to tell" if counts and min(counts) < FEW_GROUPS else ""
-        deviation += (
-            f"[low, high] is the 95 % interval of one run, by bootstrap over the groups of the test part{few}. "
-        )
-    return f"{deviation}Bold: best of its column{among}. Underlined: fastest of the three best by fused."
+    if intervals and any(group.interval(decision) for group in groups for decision in ("fused", "committee")):
+        deviation += "[low, high] is the 95 % interval of one run, by bootstrap over the groups of the test part. "
+    fastest = " Underlined: fastest of the three best by fused." if steps else ""
+    return f"{deviation}Bold: best of its column{among}.{fastest}"
 
 
 def _steps(rows: Sequence[Row]) -> str:

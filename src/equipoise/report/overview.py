@@ -5,27 +5,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from equipoise.report.aggregate import (
-    BASELINE,
-    Difference,
-    MeanStd,
-    RunGroup,
-    baseline_group,
-    differences_between,
-    headline,
-)
-from equipoise.report.headline import Row
-from equipoise.report.notes import plural
-from equipoise.report.results import Results
-from equipoise.report.table import (
+from equipoise.report.aggregate import BASELINE, RunGroup, baseline_group, differences_between, headline
+from equipoise.report.columns import (
+    Measured,
     ResultColumn,
-    ResultTable,
-    build_table,
     check_columns,
     chosen_columns,
     main_columns,
     measure_columns,
 )
+from equipoise.report.headline import Row
+from equipoise.report.notes import plural
+from equipoise.report.results import Results
+from equipoise.report.table import ResultTable, build_table
 
 
 def overview(results: Results, baseline: str = BASELINE, columns: Sequence[str] = ("fused",)) -> ResultTable:
@@ -49,7 +41,7 @@ def overview(results: Results, baseline: str = BASELINE, columns: Sequence[str] 
     every = [
         _column(data, column, lines[data], several=len(columns) > 1)
         for data, groups in results.groups.items()
-        for column in _columns(groups, list(lines[data].values()), baseline, columns)
+        for column in _columns(results, groups, list(lines[data].values()), baseline, columns)
     ]
     last, ranks = {constant.label for constant in constants.values() if constant}, _ranks(results.groups)
     rows: dict[str, list[Row]] = {}
@@ -62,16 +54,17 @@ def overview(results: Results, baseline: str = BASELINE, columns: Sequence[str] 
 
 
 def _columns(
-    groups: Sequence[RunGroup], shown: Sequence[RunGroup], baseline: str, names: Sequence[str]
+    results: Results, groups: Sequence[RunGroup], shown: Sequence[RunGroup], baseline: str, names: Sequence[str]
 ) -> list[ResultColumn]:
     differences = differences_between(shown, baseline)
-    return chosen_columns([*main_columns(groups, differences, baseline), *measure_columns(groups)], names)
+    every = [*main_columns(groups, differences, baseline, results), *measure_columns(groups, results)]
+    return chosen_columns(every, names)
 
 
 def _column(data: str, column: ResultColumn, lines: dict[str, RunGroup], *, several: bool) -> ResultColumn:
     """Return a column of one data set as one of all: its title is the data's."""
 
-    def of(group: RunGroup) -> MeanStd | Difference | str | None:
+    def of(group: RunGroup) -> Measured:
         own = lines.get(group.label)
         return None if own is None else column.of(own)
 

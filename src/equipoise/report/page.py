@@ -22,6 +22,7 @@ from equipoise.report.aggregate import (
     headline,
     modalities,
 )
+from equipoise.report.columns import MISSING
 from equipoise.report.markup import data_table, folded, html_table, paragraph, section
 from equipoise.report.notes import answer, caution
 from equipoise.report.overview import overview
@@ -113,7 +114,7 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
     heading = f'<h2 id="{identity}">{escape(f"Which methods beat joint training ({baseline}) on {data}?")}</h2>'
     said = [*map(paragraph, answers), *(paragraph(text, "quiet") for text in asides)]
     sections = {
-        ("table", "The table"): [html(table.main_table(rows, data, baseline, groups=groups))],
+        ("table", "The table"): [html(table.main_table(rows, data, baseline, groups=groups, results=results))],
         ("differences", "Differences to joint training"): [
             figures.difference_plots(f"{identity}-difference", shown, head)
         ],
@@ -202,7 +203,7 @@ def _settings_tables(rows: Sequence[Row], groups: Sequence[RunGroup]) -> str:
     for group in groups:
         chosen = _values(group.rows, "params")
         chosen |= {name: values for name, values in _values(group.rows, "run").items() if name not in shared}
-        own += [(group.label, *pair) for pair in _joined(chosen) or [(table.MISSING, table.MISSING)]]
+        own += [(group.label, *pair) for pair in _joined(chosen) or [(MISSING, MISSING)]]
     return data_table("Settings of all runs", ["setting", "value"], _joined(shared)) + data_table(
         "Settings of each method", ["method", "setting", "value"], own
     )
@@ -225,7 +226,7 @@ def _values(rows: Iterable[Row], part: str) -> dict[str, list[str]]:
 
 
 def _distinct(values: Iterable[Any]) -> list[str]:
-    return list(dict.fromkeys(table.MISSING if value is None else as_text(value) for value in values))
+    return list(dict.fromkeys(MISSING if value is None else as_text(value) for value in values))
 
 
 def _joined(values: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:

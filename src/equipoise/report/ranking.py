@@ -1,5 +1,6 @@
 """Methods ranked on validation data by the decision that is shipped."""
 
+import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -46,9 +47,11 @@ def ranking(results: Results, data: str | None = None) -> list[Ranked]:
     """
     names = ", ".join(results.groups)
     if data is None and len(results.groups) > 1:
-        raise BadInput(f"{results.folder}: expected the name of one data set, found {names}; type --data NAME")
+        first, choose = next(iter(results.groups)), "expected the name of one data set"
+        how = f"ranking(results, data={first!r}), or --data {shlex.quote(first)}"
+        raise BadInput(f"{results.folder}: {choose}, found {names}; give one: {how}")
     if data is not None and data not in results.groups:
-        raise BadInput(f"--data {data}: expected one of {names}")
+        raise BadInput(f"data {data!r}: expected one of {names}")
     groups = results.groups[data] if data is not None else next(iter(results.groups.values()))
     ranked = [one for one in map(_ranked, groups) if one is not None]
     if not ranked:

@@ -62,6 +62,11 @@ class Results:
         return inside(self.folder, "runs", str(row["config"]).removeprefix("sha256:")[:12])
 
     @cached_property
+    def computed(self) -> dict[object, Any]:
+        """What was computed from the answers of the runs, so that it is computed once."""
+        return {}
+
+    @cached_property
     def groups(self) -> dict[str, list[RunGroup]]:
         """The runs of each data set by label, under its name, the best first; see `aggregate`."""
         return {name: aggregate(rows) for name, rows in self.by_data().items()}

@@ -2,117 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal, final
+from typing import final
 
+from equipoise.measure.bootstrap import FEW_GROUPS
 from equipoise.report.aggregate import (
     BASELINE,
-    Difference,
-    MeanStd,
     Row,
     RunGroup,
     aggregate,
     baseline_group,
-    compared_with,
     differences_between,
-    dig,
     headline,
-    modalities,
+    number,
 )
-from equipoise.report.headline import Headline
+from equipoise.report.columns import (
+    DECISIONS,
+    FEW,
+    Cell,
+    ResultColumn,
+    check_columns,
+    chosen_columns,
+    main_columns,
+    measure_columns,
+)
+from equipoise.report.kept import MOST_POOLED, RANKING, class_notes, pooled
 from equipoise.report.notes import notes_below
 from equipoise.report.results import Results
-from equipoise.util.errors import raise_all
-
-MISSING = "–"
-
-
-@final
-@dataclass(frozen=True)
-class ResultColumn:
-    """A column of a table: the number it shows of each group of runs, and how it is written.
-
-    Args:
-        key: Its name in csv and JSON.
-        title: Its name for people.
-        of: Takes a group and returns its number.
-        unit: Unit, or what else stands in brackets after the title.
-        kind: Whether its cells are means over runs, paired differences or words.
-        scale: Raw numbers are shown times this: 100 for percent.
-        decimals: Digits after the point.
-        better: Which end of it is best, and printed bold; None where neither is.
-        by_protocol: The numbers depend on how each modality alone is measured, so that only groups of one protocol
-            compete.
-    """
-
-    key: str
-    title: str
-    of: Callable[[RunGroup], MeanStd | Difference | str | None]
-    unit: str = "%"
-    kind: Literal["mean", "difference", "words"] = "mean"
-    scale: float = 100.0
-    decimals: int = 1
-    better: Literal["higher", "lower"] | None = None
-    by_protocol: bool = False
-
-    @property
-    def heading(self) -> str:
-        """Title and unit on one line."""
-        return f"{self.title} ({self.unit})" if self.unit else self.title
-
-    def cell(self, measured: MeanStd | Difference | str | None) -> Cell:
-        """Write a number."""
-        if measured is None or isinstance(measured, str):
-            return Cell(measured or MISSING)
-        if isinstance(measured, MeanStd):
-            mean, deviation, _ = measured
-            aside = "" if deviation is None else f"± {self.written(deviation)}"
-            return Cell(self.written(mean), aside, (mean, deviation))
-        mean, low, high = measured.mean, measured.low, measured.high
-        interval = "" if low is None or high is None else f"[{self.written(low, '+')}, {self.written(high, '+')}]"
-        return Cell(self.written(mean, "+"), interval, (mean, low, high))
-
-    def written(self, value: float, sign: str = "-") -> str:
-        """Write a raw number as the column shows it."""
-        text = f"{value * self.scale:{sign}.{self.decimals}f}"
-        return text.replace("-", "") if float(text) == 0 and sign == "-" else text
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One cell of a table.
-
-    Args:
-        main: The number (or word) as written.
-        aside: What is written after it: deviation or interval.
-        raw: The raw numbers, mean and standard deviation or mean and interval; empty for words and what is missing.
-        best: The best of its column.
-        fastest: The fastest of the three best groups.
-    """
-
-    main: str
-    aside: str = ""
-    raw: tuple[float | None, ...] = ()
-    best: bool = False
-    fastest: bool = False
-
-    @property
-    def text(self) -> str:
-        """Everything written in it."""
-        return f"{self.main} {self.aside}" if self.aside else self.main
-
-    @property
-    def value(self) -> float | None:
-        """The raw number; None for words and what is missing."""
-        return self.raw[0] if self.raw else None
-
-    def aside_in(self, width: int, space: str = " ") -> str:
-        """Return what is written after the number, padded so that it is aligned in a column of this width."""
-        sign = "± " if self.aside.startswith("± ") else ""
-        return sign + self.aside.removeprefix(sign).rjust(width - len(sign), space)
 
 
 @final
@@ -158,7 +75,7 @@ def build_table(
 def _with_interval(column: ResultColumn, group: RunGroup, cell: Cell) -> Cell:
     """Write the interval of a single run behind its number."""
     ends = group.interval(column.key) if column.key in ("fused", "committee") and cell.raw else None
-    return replace(cell, aside=f"[{', '.join(map(column.written, ends))}]") if ends else cell
+    return replace(cell, aside=column.interval(*ends, number(group.rows[0], "test", "interval_groups"))) if ends else cell
 
 
 def shortened(table: ResultTable, most: int, keep: str = "") -> ResultTable:
@@ -226,7 +143,10 @@ def tables(results: Results, baseline: str = BASELINE, columns: Sequence[str] = 
     check_columns(results, columns)
     notes = (results.warning,) if results.warning else ()
     by_data = results.by_data()
-    return [main_table(rows, data, baseline, notes, results.groups[data], columns) for data, rows in by_data.items()]
+    return [
+        main_table(rows, data, baseline, notes, results.groups[data], columns, results)
+        for data, rows in by_data.items()
+    ]
 
 
 def main_table(
@@ -236,6 +156,7 @@ def main_table(
     extra_notes: Sequence[str] = (),
     groups: Sequence[RunGroup] | None = None,
     columns: Sequence[str] = (),
+    results: Results | None = None,
 ) -> ResultTable:
     """Build the table of headline, balance, robustness and cost of every label, as the paper prints it.
 
@@ -246,151 +167,37 @@ def main_table(
         extra_notes: Notes to print below the table's own.
         groups: The rows, aggregated; None where that has not been done yet.
         columns: The columns to show, as for `tables`.
+        results: The study that they are of, whose runs kept their answers; None where nobody has read them.
     """
     groups = aggregate(rows) if groups is None else groups
     constant = baseline_group(groups)
     shown = [*groups, *([constant] if constant else [])]
     differences = differences_between(shown, baseline)
-    every = main_columns(groups, differences, baseline)
+    every = main_columns(groups, differences, baseline, results)
     if columns:
-        every = chosen_columns([*every, *measure_columns(groups)], columns)
+        every = chosen_columns([*every, *measure_columns(groups, results)], columns)
     judged = [difference for difference in differences if constant is None or difference.label != constant.label]
-    notes, head = [*notes_below(groups, judged), *extra_notes], headline(groups)
-    title = f"{data}: {head.label} on the test set{head.about}"
-    return underline_fastest(build_table(title, every, shown, notes), shown, "step")
-
-
-def main_columns(groups: Sequence[RunGroup], differences: Sequence[Difference], baseline: str) -> list[ResultColumn]:
-    """Return the usual columns of a table.
-
-    Args:
-        groups: All groups of one data set.
-        differences: Of them, to the baseline.
-        baseline: As it was asked for.
-    """
-    head, score = score_columns(groups)
-    by_label = {difference.label: difference for difference in differences}
-    versus = f"vs {compared_with(differences, baseline)}"
-    protocols = sorted({group.protocol for group in groups if group.protocol})
-    # A protocol that all groups share is named in the heading; several get a column of their own.
-    alone_unit = f"{protocols[0]}, {head.unit}" if len(protocols) == 1 else head.unit
-    alone_by = ResultColumn("protocol", "alone by", lambda group: group.protocol, "", kind="words")
-    apart = partial(score, unit=head.points)
-    return [
-        score("fused", "fused", lambda group: group.fused),
-        apart("difference", versus, lambda group: by_label.get(group.label), kind="difference", better=None),
-        score("committee", "committee", lambda group: group.committee),
-        *(
-            score(f"alone.{name}", name, _alone(name), unit=alone_unit, by_protocol=True)
-            for name in modalities(rows_of(groups))
-        ),
-        *([alone_by] if len(protocols) > 1 else []),
-        apart("disparity", "disparity", measured("test", "disparity"), better="lower", by_protocol=True),
-        score("faults.fused", "faults", lambda group: group.faults, unit=f"fused, {head.unit}"),
-        score(
-            "faults.committee",
-            "faults",
-            measured("test", "faults", "mean", "committee"),
-            unit=f"committee, {head.unit}",
-        ),
-        ResultColumn("step", "step", lambda group: group.step, "ms, as trained", scale=1000.0, decimals=2),
-    ]
-
-
-def measure_columns(groups: Sequence[RunGroup]) -> list[ResultColumn]:
-    """Return the columns of the other measures of both decisions, and of what a run costs."""
-    _, score = score_columns(groups)
-    nats = "nats" if (groups[0].rows[0].get("task") or "classes") == "classes" else "mean"
-    columns, decisions, cost = [], ("fused", "committee"), partial(ResultColumn, scale=1.0)
-    for decision in decisions:
-        f1, ece, loss = (f"{decision}_{key}" for key in ("f1", "ece", "loss"))
-        columns += [
-            ResultColumn(f1, f"{decision} macro F1", measured("test", f1), better="higher"),
-            ResultColumn(ece, f"{decision} calibration error", measured("test", ece), better="lower"),
-            cost(loss, f"{decision} loss", measured("test", loss), nats, decimals=3, better="lower"),
-            ResultColumn(f"{decision}_coverage", f"{decision} coverage", measured("test", f"{decision}_coverage")),
-            score(
-                f"{decision}_width",
-                f"{decision} interval width",
-                measured("test", f"{decision}_width"),
-                unit="of target",
-            ),
-        ]
-    columns.append(ResultColumn("beats", "fused beats best modality", _beats_best, "% of runs", decimals=0))
-    worst = ("test", "faults", "worst")
-    columns += [score(f"worst.{key}", f"worst fault, {key}", measured(*worst, key)) for key in decisions]
-    return [
-        *columns,
-        cost("total", "whole run", measured("seconds", "total"), "s"),
-        cost("memory", "peak memory", measured("memory"), "MB", decimals=0),
-        ResultColumn("runs", "runs", lambda group: str(len(group.rows)), "", kind="words"),
-    ]
-
-
-def chosen_columns(columns: Sequence[ResultColumn], names: Sequence[str]) -> list[ResultColumn]:
-    """Return the columns that names mean, in the order of the names: by key, or all whose key begins with one."""
-    by_name = {name: [column for column in columns if _means(name, column.key)] for name in names}
-    return list(dict.fromkeys(column for name in names for column in by_name[name]))
-
-
-COLUMNS = (
-    *("fused", "difference", "committee", "alone", "protocol", "disparity", "faults", "step", "beats", "worst"),
-    *(
-        f"{decision}_{score}"
-        for decision in ("fused", "committee")
-        for score in ("f1", "ece", "loss", "coverage", "width")
-    ),
-    *("total", "memory", "runs"),
-)
-"""Names of columns, without the sensors and decisions that some have behind a dot."""
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Refuse names that no study has a column of, before it is run."""
-    unknown = [name for name in names if name.partition(".")[0] not in COLUMNS]
-    raise_all(f"--columns: unknown column {name!r}; expected some of {', '.join(COLUMNS)}" for name in unknown)
-
-
-def check_columns(results: Results, names: Sequence[str]) -> None:
-    """Refuse names that mean no column of any table of a study."""
-    if names:
-        every = [groups for groups in results.groups.values() if groups]
-        columns = [[*main_columns(groups, (), BASELINE), *measure_columns(groups)] for groups in every]
-        keys = dict.fromkeys(column.key for some in columns for column in some)
-        known = dict.fromkeys(name for key in keys for name in (key.partition(".")[0], key))
-        raise_all(
-            f"--columns: unknown column {name!r}; expected some of {', '.join(known)}"
-            for name in names
-            if name not in known
-        )
-
-
-def _means(name: str, key: str) -> bool:
-    return key == name or key.startswith(f"{name}.")
-
-
-def score_columns(groups: Sequence[RunGroup]) -> tuple[Headline, Callable[..., ResultColumn]]:
-    """Return the headline of groups, and what makes a column in its metric."""
     head = headline(groups)
-    how: dict[str, Any] = {"unit": head.unit, "scale": head.scale, "decimals": head.decimals, "better": head.better}
-    return head, partial(ResultColumn, **how)
+    table = build_table(f"{data}: {head.label} on the test set{head.about}", every, shown)
+    keys = {column.key for column in table.columns}
+    notes = notes_below(groups, judged, keys if columns else None)
+    notes += [*_interval_notes(table, groups, results), *(class_notes(results, groups) if results else [])]
+    return underline_fastest(replace(table, notes=(*notes, *extra_notes)), shown, "step")
 
 
-def rows_of(groups: Sequence[RunGroup]) -> list[Row]:
-    """Return every run of some groups."""
-    return [row for group in groups for row in group.rows]
-
-
-def measured(*path: str) -> Callable[[RunGroup], MeanStd | None]:
-    """Return what takes a group and gives the mean of the number at a path of keys."""
-    return lambda group: group.of(*path)
-
-
-def _alone(name: str) -> Callable[[RunGroup], MeanStd | None]:
-    return lambda group: group.alone.get(name)
-
-
-def _beats_best(group: RunGroup) -> MeanStd | None:
-    answers = [dig(row, "test", "beats_best_single") for row in group.rows]
-    known = [answer for answer in answers if isinstance(answer, bool)]
-    return MeanStd(sum(known) / len(known), None, len(known)) if known else None
+def _interval_notes(table: ResultTable, groups: Sequence[RunGroup], results: Results | None) -> Iterator[str]:
+    """Say what an interval by bootstrap is made of, and where that is too little."""
+    counts = {number(row, "test", "interval_groups") for group in groups for row in group.rows if len(group.rows) == 1}
+    if results and any(column.kind == "interval" for column in table.columns):
+        known = [one for group in groups[:MOST_POOLED] for key in DECISIONS if (one := pooled(results, group, key))]
+        counts |= {one.groups for one in known}
+        what = "groups" if known[0].grouped else "samples"
+        ranked = headline(groups).metric.name in RANKING
+        yield (
+            f"Pooled: over the test samples of all {known[0].folds} folds together, mean over seeds; [low, high] is "
+            f"the 95 % interval by bootstrap over {known[0].groups:,} {what}."
+            + (" Scores of the models of different folds are ranked together there." if ranked else "")
+        )
+    few = sorted(int(count) for count in counts if count is not None and count < FEW_GROUPS)
+    if few and any(cell.aside.endswith(FEW) for line in table.cells for cell in line):
+        yield f"{FEW} from {' or '.join(map(str, few))} groups: too few to tell."

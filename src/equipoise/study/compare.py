@@ -82,8 +82,6 @@ def compare_each(
     cut = collect(*(partial(folds_of, source, folds) for source, _ in studies))
     if on is None and launch.launched():  # elsewhere, every run is a process of its own
         launch.init(*collect(lambda: device_of(studies[0][1][0].settings)))
-    with launch.one_rank_at_a_time():
-        store = Store(out)
     quiet = quiet or not launch.is_main()
     scope: Measure = "quick" if quick else "all"
     plans = collect(
@@ -92,9 +90,11 @@ def compare_each(
             for (_, chosen), (source, cuts) in zip(studies, cut, strict=True)
         )
     )
+    if trackers is not None and launch.is_main():
+        trackers.try_out()
+    with launch.one_rank_at_a_time():  # last of all: what is refused leaves no folder behind
+        store = Store(out)
     if launch.is_main():
-        if trackers is not None:
-            trackers.try_out()
         record_command(out, command)
     rows: list[dict[str, Any]] = []
     failures: list[str] = []
@@ -105,7 +105,8 @@ def compare_each(
                 with launch.one_rank_at_a_time():
                     trials = Store(inside(out, "tuning"))
                 jobs = tuning.tune(chosen, jobs, splits, trials, tune, workers=workers, on=on, quiet=quiet)
-            with run_progress(store.missing(job.config for job in jobs), f"runs{where}", quiet=quiet) as tell:
+            left = store.missing(job.config for job in jobs)
+            with run_progress(left, f"runs{where}", quiet=quiet, where=where) as tell:
                 rows += run_study(jobs, splits, store, workers=workers, on=on, on_event=tell, trackers=trackers)
         except FailedRuns as error:
             failures.append(str(error))

@@ -206,13 +206,14 @@ def executor_for(
 
 
 @contextmanager
-def run_progress(total: int, title: str, *, quiet: bool = False) -> Generator[OnEvent]:
+def run_progress(total: int, title: str, *, quiet: bool = False, where: str = "") -> Generator[OnEvent]:
     """Show how far a study is, and yield the function to call with its events.
 
     Args:
         total: Runs that are to be done.
         title: Of the bar.
         quiet: Show nothing at all, for programs that read the output.
+        where: Words behind the name of a run: " on DATA", where a study has several data sets.
     """
     finished = 0
 
@@ -221,15 +222,15 @@ def run_progress(total: int, title: str, *, quiet: bool = False) -> Generator[On
         epochs = job.entry.settings.epochs
         if kind in ("start", "epoch"):
             done = content.get("epoch", 0)  # a resumed run begins in the middle
-            progress.bar(job.config, f"  {job.name}{', measuring' if done == epochs else ''}", done, epochs)
+            progress.bar(job.config, f"  {job.name}{where}{', measuring' if done == epochs else ''}", done, epochs)
             return
         finished += 1
         progress.remove(job.config)
         progress.bar("", title, finished, total)
         fused = None if kind == "failed" else content["validation"].get("fused")
         label = METRICS[content.get("metric", "accuracy")].label
-        score = "done" if fused is None else f"validation {label} {fused:.3f}"
-        progress.line(f"{finished}/{total} {job.name}: {content['reason'] if kind == 'failed' else score}")
+        score = "done" if fused is None else f"validation {label} {fused:.3f} (fused)"
+        progress.line(f"{finished}/{total} {job.name}{where}: {content['reason'] if kind == 'failed' else score}")
 
     with Progress(quiet=quiet) as progress:
         progress.bar("", title, 0, total)
