@@ -111,3 +111,29 @@ def test_a_file_that_was_changed_is_another_line_of_the_table(equipoise: Command
     rows = [line.split(",")[0] for line in table.splitlines() if line.startswith("msl")]
     assert len(rows) == 2
     assert all(row.startswith("msl (split ") for row in rows)
+
+
+@pytest.mark.parametrize(
+    "words", [["compare", "--methods", "msl", "metric=mae"], ["train", "--method", "mimo", "encoder=lidar:conv1d"]]
+)
+def test_a_refused_command_leaves_no_folder(words: list[str], equipoise: Command, tmp_path: Path) -> None:
+    ended = equipoise(*words, "--data", "generated", "--out", tmp_path / "out")
+    assert (ended.code, ended.out) == (2, "")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_best_leads_to_predict_and_an_export_to_its_run(equipoise: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    compared = equipoise(
+        "compare", "--data", "generated", "--quick", "--methods", "msl,ew", "--seeds", "1", "--out", out, "epochs=1"
+    )
+    assert "(fused)" in compared.err
+    ended = equipoise("export", out, "--best")
+    assert ended.code == 0
+    command = next(line for line in ended.out.splitlines() if line.startswith("  equipoise predict "))
+    run = Path(command.split()[2])
+    assert (run / "model.json").is_file()
+    told = equipoise("predict", out / "export", "--data", "generated")
+    assert told.code == 2
+    assert f"holds an exported model, for another runtime; the run that it was made of: {run}" in told.err
+    assert equipoise("predict", run, "--data", "generated").code == 0

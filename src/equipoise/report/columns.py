@@ -21,14 +21,14 @@ from equipoise.report.aggregate import (
     modalities,
 )
 from equipoise.report.headline import Headline
-from equipoise.report.kept import MOST_POOLED, Pooled, metrics_of, other_metric, pooled
+from equipoise.report.kept import MOST_POOLED, PooledFolds, metrics_of, other_metric, pooled
 from equipoise.report.results import Results
 from equipoise.util.errors import raise_all
 
 MISSING = "–"
 DECISIONS = ("fused", "committee")
 FEW = "*"  # behind an interval from few groups
-Measured = MeanStd | Difference | Pooled | str | None
+Measured = MeanStd | Difference | PooledFolds | str | None
 
 
 @final
@@ -73,7 +73,7 @@ class ResultColumn:
             aside = "" if deviation is None else f"± {self.written(deviation)}"
             return Cell(self.written(mean), aside, (mean, deviation))
         mean, low, high = measured.mean, measured.low, measured.high
-        if isinstance(measured, Pooled):
+        if isinstance(measured, PooledFolds):
             aside = "" if low is None or high is None else self.interval(low, high, measured.groups)
             return Cell(self.written(mean), aside, (mean, low, high))
         interval = "" if low is None or high is None else f"[{self.written(low, '+')}, {self.written(high, '+')}]"
@@ -175,7 +175,7 @@ def _pools(results: Results | None, groups: Sequence[RunGroup]) -> dict[str, Cal
         return {}
     own = {group.label for group in groups[:MOST_POOLED]}
 
-    def pool(decision: str, group: RunGroup) -> Pooled | None:
+    def pool(decision: str, group: RunGroup) -> PooledFolds | None:
         return pooled(results, group, decision) if group.label in own else None
 
     return {decision: partial(pool, decision) for decision in DECISIONS}

@@ -22,7 +22,7 @@ RANKING = ("auroc", "auprc")
 Found = TypeVar("Found")
 
 
-class Pooled(NamedTuple):
+class PooledFolds(NamedTuple):
     """A metric over the test samples of all folds together.
 
     Args:
@@ -42,7 +42,7 @@ class Pooled(NamedTuple):
     folds: int
 
 
-def pooled(results: Results, group: RunGroup, decision: str) -> Pooled | None:
+def pooled(results: Results, group: RunGroup, decision: str) -> PooledFolds | None:
     """Compute the metric over the test samples of all folds; None unless every sample is tested once by each seed."""
     rows, several = group.rows, {row.get("fold") for row in group.rows}
     if "config" not in rows[0] or None in several or len(several) < 2 or len(several) < (rows[0].get("folds") or 0):
@@ -50,7 +50,7 @@ def pooled(results: Results, group: RunGroup, decision: str) -> Pooled | None:
     return _once(results, ("pooled", group.label, rows[0]["config"], decision), lambda: _pool(results, group, decision))
 
 
-def _pool(results: Results, group: RunGroup, decision: str) -> Pooled | None:
+def _pool(results: Results, group: RunGroup, decision: str) -> PooledFolds | None:
     import numpy as np
     import torch
 
@@ -83,7 +83,7 @@ def _pool(results: Results, group: RunGroup, decision: str) -> Pooled | None:
         return None
     low, high = bootstrap_interval(metric, torch.stack(answers), truth, task, groups) or (None, None)
     count = len(truth) if groups is None else int(groups.max()) + 1
-    return Pooled(mean.mean, low, high, count, groups is not None, len(folds))
+    return PooledFolds(mean.mean, low, high, count, groups is not None, len(folds))
 
 
 def metrics_of(groups: Sequence[RunGroup]) -> list[Metric]:

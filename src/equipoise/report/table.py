@@ -75,7 +75,9 @@ def build_table(
 def _with_interval(column: ResultColumn, group: RunGroup, cell: Cell) -> Cell:
     """Write the interval of a single run behind its number."""
     ends = group.interval(column.key) if column.key in ("fused", "committee") and cell.raw else None
-    return replace(cell, aside=column.interval(*ends, number(group.rows[0], "test", "interval_groups"))) if ends else cell
+    return (
+        replace(cell, aside=column.interval(*ends, number(group.rows[0], "test", "interval_groups"))) if ends else cell
+    )
 
 
 def shortened(table: ResultTable, most: int, keep: str = "") -> ResultTable:
