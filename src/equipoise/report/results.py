@@ -63,7 +63,7 @@ class Results:
 
     @cached_property
     def computed(self) -> dict[object, Any]:
-        """What was computed from the answers of the runs, so that it is computed once."""
+        """Numbers from the answers of the runs, kept so that they are computed once."""
         return {}
 
     @cached_property

@@ -27,7 +27,7 @@ from equipoise.report.columns import (
     main_columns,
     measure_columns,
 )
-from equipoise.report.kept import MOST_POOLED, RANKING, class_notes, pooled
+from equipoise.report.kept import MOST_POOLED, OF_CLASSES, RANKING, class_notes, pooled
 from equipoise.report.notes import notes_below
 from equipoise.report.results import Results
 
@@ -194,11 +194,12 @@ def _interval_notes(table: ResultTable, groups: Sequence[RunGroup], results: Res
         known = [one for group in groups[:MOST_POOLED] for key in DECISIONS if (one := pooled(results, group, key))]
         counts |= {one.groups for one in known}
         what = "groups" if known[0].grouped else "samples"
-        ranked = headline(groups).metric.name in RANKING
+        metric = headline(groups).metric.name
         yield (
             f"Pooled: over the test samples of all {known[0].folds} folds together, mean over seeds; [low, high] is "
             f"the 95 % interval by bootstrap over {known[0].groups:,} {what}."
-            + (" Scores of the models of different folds are ranked together there." if ranked else "")
+            + (" A draw in which a class does not occur leaves it out of the mean." if metric in OF_CLASSES else "")
+            + (" Scores of the models of different folds are ranked together there." if metric in RANKING else "")
         )
     few = sorted(int(count) for count in counts if count is not None and count < FEW_GROUPS)
     if few and any(cell.aside.endswith(FEW) for line in table.cells for cell in line):
