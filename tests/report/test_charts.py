@@ -158,3 +158,11 @@ def test_what_cannot_be_drawn(tmp_path: Path) -> None:
         write_figures("roc", results, data="wach")
     with pytest.raises(BadInput, match="expected answers of committee in its runs, found none"):
         write_figures("roc", results, decision="committee")
+
+
+def test_the_legend_of_calibration_lies_beside_the_curves(tmp_path: Path) -> None:
+    (axes,) = (drawing := figure(read(study(tmp_path)), "calibration")).axes
+    drawing.canvas.draw()
+    legend = axes.get_legend()
+    assert legend is not None
+    assert legend.get_window_extent().x0 >= axes.get_window_extent().x1

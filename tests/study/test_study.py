@@ -22,7 +22,7 @@ from equipoise.study.executors.local import import_libraries
 from equipoise.study.job import run_job
 from equipoise.study.registry import all_methods, entries
 from equipoise.study.store import Store
-from equipoise.study.study import plan, run_study
+from equipoise.study.study import plan, run_progress, run_study
 from equipoise.util.errors import FailedRuns
 from process_group import assert_gone, members
 from small_study import DATA, SHORT, jobs_of, results
@@ -253,3 +253,10 @@ def test_every_method_of_the_catalogue_runs_from_start_to_row(name: str, tmp_pat
     assert row["status"] == "done"
     assert row["seconds"]["step"] > 0
     assert (row["test"]["fused"] is None) == (name == "unimodal")
+
+
+def test_lines_of_progress_name_the_data_and_the_decision(capsys: pytest.CaptureFixture[str]) -> None:
+    (job, *_), _ = jobs_of("msl")
+    with run_progress(1, "runs", where=" on ward.npz") as tell:
+        tell("done", job, {"validation": {"fused": 0.5}, "metric": "balanced_accuracy"})
+    assert f"1/1 {job.name} on ward.npz: validation balanced accuracy 0.500 (fused)" in capsys.readouterr().err

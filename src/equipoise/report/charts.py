@@ -230,7 +230,7 @@ def _calibration(results: Results, groups: Sequence[RunGroup], data: str, decisi
         ylim=(-0.02, 1.02),
         aspect="equal",
     )
-    figure.legend(loc="outside right upper", title="calibration error, points", **LEGEND)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), title="calibration error, points", **LEGEND)
     return figure
 
 
