@@ -444,7 +444,7 @@ def test_a_model_that_always_says_the_same_is_told() -> None:
     x = {name: random.normal(size=(200, 2)) for name in ("a", "b")}
     y = np.repeat(["rare", "usual"], [20, 180])
     long: dict[str, Any] = {**QUICK, "steps": 200}
-    (sentence,) = told_in_fit(MultimodalClassifier(**{**long, "lr": 1e-4}), x, y)
+    (sentence,) = told_in_fit(MultimodalClassifier(**long).set_params(lr=1e-4), x, y)
     assert sentence == (
         "the committee decision says 'usual' for every validation sample, whatever the sensors say; "
         "try class_weight=balanced, or more epochs"

@@ -249,13 +249,15 @@ class FiniteCheck:
         """Add the weights of a step, after its losses; where a loss was not finite, its weights are not to blame."""
         given = (weights.losses, weights.encoders, weights.heads)
         finite = torch.cat([each for each in given if each is not None]).isfinite().all()
-        self._weighed &= finite | ~self._finite.all()
-        if self.device.type == "cpu":
+        if self.device.type != "cpu":
+            self._weighed &= finite | ~self._finite.all()
+        elif not finite:  # the losses were checked when they were noted
+            self._weighed.fill_(0)
             self.check()
 
     def check(self) -> None:
         """Raise an error that names the losses that were NaN or infinite, or the method whose weights were, once."""
-        *finite, weighed = torch.cat([self._finite, self._weighed[None]]).tolist()
+        finite, weighed = self._finite.tolist(), bool(self._weighed)
         if all(finite) and weighed:
             return
         self._finite.fill_(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any, final
 
 import numpy as np
@@ -53,7 +52,7 @@ class Modalities(dict[str, Any]):
 
 
 def _is_weight(value: object) -> bool:
-    return isinstance(value, Real) and 0 < value < math.inf
+    return isinstance(value, (int, float, np.integer, np.floating)) and 0 < float(value) < math.inf
 
 
 def _take(values: Any, rows: Any) -> Any:
