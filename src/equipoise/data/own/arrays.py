@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.own.columns import as_numpy, distinct_values, first_few, read_groups, read_marks, size_of
+from equipoise.data.own.columns import as_numpy, few, first_few, read_groups, read_marks, size_of
 from equipoise.data.own.samples import Given, Samples
 from equipoise.data.views import Rescaled
 from equipoise.util.errors import BadInput, name_problems, printable
@@ -277,7 +277,7 @@ def _read_present(name: str, given: Any, count: int) -> np.ndarray:
         expected = f"expected true or false (1 or 0) for every sample, {count} in all"
         found = f"{_kind(marks.dtype)} of shape {marks.shape}"
         if marks.shape == (count,) and marks.dtype.kind in "iuf":
-            found = f"the numbers {distinct_values(marks[(marks != 0) & (marks != 1)])}"
+            found = f"also {few(np.unique(marks[(marks != 0) & (marks != 1)]).tolist())}"
         raise BadInput(f"{name}_present: {expected}, found {found}")
     return marks.astype(bool)
 
