@@ -196,7 +196,7 @@ def test_the_committee_votes_with_its_weights() -> None:
     logs = {name: output.log_softmax(dim=1) for name, output in model(inputs).items()}
     expected = (0.2 * logs["fused"] + 1.1 * logs["cam_left"]).softmax(dim=1)
     torch.testing.assert_close(model.predict(inputs, "committee"), expected)
-    # Alone, a member speaks for the whole committee, even where it had no weight of its own; but no surer than by itself
+    # Alone, a member speaks for the whole committee, even where it had no weight of its own; no surer than by itself.
     alone = model.predict({"audio": inputs["audio"]}, "committee")
     torch.testing.assert_close(alone, logs["audio"].exp())
     model.committee.copy_(torch.tensor([0.2, 0.0, 0.5]))

@@ -19,7 +19,7 @@ def patients(*rare: int) -> tuple[np.ndarray, np.ndarray]:
     return label, group
 
 
-@pytest.mark.parametrize(("seed", "folds", "by_group"), [*product(range(12), [3, 5, 8], [True, False])])
+@pytest.mark.parametrize(("seed", "folds", "by_group"), [*product(range(5), [3, 5, 8], [True, False])])
 def test_a_class_of_two_groups_is_learnt_in_every_fold(seed: int, folds: int, by_group: bool) -> None:
     random = np.random.default_rng(seed)
     group = np.concatenate([np.arange(24), random.integers(0, 24, 200)])
@@ -35,7 +35,7 @@ def test_a_class_of_two_groups_is_learnt_in_every_fold(seed: int, folds: int, by
     assert (np.sum([marks == TEST for marks in drawn], axis=0) == 1).all()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_folds_that_were_fine_stay_as_they_are(seed: int) -> None:
     random = np.random.default_rng(seed)
     group, label = random.permutation(np.arange(200) % 20), random.integers(0, 4, 200)
@@ -55,7 +55,7 @@ def test_the_smallest_group_goes_back_to_training_by_hand() -> None:
         assert (marks == VALIDATION).any()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_label_of_several_is_learnt_in_every_fold(seed: int) -> None:
     random = np.random.default_rng(seed)
     group, values = np.repeat(np.arange(20), 5), (random.random((100, 3)) < 0.4).astype(int)
