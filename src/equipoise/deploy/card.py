@@ -127,7 +127,7 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
         },
         "faults": test.get("faults"),
         "fault_legend": LEGEND,
-        "warnings": row.get("warnings", []),
+        "warnings": warnings if isinstance(warnings := row.get("warnings"), list) else [],
         "training": {
             **{key: row.get(key) for key in ("method", "params", "seed", "selected", "run", "config")},
             "versions": row.get("versions", {}),
@@ -229,7 +229,8 @@ def _accuracies(accuracy: Mapping[str, Any], kind: TaskKind, metric: Metric) -> 
     columns, rows = _COLUMNS[kind], []
     for name in (FUSED, COMMITTEE):
         more = [_number(accuracy[f"{name}{key}"], "%" if key == "_coverage" else ".3g") for key in columns]
-        ends = [_shown(end, metric) for end in accuracy[f"{name}_interval"] or ()]
+        known = accuracy[f"{name}_interval"]
+        ends = [_shown(end, metric) for end in known if isinstance(end, float)] if isinstance(known, list) else []
         interval = f" [{', '.join(ends)}]" if ends else ""
         rows.append([name, _shown(accuracy[name], metric) + interval, *more])
     blank = [""] * len(columns)
@@ -240,7 +241,7 @@ def _accuracies(accuracy: Mapping[str, Any], kind: TaskKind, metric: Metric) -> 
     table, groups = _table(["decision", metric.label, *columns.values()], rows), accuracy["interval_groups"]
     if not accuracy[f"{FUSED}_interval"] and not accuracy[f"{COMMITTEE}_interval"]:
         return table
-    few = f", of {groups} groups: too few to tell" if groups and groups < FEW_GROUPS else ""
+    few = f", of {groups} groups: too few to tell" if isinstance(groups, int) and groups < FEW_GROUPS else ""
     return f"{table}\n\n[low, high]: the 95 % interval by bootstrap over the groups of the test part{few}."
 
 

@@ -311,7 +311,7 @@ def _there(given: Any) -> np.ndarray:
     array = as_numpy(given)
     if array.dtype.kind != "f" or not array.ndim or not array.size:
         return np.ones(array.shape[:1] or 0, bool)
-    return (~np.isnan(array)).reshape(len(array), -1).any(axis=1)
+    return np.asarray((~np.isnan(array)).reshape(len(array), -1).any(axis=1))
 
 
 def _one_array(
