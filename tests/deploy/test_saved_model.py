@@ -431,7 +431,7 @@ def test_an_edited_folder_ends_a_command_with_one_message(
             (run / saved_model.DESCRIPTION).write_text(json.dumps(edited(content, ("row", "data"), data)))
             ended = equipoise(command, run)
             assert ended.code == 2
-            assert f"the run names its data {data!r}" in ended.err
+            assert f"the run was trained on {data!r}, and there is no such file here; type --data PATH" in ended.err
         for row in ({"data": "generated", "fold": 10**6}, {"data": "generated"}):
             (run / saved_model.DESCRIPTION).write_text(json.dumps({**content, "row": {**content["row"], **row}}))
             ended = equipoise(command, run)

@@ -4,15 +4,12 @@ import difflib
 import hashlib
 import importlib
 import sys
-import sysconfig
 import traceback
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from equipoise.util.errors import BadInput, first_line
-
-_LIBRARIES = tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
 def is_path(text: str) -> bool:
@@ -64,7 +61,10 @@ def told(error: Exception) -> str:
     """Say what code of the user's own raised, and in which line of it."""
     if isinstance(error, SyntaxError):  # whose message names the line
         return f"{type(error).__name__}: {error}"
-    installed = (str(Path(__file__).parents[1]), *_LIBRARIES)
+    import sysconfig  # which `import equipoise` needs not
+
+    libraries = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    installed = (str(Path(__file__).parents[1]), *libraries)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(installed)]
     own = [frame for frame in frames if not frame.filename.startswith("<")]
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

@@ -36,6 +36,7 @@ LABEL_NAMES = ("labels", "y", "target", "targets", "class")
 COLOURS = (1, 3, 4)
 TIME = 2  # the axis of a batch of series or frames
 EXACT = 2**24  # whole numbers below it are 32-bit floats without loss
+LOOKED = 10**7  # numbers that are looked through to say more of a file that is refused
 FLOATS = 9  # bytes that a number takes while it is laid out: as a float, as one in a part, and whether it is finite
 AXES = {2: ("number",), 3: ("channel", "step"), 4: ("channel", "row", "column")}
 AXES[5] = ("channel", "frame", "row", "column")
@@ -298,7 +299,10 @@ def _without_sensors(given: Mapping[str, Any], read: Mapping[str, Modality]) -> 
         modality.present.numpy() if modality.present is not None else np.ones(len(modality.values), bool)
         for modality in read.values()
     ]
-    masks += [_there(values) for name, values in given.items() if name not in read]
+    unread = [values for name, values in given.items() if name not in read]
+    if any(isinstance(values, (np.ndarray, Tensor)) and math.prod(values.shape) > LOOKED for values in unread):
+        return []  # refused for its size, perhaps
+    masks += [_there(values) for values in unread]
     if not masks or len({len(mask) for mask in masks}) > 1 or not np.any(masks):
         return []
     return np.flatnonzero(~np.any(masks, axis=0)).tolist()
