@@ -13,7 +13,7 @@ from equipoise.training.step import evaluate, task_for
 from equipoise.training.train import train
 from tasks_made_up import KINDS, splits_of
 
-FAST = Settings(epochs=2, batch=16, lr=0.05, precision="fp32")
+FAST = Settings(epochs=1, batch=16, lr=0.05, precision="fp32")
 
 
 @pytest.mark.parametrize("kind", KINDS)
