@@ -16,7 +16,7 @@ from equipoise.deploy.deployable import Deployable
 from equipoise.measure import measure_run
 from equipoise.models import LateFusion, fit_committee
 from equipoise.models.choose import build_encoders
-from equipoise.models.committee import as_ensemble
+from equipoise.models.ensemble import as_ensemble
 from equipoise.models.own_model import OwnModel, build_own
 from equipoise.models.task import Classification, MultiLabel, Regression, Task
 from equipoise.study.registry import all_methods

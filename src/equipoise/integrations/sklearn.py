@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from equipoise.balance.balancer import Balancer
+from equipoise.data.own.columns import first_few
 from equipoise.integrations import not_installed
 from equipoise.util.errors import BadInput
 
@@ -132,9 +133,9 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
         y = column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
         missing = [at for at, one in enumerate(y.tolist()) if one is None]
         if missing:
-            some = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
             expected = "y: expected a class for every sample"
-            raise BadInput(f"{expected}, found None in {len(missing)} of {len(y)} ({some}); leave these out")
+            found = f"found None in {len(missing)} of {len(y)} ({first_few(missing)})"
+            raise BadInput(f"{expected}, {found}; leave these out")
         check_classification_targets(y)
         if y.ndim == 2 and type_of_target(y) != "multilabel-indicator":
             expected = "expected one class per sample [N], or 0 and 1 for each of several labels [N, L]"

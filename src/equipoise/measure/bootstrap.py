@@ -13,6 +13,8 @@ from equipoise.models.metrics import Metric
 from equipoise.models.task import Task
 
 DRAWS = 1000
+RANKED = ("auroc", "auprc")
+"""Metrics that rank the answers of all samples."""
 FEW_GROUPS = 10
 """With fewer groups, an interval by bootstrap is much too narrow."""
 RANKED_DRAWS, FEWEST = 500, 100  # each of them takes longer
@@ -44,11 +46,11 @@ def bootstrap_interval(
     if count < 2 or not answer.isfinite().all():
         return None
     draws = DRAWS
-    if metric.name in _RANKED:
+    if metric.name in RANKED:
         draws = FEWEST if answer.numel() > _MANY else RANKED_DRAWS
     random = torch.Generator().manual_seed(seed)
     values = []
-    width = len(label) if metric.name in _RANKED else count
+    width = len(label) if metric.name in RANKED else count
     for some in torch.arange(draws).split(max(1, _CHUNK // width)):
         drawn = torch.randint(count, (len(some), count), generator=random)
         counts = torch.zeros(len(some), count).scatter_add_(1, drawn, torch.ones(drawn.shape))
@@ -75,7 +77,7 @@ def resampled(metric: Metric, answer: Tensor, label: Tensor, task: Task, members
     Returns:
         The metric of each draw, [draws], float64; NaN where it cannot be told.
     """
-    if metric.name in _RANKED:
+    if metric.name in RANKED:
         truths = _one_hot(label, task) if task.kind == "classes" else label > 0.5
         columns = list(_ranked(metric.name, answer, truths, counts[:, members]))
         return torch.stack(columns, dim=1).nanmean(dim=1)
@@ -83,9 +85,6 @@ def resampled(metric: Metric, answer: Tensor, label: Tensor, task: Task, members
     sums = sums.index_add_(0, members, terms)
     total = (counts.to(sums) @ sums.flatten(1)).view(len(counts), *sums.shape[1:])
     return _of_sums(metric.name, task.kind, total)
-
-
-_RANKED = ("auroc", "auprc")
 
 
 def _one_hot(label: Tensor, task: Task) -> Tensor:

@@ -28,7 +28,7 @@ from equipoise.models.evaluation import evaluating, shapley_values
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.late_fusion import check_model
 from equipoise.models.task import Task
-from equipoise.training.step import masked_mean
+from equipoise.training.step import mean_losses
 
 Accuracies = dict[str, float]
 """One accuracy per modality."""
@@ -369,19 +369,13 @@ def conflict(model: FusionModel, part: Part, batch: int = 512, seed: int = 0) ->
     chosen = part.take(rows.to(part.label.device)).to(model.committee.device).ready()
     cosine = {}
     with evaluating(model), torch.enable_grad():
-        losses = _mean_losses(model, chosen)
+        losses = mean_losses(model.known_task().losses(model(chosen.inputs), chosen.label), chosen)
         for name, encoder in model.encoders.items():
             moving = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
             both = [_gradient(losses[objective], moving) for objective in ("fused", name) if moving]
             tiny = torch.finfo(torch.float64).tiny
             cosine[name] = F.cosine_similarity(*both, dim=0, eps=tiny).item() if both else 0.0
     return {"cosine": cosine, "conflicting": sum(value < 0 for value in cosine.values()) / len(cosine)}
-
-
-def _mean_losses(model: FusionModel, part: Part) -> dict[str, Tensor]:
-    losses = model.known_task().losses(model(part.inputs), part.label)
-    gaps = part.present
-    return {name: masked_mean(loss, gaps[name]) if name in gaps else loss.mean() for name, loss in losses.items()}
 
 
 def _gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:

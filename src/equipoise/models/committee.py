@@ -2,8 +2,7 @@
 
 The weights are fitted on data that the model was not trained on, and shrunk towards equal ones as far as that data
 cannot tell them apart. Classes and labels are pooled by log-probabilities, numbers by a convex combination, whose
-intervals are calibrated on the same data. Beside it stands the ensemble, the equal vote of separately trained models,
-which a committee has to beat.
+intervals are calibrated on the same data.
 """
 
 import math
@@ -13,14 +12,12 @@ from typing import Any, NamedTuple, cast, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from equipoise.models.evaluation import LEAST_LOG, evaluating, surviving_weights
-from equipoise.models.fusion import Fusion
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.intervals import conformal_radius, subset_masks, widened_by_missing
-from equipoise.models.late_fusion import LateFusion, check_model
-from equipoise.models.own_model import OwnModel
+from equipoise.models.late_fusion import check_model
 from equipoise.models.task import Classification, Regression, Task
 from equipoise.util.errors import raise_all
 
@@ -398,50 +395,3 @@ def minimise_without_negatives(function: Callable[[Tensor], Derivatives], start:
 def stationarity(point: Tensor, gradient: Tensor) -> Tensor:
     """Say how far a point is from optimal: the gradient's size where w > 0, its negative part where w = 0."""
     return (point - (point - gradient).clamp(min=0)).abs().max()
-
-
-@final
-class Vote(Fusion):
-    """The mean of the modalities' votes, with equal weights and nothing to train.
-
-    Args:
-        heads: One trained head per modality.
-        task: Of classes, log-probabilities are averaged; otherwise the outputs of the heads.
-    """
-
-    def __init__(self, heads: Mapping[str, nn.Module], task: Task | None = None) -> None:
-        super().__init__()
-        # In a tuple: the heads belong to the model that votes, and are not to be counted twice.
-        self._heads = (dict(heads),)
-        self._classes = task is None or isinstance(task, Classification)
-
-    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Average the votes of all."""
-        heads = self._heads[0]
-        votes = [heads[name](feature) for name, feature in features.items()]
-        votes = [vote.log_softmax(dim=1) for vote in votes] if self._classes else votes
-        return torch.stack(votes).mean(dim=0)
-
-
-def as_ensemble(model: FusionModel) -> FusionModel:
-    """Separately trained uni-modal models whose votes are averaged.
-
-    Args:
-        model: Trained uni-modally, with a head per modality.
-
-    Returns:
-        A model with the same encoders and heads, whose fused decision is their equal vote.
-    """
-    if isinstance(model, OwnModel):
-        return model.equal_vote()
-    if not isinstance(model, LateFusion):
-        raise TypeError(f"as_ensemble expected a LateFusion or an OwnModel, found {type(model).__name__}")
-    voting = LateFusion(
-        dict(model.encoders),
-        task=model.known_task(),
-        fusion=Vote(dict(model.heads), model.task),
-        unimodal="head",
-        features=model.sizes,
-    )
-    voting.heads = model.heads
-    return voting.to(model.committee.device).train(model.training)

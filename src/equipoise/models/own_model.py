@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from equipoise.models.fusion import Fusion
 from equipoise.models.fusion_model import FusionModel, Inputs, Lengths, Tensors
-from equipoise.models.task import Classification, Task
+from equipoise.models.task import Task
 from equipoise.util.errors import BadInput, raise_all, unknown_name
 from equipoise.util.named import imported, told
 
@@ -76,7 +76,7 @@ class OwnModel(FusionModel):
                 "audio_length" may hold its lengths, and "audio_present" the samples that have it, booleans [B].
             lengths: For ragged time, the number of real steps of each sample, [B], by modality.
         """
-        return self._run(self.features({**inputs, **{f"{name}_length": x for name, x in (lengths or {}).items()}}))
+        return self._run(self.features(inputs, lengths))
 
     def features(self, inputs: Inputs, lengths: Lengths | None = None) -> Tensors:
         """Give the inputs at hand, zero in samples that lack the sensor, with their lengths and gaps beside them."""
@@ -166,13 +166,10 @@ class OwnModel(FusionModel):
             more["present"] = {name: full.get(f"{name}_present", every).bool() for name in self.shapes}
         outputs = self.model(inputs, **more)
         self._check_outputs(outputs, first)
-        fused = self._vote_of(outputs) if self._votes else outputs["fused"]
+        fused = outputs["fused"]
+        if self._votes:
+            fused = self.known_task().equal_vote([outputs[name] for name in self.shapes])
         return {"fused": fused, **{name: outputs[name] for name in self.shapes if name in features}}
-
-    def _vote_of(self, outputs: Mapping[str, Tensor]) -> Tensor:
-        votes = [outputs[name] for name in self.shapes]
-        votes = [vote.log_softmax(dim=1) for vote in votes] if isinstance(self.task, Classification) else votes
-        return torch.stack(votes).mean(dim=0)
 
     def _check_outputs(self, outputs: object, first: Tensor) -> None:
         names, size = ["fused", *self.shapes], self.known_task().size

@@ -92,6 +92,10 @@ class Task(nn.Module, ABC):
     def nothing(self, like: Tensor) -> Tensor:
         """Return the member [B, size] that knows nothing, for samples without any sensor; in the form of another."""
 
+    def equal_vote(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the raw output that is the equal vote of several: their mean, of classes that of log-probabilities."""
+        return torch.stack(list(outputs)).mean(dim=0)
+
     def problems(self, label: Tensor) -> list[str]:
         """List what is wrong with the labels of a part, for a model with this task."""
         expected = (len(label), self.size)
@@ -152,6 +156,10 @@ class Classification(Task):
     def nothing(self, like: Tensor) -> Tensor:
         """Give every class the same probability."""
         return torch.zeros_like(like).log_softmax(dim=-1)
+
+    def equal_vote(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the mean of log-probabilities."""
+        return super().equal_vote([output.log_softmax(dim=1) for output in outputs])
 
     def problems(self, label: Tensor) -> list[str]:
         """List labels that are none of the classes."""

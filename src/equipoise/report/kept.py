@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 MOST_POOLED = 40  # methods, the best first: every one of them has its own bootstrap
 OF_CLASSES = ("balanced_accuracy", "macro_f1", "auroc", "auprc")
 """Metrics that are a mean over the classes or labels that occur."""
-RANKING = ("auroc", "auprc")
 Found = TypeVar("Found")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from equipoise.measure.bootstrap import FEW_GROUPS
+from equipoise.measure.bootstrap import FEW_GROUPS, RANKED
 from equipoise.report.aggregate import (
     BASELINE,
     Row,
@@ -27,7 +27,7 @@ from equipoise.report.columns import (
     main_columns,
     measure_columns,
 )
-from equipoise.report.kept import MOST_POOLED, OF_CLASSES, RANKING, class_notes, pooled
+from equipoise.report.kept import MOST_POOLED, OF_CLASSES, class_notes, pooled
 from equipoise.report.notes import notes_below
 from equipoise.report.results import Results
 
@@ -199,7 +199,7 @@ def _interval_notes(table: ResultTable, groups: Sequence[RunGroup], results: Res
             f"Pooled: over the test samples of all {known[0].folds} folds together, mean over seeds; [low, high] is "
             f"the 95 % interval by bootstrap over {known[0].groups:,} {what}."
             + (" A draw in which a class does not occur leaves it out of the mean." if metric in OF_CLASSES else "")
-            + (" Scores of the models of different folds are ranked together there." if metric in RANKING else "")
+            + (" Scores of the models of different folds are ranked together there." if metric in RANKED else "")
         )
     few = sorted(int(count) for count in counts if count is not None and count < FEW_GROUPS)
     if few and any(cell.aside.endswith(FEW) for line in table.cells for cell in line):

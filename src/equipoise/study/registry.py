@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, final, get_args, get_origin, get_type_hin
 from equipoise import methods
 from equipoise.balance.balancer import Balancer
 from equipoise.data.source import all_data
-from equipoise.models.committee import as_ensemble
+from equipoise.models.ensemble import as_ensemble
 from equipoise.models.fusion_model import FusionModel
 from equipoise.training import settings
 from equipoise.training.optimisers import check_step

@@ -90,10 +90,11 @@ class TrainingStep:
                 with self.accelerator.autocast(), collectives.rank_weight(micro.share):
                     loss, losses = losses_of(self.model.wrapped, self.balancer, samples)
                 self._backward(loss * micro.weight)
+            gaps = samples.present
             for name, value in losses.items():
                 value = value.detach()
-                if name in samples.present:
-                    value = value.where(samples.present[name], 0) / self._shares[name]
+                if name in gaps:
+                    value = value.where(gaps[name], 0) / self._shares[name]
                 total = value.sum() if micro.weight else torch.zeros_like(value.sum())
                 self.sums.setdefault(name, torch.zeros_like(total)).add_(total)
         if self.clip is not None:
@@ -123,17 +124,19 @@ def step_losses(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Los
         outputs, shares = model.with_shares(part.inputs)
         losses = task.losses(outputs, part.label)
         compared = {"fused": losses["fused"], **task.losses(shares, part.label)}
-        gaps = part.present
-        own = {name: loss for name, loss in losses.items() if name != "fused"}
-        means = [masked_mean(loss, gaps[name]) if name in gaps else loss.mean() for name, loss in own.items()]
-        return compared, {"heads beside": torch.stack(means).sum()}, losses
+        means = mean_losses({name: loss for name, loss in losses.items() if name != "fused"}, part)
+        return compared, {"heads beside": torch.stack(list(means.values())).sum()}, losses
     losses = task.losses(model(part.inputs), part.label)
     return losses, None, losses
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of the values under a mask; zero where it is empty."""
-    return values.where(mask, 0).sum() / mask.sum().clamp(min=1)
+def mean_losses(losses: Losses, part: Part) -> Losses:
+    """Return the mean of each loss over the samples of a part that have the sensor; zero where none has it."""
+    gaps = part.present
+    return {
+        name: loss.where(gaps[name], 0).sum() / gaps[name].sum().clamp(min=1) if name in gaps else loss.mean()
+        for name, loss in losses.items()
+    }
 
 
 def split(part: Part, sizes: Sequence[int]) -> Iterator[Part]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.data.own.columns import first_few
+from equipoise.data.own.columns import first_few, is_blank
 from equipoise.data.own.npz import read_npy
 from equipoise.data.own.recordings import Recording, seconds_of
 from equipoise.data.own.samples import Samples, no_samples
@@ -114,7 +114,7 @@ def _space(told: dict[str, Any], problems: list[str]) -> list[str]:
     """Take the columns that say what the last axis of a sensor is; return the sensors for which it is not time."""
     space = []
     for name in [name for name in told if name.endswith("_axis")]:
-        words = sorted({str(value) for value in told.pop(name) if not _blank(value)})
+        words = sorted({str(value) for value in told.pop(name) if not is_blank(value)})
         if words == ["space"]:
             space.append(_owner(name))
         elif words not in (["time"], []):
@@ -127,15 +127,11 @@ def _sensors(columns: Mapping[str, Any]) -> set[str]:
     return {header.partition(":")[0] for header in columns}
 
 
-def _blank(value: Any) -> bool:
-    return value is None or value == "" or (isinstance(value, float) and np.isnan(value))
-
-
 def _only(name: str, columns: dict[str, Any], problems: list[str]) -> Any:
     """Take a column off the table that says the same in every row, or in one; None where there is none."""
     if name not in columns:
         return None
-    values = sorted({str(value) for value in columns.pop(name) if not _blank(value)})
+    values = sorted({str(value) for value in columns.pop(name) if not is_blank(value)})
     if len(values) != 1:
         found = ", ".join(values[:5]) or "none"
         problems.append(f"column {name}: expected one duration for all rows, such as 2s, found {found}")
@@ -263,7 +259,7 @@ def _intervals(
     found: dict[int, list[tuple[float, float, Any]]] = {}
     for row, number in enumerate(recording_of):
         values = [column[row].item() if hasattr(column[row], "item") else column[row] for column in answers]
-        if not any(map(_blank, values)):
+        if not any(map(is_blank, values)):
             value = values[0] if labels == ["label"] else values
             found.setdefault(number, []).append((float(bounds[0][row]), float(bounds[1][row]), value))
     return found
@@ -288,7 +284,7 @@ def _read_files(
     times: dict[str, list[Any]] = {}
 
     def read(name: str, values: Any, reader: Callable[[Path], Any]) -> list[Any]:
-        there = [place for place, row in enumerate(rows) if not _blank(values[row])]
+        there = [place for place, row in enumerate(rows) if not is_blank(values[row])]
         paths = [folder / str(values[rows[place]]) for place in there]
         found, failures = read_all(reader, paths, f"reading {name}")
         problems.extend(f"{name}, {manifest.names[rows[there[at]]]}: {why}" for at, why in sorted(failures.items()))
