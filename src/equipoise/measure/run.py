@@ -34,7 +34,8 @@ def measure_run(
     The committee's numbers on validation flatter it a little: its few weights were fitted there.
 
     Args:
-        model: A trained model. Its committee is fitted, where it has one; nothing else of it changes.
+        model: A trained model. Its committee is fitted, where it has one that is not `fitted` yet; of numbers, intervals
+            are calibrated. Nothing else of it changes.
         splits: The data it was trained on.
         seed: Of the faults' draws.
         faults: Break sensors, on the test part; only where that fits into 4 GiB of memory, as encoders read it, and
@@ -58,7 +59,7 @@ def measure_run(
     fit = None
     if model.unimodal is not None:
         batches = batches_of(splits.validation, model.committee.device, batch)
-        fit = fit_committee(model, batches, groups=splits.validation.group)
+        fit = fit_committee(model, batches, groups=splits.validation.group, keep=model.fitted)
     how: dict[str, Any] = {"scorer": Scorer.of(model, metric), "protocols": protocols, "batch": batch}
     with reading(model):
         validation = _measure(model, splits.validation, train=None, **how)

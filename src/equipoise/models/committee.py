@@ -7,23 +7,20 @@ intervals are calibrated on the same data.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast, final
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.models.evaluation import LEAST_LOG, evaluating, surviving_weights
+from equipoise.models.evaluation import LEAST_LOG, surviving_weights
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.intervals import conformal_radius, subset_masks, widened_by_missing
-from equipoise.models.late_fusion import check_model
 from equipoise.models.task import Classification, Regression, Task
+from equipoise.models.votes import Batch, Groups, names_of_groups, read_votes
 from equipoise.util.errors import raise_all
 
-Batch = Sequence[Any]
-"""(inputs, labels) or (inputs, labels, groups), inputs as for `LateFusion.forward`."""
-Groups = Sequence[Any] | np.ndarray | Tensor
 Derivatives = tuple[Tensor, Tensor, Tensor]
 """A function's value [], gradient [M] and positive definite Hessian [M, M]."""
 
@@ -36,7 +33,8 @@ class CommitteeFit(NamedTuple):
 
     Attributes:
         weights: One weight per member, [M], in float64.
-        shrinkage: How strongly the weights were pulled to equal ones; infinite where they are equal.
+        shrinkage: How strongly the weights were pulled to the prior ones, which are equal unless others are given;
+            infinite where they are the same; not a number where nothing was fitted.
         reason: The reason for this shrinkage, in words.
     """
 
@@ -45,7 +43,9 @@ class CommitteeFit(NamedTuple):
     reason: str
 
 
-def fit_committee(model: FusionModel, batches: Iterable[Batch] | Batch, groups: Groups | None = None) -> CommitteeFit:
+def fit_committee(
+    model: FusionModel, batches: Iterable[Batch] | Batch, groups: Groups | None = None, keep: str | None = None
+) -> CommitteeFit:
     """Fit the weights with which a model's heads vote, and store them in `model.committee`.
 
     Samples that lack a sensor have no say in it. Of a regression, the intervals are calibrated too: `model.radii`.
@@ -54,6 +54,7 @@ def fit_committee(model: FusionModel, batches: Iterable[Batch] | Batch, groups: 
         model: A model with uni-modal outputs.
         batches: Validation data: any number of batches (inputs, labels) or (inputs, labels, groups), or a single one.
         groups: The person, speaker or video of each sample over all batches, where the batches do not hold them.
+        keep: The reason for keeping the weights there are, so that only intervals are calibrated; None to fit them.
 
     Returns:
         The fit, as `fit_weights` gives it.
@@ -62,72 +63,42 @@ def fit_committee(model: FusionModel, batches: Iterable[Batch] | Batch, groups: 
         TypeError: If the model is no `LateFusion`.
         ValueError: If the model has no uni-modal outputs, or the data is empty or does not fit; see `fit_weights`.
     """
-    check_model("fit_committee", model)
-    if model.unimodal is None:
-        hint = "this one was built with unimodal=None. Write LateFusion(…, unimodal='head')."
-        raise ValueError(f"fit_committee expected a model with uni-modal outputs; {hint}")
-    single = isinstance(batches, Sequence) and len(batches) > 0 and isinstance(batches[0], Mapping)
-    task, names = model.known_task(), ["fused", *model.encoders]
-    members, labels, groups_of_batches, whole, errors = [], [], [], [], []
-    with evaluating(model), torch.no_grad():
-        for number, batch in enumerate([batches] if single else batches):
-            inputs, answers, *rest = cast("tuple[Any, ...]", batch)
-            features = model.features(inputs)
-            outputs = model.outputs_from(features)
-            samples = len(outputs["fused"])
-            wrong = [f"an input for {name!r}, which is missing" for name in names if name not in outputs]
-            counts = {"labels": len(answers), "groups": len(rest[0]) if rest else samples}
-            wrong += [f"{samples} {what}, and there are {count}" for what, count in counts.items() if count != samples]
-            raise_all([f"fit_committee expected in batch {number}: {'; '.join(wrong)}. Leave it out."] if wrong else [])
-            members.append(torch.stack([task.member(outputs[name]) for name in names], dim=1).cpu())
-            labels.append(torch.as_tensor(answers).cpu())
-            groups_of_batches.append(rest[0] if rest else None)
-            masks = [mask.cpu() for mask in model.gaps(inputs).values()]
-            whole.append(torch.stack([torch.ones(samples, dtype=torch.bool), *masks]).all(dim=0))
-            if isinstance(task, Regression):
-                errors.append(_fused_by_subset(model, features).cpu() - labels[-1])
-    if not members:
-        hint = "found none. Pass validation data."
-        raise ValueError(f"fit_committee expected at least one batch (inputs, labels); {hint}")
-    complete, label = torch.cat(whole), torch.cat(labels)
-    if not isinstance(task, Classification):  # whose labels `fit_weights` checks
-        raise_all(task.problems(label))
-    known = _all_groups(groups_of_batches, groups)
-    if known is not None and len(known) == len(complete):  # otherwise the fit says what is wrong
-        known = _names(known)[complete.numpy()]
-    pooled, label = torch.cat(members)[complete], label[complete]
-    fit = _fit_task(task, pooled, label, known)
+    kept = None if keep is None else CommitteeFit(model.committee.detach().to("cpu", torch.float64), math.nan, keep)
+    if kept is not None and not isinstance(model.task, Regression):
+        return kept
+    votes = read_votes(model, batches, groups, "fit_committee")
+    fit = kept or fit_task(model.known_task(), votes.members, votes.label, votes.groups)
     model.committee.copy_(fit.weights)
-    if isinstance(task, Regression):
-        of_fused = torch.cat(errors, dim=1)[:, complete].abs()
-        _calibrate(model, of_fused, pooled, label)
+    if votes.fused_errors is not None:
+        _calibrate(model, votes.fused_errors.abs(), votes.members, votes.label)
     return fit
 
 
-def _fit_task(task: Task, members: Tensor, label: Tensor, groups: Groups | None) -> CommitteeFit:
-    """Fit the weights of members [N, M, size] in the way of the task; equal ones where no sample is complete."""
+def fit_task(
+    task: Task, members: Tensor, label: Tensor, groups: Groups | None = None, prior: Tensor | None = None
+) -> CommitteeFit:
+    """Fit the weights of members in the way of the task; the prior ones where there is no sample.
+
+    Args:
+        task: The task.
+        members: As `Task.member` gives them, [N, M, size].
+        label: As a part of the data holds it.
+        groups: As for `fit_weights`.
+        prior: As for `fit_weights`.
+    """
     if len(members) == 0:
-        reason = "equal weights: no validation sample has every sensor"
-        return CommitteeFit(_equal(members.shape[1]), math.inf, reason)
+        words = "equal weights" if prior is None else "the prior weights"
+        weights = _equal(members.shape[1]) if prior is None else prior.detach().to("cpu", torch.float64)
+        return CommitteeFit(weights, math.inf, f"{words}: no validation sample has every sensor")
     if isinstance(task, Classification):
-        return fit_weights(members, label, groups)
+        return fit_weights(members, label, groups, prior)
     if isinstance(task, Regression):
-        return fit_mean_weights((members - label[:, None]) / task.deviation.cpu(), groups)
+        return fit_mean_weights((members - label[:, None]) / task.deviation.cpu(), groups, prior)
     # Every label of a sample is a vote between two classes.
     logs = torch.stack([-members, members], dim=-1).log_softmax(dim=-1)  # [N, M, L, 2]
     samples, _, labels = members.shape
-    names = np.arange(samples) if groups is None else _names(groups)
-    return fit_weights(logs.transpose(1, 2).flatten(0, 1), label.long().flatten(), np.repeat(names, labels))
-
-
-def _fused_by_subset(model: FusionModel, features: Mapping[str, Tensor]) -> Tensor:
-    """Compute the fused answer with every subset of the sensors, [S, B, D]."""
-    answers = []
-    for mask in subset_masks(len(model.encoders)).tolist():
-        missing = {name for name, there in zip(model.encoders, mask, strict=True) if not there}
-        heard = model.complete(model.silenced(features, missing))
-        answers.append(model.known_task().member(model.fusion(heard)))
-    return torch.stack(answers)
+    names = np.arange(samples) if groups is None else names_of_groups(groups)
+    return fit_weights(logs.transpose(1, 2).flatten(0, 1), label.long().flatten(), np.repeat(names, labels), prior)
 
 
 def _calibrate(model: FusionModel, of_fused: Tensor, members: Tensor, label: Tensor) -> None:
@@ -150,33 +121,20 @@ def _calibrate(model: FusionModel, of_fused: Tensor, members: Tensor, label: Ten
         model.radii[decision].copy_(widened_by_missing(radii, masks))
 
 
-def _all_groups(of_batches: list[Any], given: Groups | None) -> Any:
-    with_groups = sum(groups is not None for groups in of_batches)
-    if with_groups == 0:
-        return given
-    if given is not None or with_groups < len(of_batches):
-        raise ValueError(
-            f"fit_committee expected groups in every batch, or as groups=… for all; found them in {with_groups} of "
-            f"{len(of_batches)} batches and groups={'None' if given is None else '…'}. Give them in one place."
-        )
-    return np.concatenate([_names(groups) for groups in of_batches])
-
-
-def _names(groups: Groups) -> np.ndarray:
-    return groups.detach().cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
-
-
-def fit_weights(log_probabilities: Tensor, labels: Tensor, groups: Groups | None = None) -> CommitteeFit:
-    """Fit the committee's weights: least mean negative log-likelihood plus shrinkage · ‖w − equal‖², over w ≥ 0.
+def fit_weights(
+    log_probabilities: Tensor, labels: Tensor, groups: Groups | None = None, prior: Tensor | None = None
+) -> CommitteeFit:
+    """Fit the committee's weights: least mean negative log-likelihood plus shrinkage · ‖w − prior‖², over w ≥ 0.
 
     The shrinkage is the largest whose loss on left-out groups is, within one standard error, as low as the best one's;
-    among those tried is an infinite one, equal weights. Every fold counts alike.
+    among those tried is an infinite one, the prior itself. Every fold counts alike.
 
     Args:
         log_probabilities: Of N samples under M members for C classes, [N, M, C].
         labels: The right classes, [N].
         groups: The person, speaker or video of each sample; samples of one group are left out together. Without groups
             each sample is its own.
+        prior: The weights towards which shrinkage pulls, [M]; None for equal ones that add up to one.
 
     Returns:
         The weights, the shrinkage, and the reason for it.
@@ -185,16 +143,16 @@ def fit_weights(log_probabilities: Tensor, labels: Tensor, groups: Groups | None
         ValueError: If shapes do not match, labels are no classes, a log-probability is not a number, or there is no
             data.
     """
-    raise_all(_problems(log_probabilities, labels, groups))
+    raise_all([*_problems(log_probabilities, labels, groups), *_prior_problems(prior, log_probabilities)])
     samples, members, _ = log_probabilities.shape
     # The margins against the right class, [M, N, C], are all that the loss depends on.
     logs = log_probabilities.detach().to("cpu", torch.float64).clamp(min=LEAST_LOG).transpose(0, 1)
     right = labels.detach().cpu().long().expand(members, samples).unsqueeze(2)
-    return _fit(_LogPool((logs - logs.gather(2, right)).contiguous()), groups)
+    return _fit(_LogPool((logs - logs.gather(2, right)).contiguous()), groups, prior)
 
 
-def fit_mean_weights(errors: Tensor, groups: Groups | None = None) -> CommitteeFit:
-    """Fit the weights of a convex combination of numbers: least mean square plus shrinkage · ‖w − equal‖².
+def fit_mean_weights(errors: Tensor, groups: Groups | None = None, prior: Tensor | None = None) -> CommitteeFit:
+    """Fit the weights of a convex combination of numbers: least mean square plus shrinkage · ‖w − prior‖².
 
     The weights are not negative and add up to one. The shrinkage is chosen as in `fit_weights`, but with one or two
     groups five stretches of samples are left out in turn: errors of numbers have no bounds, and with an equal say the
@@ -203,17 +161,19 @@ def fit_mean_weights(errors: Tensor, groups: Groups | None = None) -> CommitteeF
     Args:
         errors: Of N samples under M members in D columns, [N, M, D], in deviations of the target.
         groups: As for `fit_weights`.
+        prior: As for `fit_weights`; its weights add up to one.
     """
     if errors.dim() != 3 or 0 in errors.shape or not errors.isfinite().all():
         expected = "finite errors [samples, members, columns], at least one each"
         raise_all([f"fit_mean_weights expected {expected}; found {list(errors.shape)}."])
     if groups is not None and len(groups) != len(errors):
         raise_all([f"fit_mean_weights expected {len(errors)} groups, one per sample; found {len(groups)}."])
+    raise_all(_prior_problems(prior, errors, total=1.0))
     pool = _MeanPool(errors.detach().to("cpu", torch.float64).transpose(0, 1).contiguous())
-    count = len(errors) if groups is None else len(np.unique(_names(groups)))
+    count = len(errors) if groups is None else len(np.unique(names_of_groups(groups)))
     if groups is None or count >= _FEWEST_GROUPS or len(errors) < _FOLDS_BY_SAMPLE:
-        return _fit(pool, groups)
-    fit = _fit(pool, np.arange(len(errors)) * _FOLDS_BY_SAMPLE // len(errors))
+        return _fit(pool, groups, prior)
+    fit = _fit(pool, np.arange(len(errors)) * _FOLDS_BY_SAMPLE // len(errors), prior)
     return fit._replace(reason=f"{fit.reason} (stretches of samples, since there is no third group to leave out)")
 
 
@@ -232,8 +192,8 @@ class _Pool(ABC):
         """Return the mean loss over samples."""
 
     @abstractmethod
-    def solve(self, shrinkage: float, start: Tensor) -> Tensor:
-        """Find the weights w ≥ 0 of least loss plus shrinkage · ‖w − equal‖²; shrinkage is finite."""
+    def solve(self, shrinkage: float, start: Tensor, prior: Tensor) -> Tensor:
+        """Find the weights w ≥ 0 of least loss plus shrinkage · ‖w − prior‖²; shrinkage is finite."""
 
 
 @final
@@ -243,13 +203,12 @@ class _LogPool(_Pool):
     def loss(self, weights: Tensor) -> Tensor:
         return torch.einsum("m,mnc->nc", weights, self.values).logsumexp(dim=1).mean()
 
-    def solve(self, shrinkage: float, start: Tensor) -> Tensor:
+    def solve(self, shrinkage: float, start: Tensor, prior: Tensor) -> Tensor:
         members = len(self.values)
-        equal = _equal(members)
 
         def shrunk(weights: Tensor) -> Derivatives:
             votes = torch.einsum("m,mnc->nc", weights, self.values)
-            pull = weights - equal
+            pull = weights - prior
             value = votes.logsumexp(dim=1).mean() + shrinkage * pull.square().sum()
             weighted = self.values * votes.softmax(dim=1)
             expected = weighted.sum(dim=2)
@@ -272,10 +231,13 @@ class _MeanPool(_Pool):
     def loss(self, weights: Tensor) -> Tensor:
         return weights @ self._moments @ weights
 
-    def solve(self, shrinkage: float, start: Tensor) -> Tensor:
+    def solve(self, shrinkage: float, start: Tensor, prior: Tensor) -> Tensor:
         # Where Σ w = 1, the whole is w·A·w and a constant. Its minimiser is that of v·A·v / 2 − Σ v over v ≥ 0, divided
-        # by its sum: both have A w = λ where w > 0, and no less elsewhere.
-        matrix = self._moments + shrinkage * torch.eye(len(start), dtype=torch.float64)
+        # by its sum: both have A w = λ where w > 0, and no less elsewhere. There w − prior = (I − prior·1ᵀ) w, and the
+        # mean of 1·1ᵀ, a constant, makes A the moments plus shrinkage · I for equal weights.
+        ones = torch.ones_like(start)
+        away = torch.eye(len(start), dtype=torch.float64) - prior.outer(ones)
+        matrix = self._moments + shrinkage * (away.T @ away + ones.outer(ones) / len(start))
         matrix = matrix / matrix.diagonal().mean()
 
         def scaled(weights: Tensor) -> Derivatives:
@@ -286,50 +248,62 @@ class _MeanPool(_Pool):
         return solution / solution.sum()
 
 
-def _fit(pool: _Pool, groups: Groups | None) -> CommitteeFit:
-    """Fit the weights of a pool, shrunk as far as left-out groups allow."""
+def _fit(pool: _Pool, groups: Groups | None, given: Tensor | None) -> CommitteeFit:
+    """Fit the weights of a pool, shrunk towards the given ones as far as left-out groups allow."""
     members, samples = pool.values.shape[:2]
-    names = np.arange(samples) if groups is None else _names(groups)
+    prior = _equal(members) if given is None else given.detach().to("cpu", torch.float64)
+    words = "equal weights" if given is None else "the prior weights"
+    names = np.arange(samples) if groups is None else names_of_groups(groups)
     group_of_sample = torch.from_numpy(np.unique(names, return_inverse=True)[1])
     group_count = int(group_of_sample.max()) + 1
     if group_count < _FEWEST_GROUPS:
-        reason = f"equal weights: found {group_count} group(s), and cross-validation needs at least three"
-        return CommitteeFit(_equal(members), math.inf, reason)
+        reason = f"{words}: found {group_count} group(s), and cross-validation needs at least three"
+        return CommitteeFit(prior, math.inf, reason)
 
     # The shuffle is the same every time, and keeps neighbours in a file from sharing a fold.
     fold_count = min(group_count, _FOLDS_BY_SAMPLE if groups is None else _FOLDS_BY_GROUP)
     shuffled = torch.randperm(group_count, generator=torch.Generator().manual_seed(0))
     fold_of_sample = (shuffled % fold_count)[group_of_sample]
-    losses = torch.stack([_left_out_losses(pool, fold_of_sample == fold) for fold in range(fold_count)])
+    losses = torch.stack([_left_out_losses(pool, fold_of_sample == fold, prior) for fold in range(fold_count)])
 
     excess = losses - losses[:, losses.mean(dim=0).argmin()].unsqueeze(1)
     standard_error = excess.std(dim=0) / math.sqrt(fold_count)
     chosen = int((excess.mean(dim=0) <= standard_error).int().argmax())  # the first, so the most shrunk
     shrinkage = _SHRINKAGES[chosen]
     mean = losses.mean(dim=0).tolist()
-    outcome = "equal weights" if shrinkage == math.inf else f"shrinkage {shrinkage:g}"
+    outcome = words if shrinkage == math.inf else f"shrinkage {shrinkage:g}"
     reason = (
         f"{outcome}: the most shrunk within one standard error of the best over {fold_count} folds of {group_count} "
-        f"groups; left-out loss {mean[chosen]:.4g}, best {min(mean):.4g}, equal weights {mean[0]:.4g}"
+        f"groups; left-out loss {mean[chosen]:.4g}, best {min(mean):.4g}, {words} {mean[0]:.4g}"
     )
-    equal = _equal(members)
-    weights = equal if shrinkage == math.inf else pool.solve(shrinkage, equal)
+    weights = prior if shrinkage == math.inf else pool.solve(shrinkage, prior, prior)
     return CommitteeFit(weights, shrinkage, reason)
 
 
-def _left_out_losses(pool: _Pool, left_out: Tensor) -> Tensor:
+def _left_out_losses(pool: _Pool, left_out: Tensor, prior: Tensor) -> Tensor:
     """Compute the loss on one fold after fitting to the others, for each shrinkage."""
     kept, tested = (type(pool)(pool.values[:, rows]) for rows in (~left_out, left_out))
-    weights, losses = _equal(len(pool.values)), []
+    weights, losses = prior, []
     for shrinkage in _SHRINKAGES:
         if shrinkage != math.inf:
-            weights = kept.solve(shrinkage, weights)  # from the solution before, which is near
+            weights = kept.solve(shrinkage, weights, prior)  # from the solution before, which is near
         losses.append(tested.loss(weights))
     return torch.stack(losses)
 
 
 def _equal(members: int) -> Tensor:
     return torch.full((members,), 1 / members, dtype=torch.float64)
+
+
+def _prior_problems(prior: Tensor | None, members: Tensor, total: float | None = None) -> list[str]:
+    if prior is None or members.dim() != 3:
+        return []
+    count = members.shape[1]
+    if prior.shape == (count,) and bool((prior.isfinite() & (prior >= 0)).all()):
+        if (total is None and prior.sum() > 0) or (total is not None and abs(float(prior.sum()) - total) < 1e-4):
+            return []
+    which = f" that are not all zero, one for each of {count} members" if total is None else f" [{count}] of sum one"
+    return [f"expected prior weights of at least zero{which}; found {prior.tolist()}."]
 
 
 def _problems(log_probabilities: Tensor, labels: Tensor, groups: Groups | None) -> list[str]:

@@ -34,6 +34,8 @@ class FusionModel(nn.Module, ABC):
     """True if features are vectors, [B, size], each of which depends on its own modality alone."""
     encoders: Any
     """The part of each modality, by name."""
+    fitted: str | None = None
+    """The reason for the committee's weights where they were fitted with the model, so that measuring keeps them."""
     fusion: Fusion
     """Gives the fused output from complete features."""
     committee: Tensor

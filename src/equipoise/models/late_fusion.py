@@ -318,7 +318,9 @@ def check_model(owner: str, model: object) -> None:
 
 
 def takes_lengths(encoder: nn.Module) -> bool:
-    """Tell whether the forward of an encoder has a parameter `lengths`."""
+    """Tell whether an encoder reads ragged time: by its attribute `takes_lengths`, or the parameters of its forward."""
+    if isinstance(known := getattr(encoder, "takes_lengths", None), bool):
+        return known
     try:
         parameters = signature(encoder.forward).parameters
     except ValueError:  # scripted modules do not show theirs: the call will tell

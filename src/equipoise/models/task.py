@@ -96,6 +96,10 @@ class Task(nn.Module, ABC):
         """Return the raw output that is the equal vote of several: their mean, of classes that of log-probabilities."""
         return torch.stack(list(outputs)).mean(dim=0)
 
+    def weighted_vote(self, outputs: Sequence[Tensor], weights: Tensor) -> Tensor:
+        """Return the raw output that pools several as a committee would, where the weights [M] add up to one."""
+        return _weighted_sum(torch.stack(list(outputs), dim=1), weights)
+
     def problems(self, label: Tensor) -> list[str]:
         """List what is wrong with the labels of a part, for a model with this task."""
         expected = (len(label), self.size)
@@ -161,6 +165,10 @@ class Classification(Task):
         """Return the mean of log-probabilities."""
         return super().equal_vote([output.log_softmax(dim=1) for output in outputs])
 
+    def weighted_vote(self, outputs: Sequence[Tensor], weights: Tensor) -> Tensor:
+        """Return the weighted sum of log-probabilities."""
+        return super().weighted_vote([output.log_softmax(dim=1).clamp(min=LEAST_LOG) for output in outputs], weights)
+
     def problems(self, label: Tensor) -> list[str]:
         """List labels that are none of the classes."""
         if label.dim() != 1 or label.is_floating_point():
@@ -221,6 +229,10 @@ class MultiLabel(Task):
     def nothing(self, like: Tensor) -> Tensor:
         """Give every label even odds."""
         return torch.zeros_like(like)
+
+    def weighted_vote(self, outputs: Sequence[Tensor], weights: Tensor) -> Tensor:
+        """Return the weighted sum of log-odds."""
+        return super().weighted_vote([output.clamp(min=LEAST_LOG, max=-LEAST_LOG) for output in outputs], weights)
 
 
 @final
