@@ -31,6 +31,7 @@ from equipoise.util.errors import BadInput
 RANKS = (2, 4)
 SIZES = {"train": 151, "validation": 101, "test": 30}  # nine batches of 16, and one of 7, which no number of ranks cuts
 PARAMS: dict[str, dict[str, Any]] = {"mses": {"patience": 0}, "mslr": {"memory": 1}, "mimo": {"smoothing": 0.05}}
+PARAMS["moddrop"] = {"dropout": 0.0}  # every rank draws for itself what it drops
 PLAIN = Settings(epochs=2, batch=16, lr=0.05, features=8, encoder="torchrun_program.Plain")
 VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     "in micro-batches that some ranks have no sample of": ("mimo", {"accumulate": 4}),

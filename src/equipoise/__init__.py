@@ -20,6 +20,7 @@ from equipoise.methods import (
     OGM,
     OGMGE,
     MMPareto,
+    ModDrop,
     Unimodal,
     mimo_objective,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "LateFusion",
     "LossValues",
     "MMPareto",
+    "ModDrop",
     "Table",
     "Trajectory",
     "Unimodal",

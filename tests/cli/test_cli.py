@@ -226,7 +226,7 @@ def test_diagnose_answers_with_its_evidence(equipoise: Any, tmp_path: Path) -> N
 def test_controls_and_tuning(equipoise: Any, tmp_path: Path) -> None:
     words = ["compare", *QUICK, "--methods", "mimo", "--seeds", "1", "--quick", "--controls", "--json"]
     rows = json.loads(equipoise(*words, "--tune", "2", "--out", tmp_path).out)
-    assert [row["label"] for row in rows] == ["mimo", "ew at λ/K", "msl + dropout"]
+    assert [row["label"] for row in rows] == ["mimo", "ew at λ/K", "moddrop"]
     trials = [json.loads(line) for line in (tmp_path / "tuning" / "results.jsonl").read_text().splitlines()]
     assert sorted(row["label"] for row in trials) == sorted(2 * [row["label"] for row in rows])
     assert not any("test" in row for row in trials)

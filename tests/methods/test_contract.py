@@ -1,6 +1,6 @@
 """Every method, held to the contract."""
 
-from equipoise import AGM, DGL, EW, MGDA, MIMO, MLB, MSES, MSL, MSLR, OGM, OGMGE, Balancer, MMPareto, Unimodal
+from equipoise import AGM, DGL, EW, MGDA, MIMO, MLB, MSES, MSL, MSLR, OGM, OGMGE, Balancer, MMPareto, ModDrop, Unimodal
 from equipoise.testing import BalancerContract
 
 
@@ -27,6 +27,11 @@ class TestMIMOPlainHeads(BalancerContract):
 class TestMSL(BalancerContract):
     def make(self) -> Balancer:
         return MSL()
+
+
+class TestModDrop(BalancerContract):
+    def make(self) -> Balancer:
+        return ModDrop(dropout=0.0)  # the model of the contract drops nothing
 
 
 class TestEW(BalancerContract):

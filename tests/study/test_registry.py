@@ -20,6 +20,7 @@ NAMES = [
     "mimo",
     "mlb",
     "mmpareto",
+    "moddrop",
     "mses",
     "msl",
     "mslr",

@@ -145,6 +145,8 @@ class MethodHooks(ModalityState):
     at: Literal["parameters", "features"] = "parameters"
     # The uni-modal outputs that the method wants a model to offer.
     unimodal: ClassVar[View | None] = "head"
+    # The modality dropout that the method wants of a model.
+    modality_dropout: float = 0.0
     # Values worth trying for each parameter, for tuning that gives every method the same number of trials.
     search: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     # Metrics per modality that `end_epoch` must be given.

@@ -32,7 +32,9 @@ def compare(
     seeds: options.Seeds = 3,
     folds: options.Folds = False,
     tune: Annotated[int, typer.Option(min=0, help="Trials per method and fold, chosen on validation data.")] = 0,
-    controls: Annotated[bool, typer.Option("--controls", help="Add EW at weight λ/K and modality dropout.")] = False,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Add EW at weight λ/K, and moddrop if it is not there.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out sensor faults and the costlier protocols.")] = False,
     out: options.StudyFolder = Path("runs/compare"),
     workers: options.Workers = None,

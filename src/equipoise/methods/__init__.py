@@ -8,6 +8,7 @@ from equipoise.methods.mimo import MIMO as MIMO
 from equipoise.methods.mimo import mimo_objective as mimo_objective
 from equipoise.methods.mlb import MLB as MLB
 from equipoise.methods.mmpareto import MMPareto as MMPareto
+from equipoise.methods.moddrop import ModDrop as ModDrop
 from equipoise.methods.mses import MSES as MSES
 from equipoise.methods.msl import MSL as MSL
 from equipoise.methods.mslr import MSLR as MSLR

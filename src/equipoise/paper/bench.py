@@ -322,8 +322,7 @@ class _CaseBench:
         torch.manual_seed(0)
         if line in self.methods:
             balancer = self.methods[line]()
-            view = "head" if balancer.unimodal == "head" else "detached"
-            model = self._prepared(build_late_fusion(self.splits, view, self.settings))
+            model = self._prepared(build_late_fusion(self.splits, balancer, self.settings))
             optimizer = make_optimizer(model, self.settings)
             balancer.to(self.device).attach(model, optimizer=optimizer)
             return timing.timed_step(model, balancer, optimizer)

@@ -133,8 +133,8 @@ def controls(chosen: Sequence[Entry], source: DataSet) -> list[Entry]:
     penalty = next((entry.params["penalty"] for entry in chosen if "penalty" in entry.params), 10.0)
     weight = penalty / len(mark_task(source, [base.task]).load(None).modalities)
     ew = Entry("ew at λ/K", known["ew"], {"weight": weight}, base, fixed=("weight",))
-    dropout = Entry("msl + dropout", known["msl"], {}, base.changed({"dropout": 0.3}))
-    return [ew, dropout]
+    dropout = Entry("moddrop", known["moddrop"], known["moddrop"].parameters, base, by_all=True)
+    return [ew] if any(entry.method.name == "moddrop" for entry in chosen) else [ew, dropout]
 
 
 WORTH = 0.02

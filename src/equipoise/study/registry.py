@@ -162,7 +162,7 @@ class Entry:
         params: Every parameter of the method.
         settings: How the model is built and trained.
         fixed: Parameters that tuning leaves alone, because the label promises them.
-        by_all: Whether "all" named it, so that it is left out where it is not for the task of the data.
+        by_all: Whether "all" named it, so that it is left out where it is not for the task of the data or the model.
     """
 
     label: str

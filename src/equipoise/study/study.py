@@ -22,7 +22,7 @@ from equipoise.study.store import Store
 from equipoise.training import launch
 from equipoise.training.launch import device_of
 from equipoise.training.optimisers import make_optimizer
-from equipoise.training.step import build_model, check_task, losses_of, task_for
+from equipoise.training.step import build_model, check_own_model, check_task, losses_of, own_model_problem, task_for
 from equipoise.training.trackers import Trackers
 from equipoise.util.errors import BadInput, FailedRuns, collect, raise_all, unknown_name
 from equipoise.util.named import told
@@ -45,8 +45,12 @@ def folds_of(source: DataSet, folds: bool | int) -> tuple[DataSet, list[int | No
 
 
 def _fitting(entries: Sequence[Entry], task: Task) -> list[Entry]:
-    """Leave out methods that "all" named and that are not for the task, and say so."""
-    problems = {entry.label: entry.balancer().task_problem(task.kind) for entry in entries if entry.by_all}
+    """Leave out methods that "all" named and that are not for the task or the model, and say so."""
+    lines = [(entry, entry.balancer()) for entry in entries if entry.by_all]
+    problems = {
+        entry.label: balancer.task_problem(task.kind) or own_model_problem(balancer, entry.settings)
+        for entry, balancer in lines
+    }
     for label, problem in problems.items():
         if problem and launch.is_main():
             print(f"{label} is left out: {problem}", file=sys.stderr)
@@ -74,6 +78,7 @@ def plan(
         *(partial(launch.check_launch, entry.settings, entry.balancer()) for entry in entries),
         *(partial(_check_modality, entry, modalities) for entry in entries),
         *(partial(check_task, entry.balancer(), task) for entry in entries),
+        *(partial(check_own_model, entry.balancer(), entry.settings) for entry in entries),
         *(partial(metric_of, entry.settings.metric, task) for entry in entries),
         *(partial(task_for, splits[folds[0]], entry.settings) for entry in entries),
         *(partial(raise_all, kinds_of(entry.settings.encoder, modalities)[1]) for entry in entries),

@@ -211,25 +211,46 @@ def check_task(balancer: Balancer, task: Task) -> None:
         raise BadInput(problem)
 
 
+def own_model_problem(balancer: Balancer, settings: Settings) -> str:
+    """Say why a method cannot train the model of one's own that the settings name; "" where it can, or none is."""
+    if settings.model == "auto" or not balancer.modality_dropout:
+        return ""
+    return (
+        f"{type(balancer).__name__} drops modalities between the encoders and the fusion of a model, and of a model of "
+        f"one's own ({settings.model}) these are not known; choose msl, and let the model drop them itself"
+    )
+
+
+def check_own_model(balancer: Balancer, settings: Settings) -> None:
+    """Raise a BadInput with the reason where a method cannot train the model of one's own."""
+    if problem := own_model_problem(balancer, settings):
+        raise BadInput(problem)
+
+
 def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> FusionModel:
     """Build the model for this data, whose uni-modal heads learn with the encoders or beside them."""
     check_task(balancer, splits.task)
-    view = "head" if balancer.unimodal == "head" else "detached"
     if settings.model == "auto":
-        return build_late_fusion(splits, view, settings)
+        return build_late_fusion(splits, balancer, settings)
+    check_own_model(balancer, settings)
     task = task_for(splits, settings)
     module = build_own(settings.model, {"shapes": splits.shapes, "task": task, "features": settings.features})
     stored, made = splits.train.inputs, splits.train.views
     whole = tuple(name for name in splits.shapes if name not in made and not stored[name].is_floating_point())
-    return OwnModel(module, splits.shapes, task, unimodal=view, whole=whole)
+    return OwnModel(module, splits.shapes, task, unimodal=_view_for(balancer), whole=whole)
 
 
-def build_late_fusion(splits: Splits, view: Literal["head", "detached"], settings: Settings) -> LateFusion:
-    """Build the late-fusion model for this data, with encoders by the settings."""
+def build_late_fusion(splits: Splits, balancer: Balancer, settings: Settings) -> LateFusion:
+    """Build the late-fusion model for this data, with encoders by the settings; a method's own dropout comes first."""
     encoders = build_encoders(settings.encoder, splits.shapes, settings.features)
     check_vocabulary(encoders, splits)
     task = task_for(splits, settings)
-    return LateFusion(encoders, task=task, fusion=settings.fusion, unimodal=view, dropout=settings.dropout)
+    view, dropout = _view_for(balancer), balancer.modality_dropout or settings.dropout
+    return LateFusion(encoders, task=task, fusion=settings.fusion, unimodal=view, dropout=dropout)
+
+
+def _view_for(balancer: Balancer) -> Literal["head", "detached"]:
+    return "head" if balancer.unimodal == "head" else "detached"
 
 
 def to_channels_last(model: nn.Module) -> None:
