@@ -33,7 +33,7 @@ class ModDrop(Balancer):
         >>> encoders = {"audio": torch.nn.Linear(3, 4), "video": torch.nn.Linear(5, 4)}
         >>> model = LateFusion(encoders, classes=2, unimodal="detached", dropout=0.3)
         >>> balancer = ModDrop(dropout=0.3).attach(model)
-        >>> float(balancer({"fused": torch.tensor(1.0), "audio": torch.tensor(2.0)}))
+        >>> float(balancer({"fused": torch.tensor(1.0)}))
         1.0
     """
 
