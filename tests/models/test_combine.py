@@ -136,7 +136,7 @@ def test_models_that_do_not_fit_are_refused_together() -> None:
     plain = member(TASKS[0], 4)
     other = member(TASKS[1], 4, modalities=2)
     split = LateFusion({name: MLP(5, 4) for name in NAMES}, task=TASKS[0], unimodal="split")
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match="combined expected") as raised:
         combined([plain, other, split])
     for part in ("number 1 has ['left', 'right']", "one task", "number 2 has unimodal='split'"):
         assert part in str(raised.value)

@@ -25,6 +25,7 @@ from equipoise.util.named import is_path
 LARGEST = 2**24  # bytes, beside one for each byte of the weights: inputs of many numbers have as many scales
 MOST = 2**31 - 1
 LONGEST = 10_000  # characters of a text
+MEMBERS = 16  # models that are combined in one
 SHOWN = 20  # problems in one message
 TYPES = ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
 BATCH = 64  # samples that are drawn at once to try a graph
@@ -73,6 +74,8 @@ def problems_in(content: Mapping[str, Any]) -> list[str]:
         problems.append(f"row.method: {unknown_name(row['method'], all_methods())}")
     if (view := test.get("view")) is not None and view in test:
         problems += _each(_SCORE)(test[view], f"row.test.{view}")
+    if "members" in content:
+        problems += _member_problems(content)
     problems += name_problems(content["inputs"])
     for name, plain in content["inputs"].items():
         problems += _input_problems(plain, f"inputs{_key(name)}")
@@ -100,6 +103,16 @@ def _task_problems(content: Mapping[str, Any]) -> Iterator[str]:
     metric = content["row"].get("metric", "accuracy")
     if task["kind"] not in METRICS[metric].kinds:
         yield f"row.metric: expected one that fits the task, found {metric}"
+
+
+def _member_problems(content: Mapping[str, Any]) -> Iterator[str]:
+    """Name the contradictions between the members of a combined model and the other fields."""
+    members, own = content["members"], content["row"]["run"].get("model", "auto")
+    expected = members[0]["unimodal"] if len(members) == 1 else "head"
+    if content["unimodal"] != expected:
+        yield f"unimodal: expected {expected}, as the members have it, found {_short(content['unimodal'])}"
+    if own != "auto":
+        yield f"row.run.model: expected auto beside members, found {_short(own)}"
 
 
 def row_problems(content: Mapping[str, Any]) -> list[str]:
@@ -257,6 +270,14 @@ _ROW = _record(
 )
 _NAMED = _each(_TEXT, list, least=1)
 _TASK = _record({"kind": _one_of(*get_args(TaskKind)), "names": _NAMED}, {"loss": _one_of(*get_args(RegressionLoss))})
+_MEMBER = _record(
+    {
+        "encoder": _TEXT,
+        "features": _whole(1),
+        "fusion": _one_of(*get_args(Fusion)),
+        "unimodal": _one_of("head", "detached"),
+    }
+)
 _CONTENT = _record(
     {
         "classes": _NAMED,
@@ -265,7 +286,7 @@ _CONTENT = _record(
         "parts": _each(_each(_whole(0, 2**63))),
         "row": _ROW,
     },
-    {"task": _TASK},
+    {"task": _TASK, "members": _each(_MEMBER, list, least=1, most=MEMBERS)},
 )
 
 

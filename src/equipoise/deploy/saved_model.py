@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 import shlex
-from collections import Counter, defaultdict
-from collections.abc import Generator, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from equipoise.data.views import view_of
 from equipoise.deploy.deployable import IN_THE_GRAPH, Deployable, InputSpec
-from equipoise.deploy.description import at_most, described_task, problems_in, read_description, row_problems
-from equipoise.models import LateFusion
-from equipoise.models.choose import KINDS, build_encoders, kinds_of
-from equipoise.models.encoders import known_features
+from equipoise.deploy.description import problems_in, read_description, row_problems
+from equipoise.deploy.rebuilding import TensorSpec, member_plans, own_rebuilt, rebuilt
+from equipoise.models.choose import KINDS, kinds_of
 from equipoise.models.fusion_model import FusionModel
-from equipoise.models.late_fusion import takes_lengths
 from equipoise.models.metrics import METRICS, Metric
-from equipoise.models.own_model import OwnModel, build_own
-from equipoise.models.task import Task, task_of
+from equipoise.models.task import Task
 from equipoise.study.job import DESCRIPTION, WEIGHTS
-from equipoise.study.registry import Method, all_methods
+from equipoise.study.registry import all_methods
 from equipoise.util.errors import BadInput, first_line, raise_all
 from equipoise.util.files import inside
 from equipoise.util.named import is_path
 
 TRAIN = "equipoise train --data watch --method mimo --out runs/one"
-PLAUSIBLE = 2**16  # features that an encoder may be told of, though it need not have as many
 
 
 class SavedModel(NamedTuple):
@@ -95,12 +88,15 @@ def load_saved_model(
     except BadInput as error:
         damage.append(str(error))
     content = read_description(folder, DESCRIPTION, size)
-    problems, words, own = [f"{folder / DESCRIPTION}: {problem}" for problem in problems_in(content)], "", "auto"
+    problems = [f"{folder / DESCRIPTION}: {problem}" for problem in problems_in(content)]
+    words, own, plans = "", "auto", []
     if not problems:
         own = content["row"]["run"].get("model", "auto") if model is None else model
         problems += _model_problems(folder, content, own, believed=trust or model is not None)
         words = content["row"]["run"]["encoder"] if encoder is None else encoder
-        problems += _encoder_problems(folder, content, words, believed=trust or encoder is not None)
+        plans = member_plans(content, encoder)
+        for each in dict.fromkeys(plan.encoder for plan in plans):
+            problems += _encoder_problems(folder, content, each, believed=trust or encoder is not None)
     raise_all([*problems, *damage])
     row = content["row"]
     method = all_methods().get(row["method"])  # none: a class of the user's own, which trained it and is done
@@ -112,9 +108,9 @@ def load_saved_model(
     specs = {name: _input_spec(plain) for name, plain in content["inputs"].items()}
     try:
         if own == "auto":
-            made = _rebuilt(folder, content, words, method, tensors, specs)
+            made = rebuilt(folder, content, plans, method, tensors, specs)
         else:
-            made = _own_rebuilt(folder, content, own, method, tensors)
+            made = own_rebuilt(folder, content, own, method, tensors)
     except BadInput:
         raise
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:
@@ -253,151 +249,6 @@ def _input_spec(plain: dict[str, Any]) -> InputSpec:
     known |= {"spatial": True} if plain.get("axis") == "space" else {}
     known |= {"most": plain["most"]} if "most" in plain else {}  # word numbers beyond it may have no vector
     return InputSpec(stored, getattr(torch, plain["dtype"]), plain["ragged"], view, **known)
-
-
-# -- building it --
-
-
-class TensorSpec(NamedTuple):
-    """The description of a tensor in a file of weights.
-
-    Args:
-        shape: Its shape.
-        dtype: Its type, in the words of the format.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> TensorSpec:
-        """Describe a tensor as its file would: F32, BF16, I64, U8, BOOL."""
-        name = str(tensor.dtype).removeprefix("torch.")
-        return cls(tuple(tensor.shape), re.sub(r"^(bf|f|i|u)[a-z]*", r"\1", name).upper())
-
-
-@final
-class _Outline(nn.Module):
-    """Takes the place of an encoder of the user's own where only the size of its output matters."""
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.features = known_features("A saved model", encoder)
-
-
-def _rebuilt(
-    folder: Path,
-    content: dict[str, Any],
-    words: str,
-    method: Method | None,
-    tensors: Mapping[str, TensorSpec],
-    specs: Mapping[str, InputSpec],
-) -> FusionModel:
-    """Build the model of a run without its weights, once it is certain that they fit: before, nothing large is made.
-
-    Raises:
-        BadInput: With every tensor that does not fit, and every input that no encoder can read.
-        RuntimeError: If an encoder cannot be made.
-    """
-    settings = content["row"]["run"]
-    features, shapes = settings["features"], {name: tuple(plain["read"]) for name, plain in content["inputs"].items()}
-    kinds, _ = kinds_of(words, shapes)
-    own = [name for name, kind in kinds.items() if kind not in KINDS]
-    if own:
-        _check_features(folder, content, tensors)
-
-    def encoder(name: str) -> nn.Module:
-        try:
-            return build_encoders(kinds[name], {name: shapes[name]}, features, checked=True)[name]
-        except BadInput as error:
-            raise RuntimeError(str(error)) from error  # what the folder says is known to be sound: it is the encoder
-
-    def assembled(own: Mapping[str, nn.Module]) -> FusionModel:
-        encoders = {name: own[name] if name in own else encoder(name) for name in kinds}
-        task = task_of(described_task(content))
-        model = LateFusion(encoders, task=task, fusion=settings["fusion"], unimodal=content["unimodal"])
-        return model if method is None or method.finish is None else method.finish(model)
-
-    made = {name: encoder(name) for name in own}
-    with torch.device("meta"):
-        outline = assembled({name: _Outline(module) for name, module in made.items()})
-    problems = [f"{folder / WEIGHTS}: {problem}" for problem in at_most(_misfits(outline, made, tensors))]
-    problems += [f"{folder / DESCRIPTION}: {problem}" for problem in _unreadable(outline, made, specs)]
-    raise_all(problems)
-    return assembled(made)
-
-
-def _own_rebuilt(
-    folder: Path, content: dict[str, Any], path: str, method: Method | None, tensors: Mapping[str, TensorSpec]
-) -> FusionModel:
-    """Build a model of the user's own without its weights, and compare them with those of the file.
-
-    Raises:
-        BadInput: With every tensor that does not fit, or if the model cannot be made.
-    """
-    inputs, task = content["inputs"], task_of(described_task(content))
-    shapes = {name: tuple(plain["read"]) for name, plain in inputs.items()}
-    _check_features(folder, content, tensors)
-    module = build_own(path, {"shapes": shapes, "task": task, "features": content["row"]["run"]["features"]})
-    whole = [name for name, one in inputs.items() if one["view"] is None and not _kind(one).is_floating_point]
-    model: FusionModel = OwnModel(module, shapes, task, unimodal=content["unimodal"], whole=tuple(whole))
-    model = model if method is None or method.finish is None else method.finish(model)
-    state = model.state_dict()
-    expected = {key: TensorSpec.of(tensor) for key, tensor in state.items()}
-    places = Counter(tensor.data_ptr() for tensor in state.values())
-    tied = {key: expected[key] for key, tensor in state.items() if places[tensor.data_ptr()] > 1}
-    raise_all(f"{folder / WEIGHTS}: {problem}" for problem in at_most(_differences(expected, tied, tensors)))
-    return model
-
-
-def _kind(plain: Mapping[str, Any]) -> torch.dtype:
-    return getattr(torch, plain["dtype"])
-
-
-def _check_features(folder: Path, content: dict[str, Any], tensors: Mapping[str, TensorSpec]) -> None:
-    """Refuse a number of features that code of the user's own is told, and that no such model can have."""
-    features = content["row"]["run"]["features"]
-    if features > max(PLAUSIBLE, sum(math.prod(tensor.shape) for tensor in tensors.values())):
-        raise BadInput(
-            f"{folder / DESCRIPTION}: row.run.features: expected at most as many as there are weights, found {features}"
-        )
-
-
-def _misfits(outline: FusionModel, made: Mapping[str, nn.Module], tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
-    """Name the tensors of a file that do not fit those of a model."""
-    expected = {key: TensorSpec.of(tensor) for key, tensor in outline.state_dict().items()}
-    optional = {}
-    for key, module in outline.encoders.named_children():
-        name = next(name for name, encoder in outline.encoders.items() if encoder is module)
-        own = made[name].state_dict() if name in made else {}
-        optional |= {f"encoders.{key}.{inner}": TensorSpec.of(tensor) for inner, tensor in own.items()}
-    yield from _differences(expected, optional, tensors)
-
-
-def _differences(
-    expected: Mapping[str, TensorSpec], optional: Mapping[str, TensorSpec], tensors: Mapping[str, TensorSpec]
-) -> Iterator[str]:
-    """Name the tensors of a file that are not those expected; of the optional ones, some may lack."""
-    for key, wanted in {**expected, **optional}.items():
-        stored, shape = tensors.get(key), list(wanted.shape)
-        if stored is None and key not in optional:  # tied weights of an encoder are stored once
-            yield f"expected {key} of shape {shape}, found no such tensor"
-        elif stored is not None and stored != wanted:
-            both = f"{list(stored.shape)} and {stored.dtype}"
-            yield f"expected {key} of shape {shape} and type {wanted.dtype}, found {both}"
-    unknown = (key for key in tensors if key not in expected and key not in optional)
-    yield from (f"expected a tensor of the model, found {key[:100]!r}" for key in unknown)
-
-
-def _unreadable(outline: FusionModel, made: Mapping[str, nn.Module], specs: Mapping[str, InputSpec]) -> Iterator[str]:
-    """Name the inputs described so that their encoders cannot read them."""
-    for name, spec in specs.items():
-        encoder = made.get(name, outline.encoders[name])
-        words = getattr(encoder, "words", None)
-        if isinstance(words, int) and not spec.dtype.is_floating_point and spec.most >= words:
-            yield f"inputs.{name}.most: expected less than {words}, which its encoder knows, found {spec.most}"
-        if spec.ragged and not takes_lengths(encoder):
-            yield f"inputs.{name}.ragged: expected false, since its encoder takes no lengths, found true"
 
 
 @contextmanager

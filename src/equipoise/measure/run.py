@@ -34,7 +34,7 @@ def measure_run(
     The committee's numbers on validation flatter it a little: its few weights were fitted there.
 
     Args:
-        model: A trained model. Its committee is fitted, where it has one that is not `fitted` yet; of numbers, intervals
+        model: A trained model. Its committee is fitted, where it has one that is not `fitted` yet; intervals of numbers
             are calibrated. Nothing else of it changes.
         splits: The data it was trained on.
         seed: Of the faults' draws.

@@ -45,6 +45,11 @@ class SideBySide(nn.Module):
         return torch.cat([features.to(encoded[0].dtype) for features in encoded], dim=1)
 
 
+def members_of(encoder: nn.Module) -> list[nn.Module]:
+    """List the encoders that a modality's encoder is made of: those side by side, or itself alone."""
+    return list(encoder.encoders) if isinstance(encoder, SideBySide) else [encoder]
+
+
 @final
 class PooledHead(nn.Module):
     """The heads of one modality, each on its own features, pooled as the task has it: [B, sum of sizes] → [B, size].
@@ -116,8 +121,9 @@ def combined(models: Sequence[LateFusion], weights: Tensor | None = None) -> Lat
     """
     raise_all(_problems(models))
     names, count = list(models[0].encoders), len(models)
-    flat = torch.full((count * (len(names) + 1),), 1 / (count * (len(names) + 1))) if weights is None else weights
-    inner, outer = factor(flat, count)
+    outputs = len(names) + 1
+    equal = torch.full((count, outputs), 1 / count), torch.full((outputs,), 1 / outputs)
+    inner, outer = equal if weights is None else factor(weights, count)
     task = copy.deepcopy(models[0].known_task())
     sizes = {name: [model.sizes[name] for model in models] for name in names}
     encoders = {name: SideBySide([model.encoders[name] for model in models], sizes[name]) for name in names}
@@ -190,12 +196,14 @@ def _problems(models: Sequence[LateFusion]) -> Iterator[str]:
         if model.unimodal not in ("head", "detached"):
             yield f"combined expected a head per modality; number {number} has unimodal={model.unimodal!r}."
         if isinstance(first, LateFusion) and list(model.encoders) != list(first.encoders):
-            yield f"combined expected the modalities {list(first.encoders)}; number {number} has {list(model.encoders)}."
+            yield f"combined expected {list(first.encoders)} as modalities; number {number} has {list(model.encoders)}."
         if isinstance(first, LateFusion) and not _same_task(model.task, first.task):
             yield f"combined expected models of one task, with one scale of numbers; number {number} has another."
 
 
 def _same_task(one: Task | None, other: Task | None) -> bool:
+    if one is other:
+        return one is not None
     if one is None or other is None or (one.kind, one.names) != (other.kind, other.names):
         return False
     if isinstance(one, Regression) and isinstance(other, Regression):

@@ -298,10 +298,10 @@ def _equal(members: int) -> Tensor:
 def _prior_problems(prior: Tensor | None, members: Tensor, total: float | None = None) -> list[str]:
     if prior is None or members.dim() != 3:
         return []
-    count = members.shape[1]
-    if prior.shape == (count,) and bool((prior.isfinite() & (prior >= 0)).all()):
-        if (total is None and prior.sum() > 0) or (total is not None and abs(float(prior.sum()) - total) < 1e-4):
-            return []
+    count, found = members.shape[1], float(prior.sum())
+    fits = found > 0 if total is None else abs(found - total) < 1e-4
+    if prior.shape == (count,) and bool((prior.isfinite() & (prior >= 0)).all()) and fits:
+        return []
     which = f" that are not all zero, one for each of {count} members" if total is None else f" [{count}] of sum one"
     return [f"expected prior weights of at least zero{which}; found {prior.tolist()}."]
 

@@ -43,7 +43,9 @@ FORMAT, TASK_FORMAT = 1, 2
 DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
 
 
-def save_model(folder: Path, model: FusionModel, row: dict[str, Any], splits: Splits) -> None:
+def save_model(
+    folder: Path, model: FusionModel, row: dict[str, Any], splits: Splits, members: Sequence[dict[str, Any]] = ()
+) -> None:
     """Write what `deploy.load_saved_model` reads, the description last: a kill leaves no half of a saved model.
 
     Args:
@@ -51,6 +53,8 @@ def save_model(folder: Path, model: FusionModel, row: dict[str, Any], splits: Sp
         model: As it was measured, so with its committee fitted.
         row: Its results.
         splits: The data it was trained on.
+        members: What each member of a combined model is built from: encoder, features, fusion and unimodal. Of a single
+            one the model itself; none where the row's settings say it.
     """
     import safetensors.torch
 
@@ -59,6 +63,7 @@ def save_model(folder: Path, model: FusionModel, row: dict[str, Any], splits: Sp
         "classes": list(splits.classes),
         "task": splits.task.as_dict(),
         "unimodal": model.unimodal,
+        **({"members": list(members)} if members else {}),
         "inputs": _inputs(splits),
         "parts": {name: _counts(part) for name, part in splits.parts.items()},
         "row": row,
