@@ -6,11 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import equipoise
 from equipoise.data.bundled import two_sensors
 from equipoise.data.source import DataSet
+from equipoise.measure import outputs
 from equipoise.measure.timing import PROTOCOL
 from equipoise.study.job import Job, finite, run_job, save_traceback
 from equipoise.study.registry import entries
@@ -46,6 +49,18 @@ def test_a_row_of_another_process_is_the_row_of_this_one(
 ) -> None:
     jobs, rows, _ = whole
     assert results(run_job(jobs[0], DATA.load(None), tmp_path)) == results(rows[0])
+
+
+def test_a_run_reads_the_test_part_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the measurements; the predictions that the run keeps are of the same reading."""
+    (job,), splits = jobs_of("msl")
+    parts, read = [], outputs.batches_of
+    monkeypatch.setattr(outputs, "batches_of", lambda part, *how: parts.append(part) or read(part, *how))
+    run_job(job, splits[None], tmp_path)
+    assert sum(part is splits[None].test for part in parts) == 1
+    with np.load(tmp_path / "predictions.npz") as kept:
+        expected = equipoise.load(tmp_path).saved.model.predict(splits[None].test.ready().inputs, "committee")
+        np.testing.assert_allclose(kept["committee"], expected, atol=1e-6)
 
 
 def test_a_row_follows_the_metric_and_warns_in_words(tmp_path: Path) -> None:

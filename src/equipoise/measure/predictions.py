@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from equipoise.data.splits import Splits
-from equipoise.measure.outputs import decisions
-from equipoise.models.fusion_model import FusionModel
+from equipoise.measure.outputs import Outputs
+from equipoise.models.task import Task
 
 PREDICTIONS = "predictions.npz"
 """The file with them in the folder of a run."""
@@ -16,13 +16,14 @@ NO_FOLD = -1
 
 
 def predictions_of(
-    model: FusionModel, splits: Splits, *, fold: int | None = None, fused: bool = True
+    outputs: Outputs, task: Task, splits: Splits, *, fold: int | None = None, fused: bool = True
 ) -> dict[str, np.ndarray]:
     """Return the answers of a model on the test part, in order.
 
     Args:
-        model: The model, its committee fitted.
-        splits: The data; its test part is read.
+        outputs: Its decisions there, its committee fitted.
+        task: Its task.
+        splits: The data.
         fold: The number of the fold; None for the data set's own cut.
         fused: Whether the model has a fused decision and a committee that were trained.
 
@@ -32,8 +33,7 @@ def predictions_of(
         of each modality, probabilities or numbers [N, size]; "present.NAME" [N] of modalities that some samples lack;
         "names" [size], of classes, labels or columns; and "task", its kind.
     """
-    part, task = splits.test, model.known_task()
-    outputs = decisions(model, part)
+    part = splits.test
     answers: dict[str, Tensor | None] = {f"alone.{name}": task.answer(one) for name, one in outputs.unimodal.items()}
     if fused:
         answers = {"fused": task.answer(outputs.fused), "committee": outputs.committee, **answers}

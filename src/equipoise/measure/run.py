@@ -1,6 +1,7 @@
 """The measurements of a results row about a trained model. The test part is read here and nowhere else."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ def measure_run(
     protocols: bool = True,
     batch: int = 512,
     metric: str = "auto",
+    on_test: Callable[[Outputs], object] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Fit the committee on the validation part, then measure the model on validation and test.
 
@@ -43,6 +45,7 @@ def measure_run(
         protocols: Measure protocols beyond the model's own view: split, zeroed, shapley, and on the test part probe.
         batch: Samples that the encoders read at a time.
         metric: The metric of the headline by name.
+        on_test: Given the decisions on the test part, so that nobody has to read it again.
 
     Returns:
         ``{"validation": {…}, "test": {…}}``, plain numbers and dicts all through. Each part has "fused" and "committee"
@@ -62,8 +65,10 @@ def measure_run(
         fit = fit_committee(model, batches, groups=splits.validation.group, keep=model.fitted)
     how: dict[str, Any] = {"scorer": Scorer.of(model, metric), "protocols": protocols, "batch": batch}
     with reading(model):
-        validation = _measure(model, splits.validation, train=None, **how)
-        test = _measure(model, splits.test, train=splits.train, **how)
+        validation, _ = _measure(model, splits.validation, train=None, **how)
+        test, outputs = _measure(model, splits.test, train=splits.train, **how)
+    if on_test is not None:
+        on_test(outputs)
     validation["committee_fit"] = None if fit is None else fit.reason
     if faults and _can_break(splits):
         solid, training = splits.test.in_memory().ready(), training_statistics(splits.train)
@@ -80,7 +85,7 @@ def _can_break(splits: Splits) -> bool:
 
 def _measure(
     model: FusionModel, part: Part, *, scorer: Scorer, protocols: bool, train: Part | None, batch: int
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Outputs]:
     features = read_features(model, part, batch)
     outputs = decide(model, features, part.label, present=part.present)
     numbers: dict[str, Any] = {}
@@ -99,7 +104,7 @@ def _measure(
     merit = scorer.metric.merit
     numbers["disparity"] = None if view is None else max(view.values()) - min(view.values())
     numbers["beats_best_single"] = None if view is None else merit(numbers["fused"]) > max(map(merit, view.values()))
-    return numbers | _beside(outputs, part, scorer, train)
+    return numbers | _beside(outputs, part, scorer, train), outputs
 
 
 def _beside(outputs: Outputs, part: Part, scorer: Scorer, train: Part | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from equipoise.balance.balancer import Balancer
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.measure import measure_run, peak_memory, step_seconds
+from equipoise.measure.outputs import Outputs
 from equipoise.measure.predictions import PREDICTIONS, as_npz, predictions_of
 from equipoise.measure.remarks import warnings_of
 from equipoise.measure.timing import PROTOCOL, trained_step
@@ -276,7 +277,8 @@ def _row(
     optimizer, batch = make_optimizer(trained.model, settings), min(settings.batch, len(splits.train))
     parts = step_seconds(trained.model, balancer, optimizer, splits.train, batch=batch, steps=10)
     model = trained.model if finish is None else finish(trained.model)
-    measured = _measured(job, model, splits)
+    outputs: list[Outputs] = []  # on the test part, which is read once
+    measured = _measured(job, model, splits, outputs.append)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder, "curves.jsonl", "".join(json.dumps(record) + "\n" for record in trained.curves))
     published = f" on the test set, as the protocol {splits.protocol} was published" if splits.selects_on_test else ""
@@ -307,17 +309,19 @@ def _row(
     row = finite(row)
     if job.measure != "validation":  # trials are many, and nobody ships one
         save_model(folder, model, row, splits)
-        answers = predictions_of(model, splits, fold=job.fold, fused=job.entry.method.fused)
+        how_kept: dict[str, Any] = {"fold": job.fold, "fused": job.entry.method.fused}
+        answers = predictions_of(outputs[0], model.known_task(), splits, **how_kept)
         write_atomic(folder, PREDICTIONS, as_npz(answers))
     return row
 
 
-def _measured(job: Job, model: FusionModel, splits: Splits) -> dict[str, Any]:
+def _measured(job: Job, model: FusionModel, splits: Splits, on_test: Callable[[Outputs], object]) -> dict[str, Any]:
     if job.measure == "validation":
         splits = replace(splits, test=splits.validation)
     whole = job.measure == "all"
     metric = job.entry.settings.metric
-    measured = measure_run(model, splits, seed=job.seed, faults=whole, protocols=whole, metric=metric)
+    how: dict[str, Any] = {"faults": whole, "protocols": whole, "metric": metric, "on_test": on_test}
+    measured = measure_run(model, splits, seed=job.seed, **how)
     if job.measure == "validation":
         del measured["test"]
     if job.entry.method.fused:
