@@ -7,7 +7,7 @@ TRAIN := .venv/.train
 CONSTRAINTS ?= -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint fast slow docs build demo clean
+.PHONY: help test lint fast slow docs build demo anchors clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -48,6 +48,14 @@ demo: $(if $(wildcard $(READY)),$(READY),$(TRAIN))  ## seven methods on the sens
 	$(BIN)/equipoise compare --data watch --methods unimodal,ensemble,msl,ew,ogmge,mmpareto,mimo --seeds 3 \
 		--out runs/watch epochs=20
 
+# aeon needs an older numpy than the package is tested with, hence an environment of its own.
+anchors: .venv-anchors/.installed  ## the environment of the anchors that benchmarks/strength.py compares with
+
+.venv-anchors/.installed: benchmarks/anchors/constraints.txt
+	test -x .venv-anchors/bin/python || $(PYTHON) -m venv .venv-anchors
+	.venv-anchors/bin/python -m pip install --quiet --disable-pip-version-check -c $< aeon numba scikit-learn numpy torch
+	touch $@
+
 clean:  ## remove what was built, and the environment
-	rm -rf .venv site build dist .pytest_cache .ruff_cache
+	rm -rf .venv .venv-anchors site build dist .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
