@@ -334,6 +334,11 @@ def differences_between(
     return [difference for difference in differences if difference]
 
 
+def difference_of(ours: RunGroup, measure: Sequence[str], base: RunGroup, other: Sequence[str]) -> Difference | None:
+    """Compute the paired difference of a number of one group to another number of a second; None without a pair."""
+    return _difference(ours, _by_run(ours, measure), base, _by_run(base, other))
+
+
 def compared_with(differences: Sequence[Difference], baseline: str) -> str:
     """Name the baseline that differences were taken to: without a group of the label asked for, one of that method."""
     baselines = {difference.baseline for difference in differences}

@@ -23,6 +23,7 @@ from equipoise.report.aggregate import (
     modalities,
 )
 from equipoise.report.columns import MISSING
+from equipoise.report.gain import gain
 from equipoise.report.markup import data_table, folded, html_table, paragraph, section
 from equipoise.report.notes import answer, caution
 from equipoise.report.overview import overview
@@ -96,7 +97,7 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
     curves = _with_curves(drawn)
     labels = {group.label for group in listed}
     shown = {title: [one for one in measured if one.label in labels] for title, measured in differences.items()}
-    answers = [answer(groups, fused, baseline, f"fused {head.label}")]
+    answers = [*(gain(groups) or ()), answer(groups, fused, baseline, f"fused {head.label}")]
     if under_faults:
         answers.append(answer(groups, under_faults, baseline, f"fused {head.label} under sensor faults"))
     few_drawn = f"Charts show the {MOST_DRAWN} methods best by fused; the tables show all."

@@ -53,11 +53,16 @@ def ranking(results: Results, data: str | None = None) -> list[Ranked]:
     if data is not None and data not in results.groups:
         raise BadInput(f"data {data!r}: expected one of {names}")
     groups = results.groups[data] if data is not None else next(iter(results.groups.values()))
-    ranked = [one for one in map(_ranked, groups) if one is not None]
+    ranked = ranked_groups(groups)
     if not ranked:
         raise BadInput(f"{results.folder}: expected a method with one decision to ship, found none; train with mimo")
-    metric = groups[0].metric
-    return sorted(ranked, key=lambda one: (-metric.merit(one.validation.mean), one.label))
+    return ranked
+
+
+def ranked_groups(groups: Sequence[RunGroup]) -> list[Ranked]:
+    """Rank the groups of one data set that have something to ship, the best first."""
+    ranked = [one for one in map(_ranked, groups) if one is not None]
+    return sorted(ranked, key=lambda one: (-groups[0].metric.merit(one.validation.mean), one.label))
 
 
 def _ranked(group: RunGroup) -> Ranked | None:
