@@ -38,7 +38,9 @@ def test_it_is_ahead_of_both_with_and_without_faults() -> None:
         "The answer that is shipped is clearly better than joint training and the closed-form model, with all sensors "
         "and under sensor faults."
     )
-    assert found[1].startswith("It is the committee decision of mimo, first on validation data: 90.0 % with all sensors")
+    assert found[1].startswith(
+        "It is the committee decision of mimo, first on validation data: 90.0 % with all sensors"
+    )
     # Differences of 0.10 + 0.02, 0.10 and 0.10 − 0.02; t of two degrees of freedom is 4.303: ± 4.303 · 0.02 / √3.
     assert "(+10.0 points to joint training, 95 % interval +5.0 to +15.0 over 3 seeds; +8.0 points to the" in found[1]
 
@@ -58,7 +60,9 @@ def test_verdicts_that_differ_are_told_apart() -> None:
 def test_the_sentence_is_the_same_where_numbers_move_a_little() -> None:
     found = [
         sentences(
-            rows_of("msl", 0.80 + by, 0.81, 0.5), rows_of("instant", 0.82, 0.8, 0.6), rows_of("mimo", 0.9, 0.9 + by, 0.7)
+            rows_of("msl", 0.80 + by, 0.81, 0.5),
+            rows_of("instant", 0.82, 0.8, 0.6),
+            rows_of("mimo", 0.9, 0.9 + by, 0.7),
         )
         for by in (-0.01, 0.0, 0.01)
     ]

@@ -30,7 +30,7 @@ PLAUSIBLE = 2**16  # features that an encoder may be told of, though it need not
 
 
 class MemberPlan(NamedTuple):
-    """What a late-fusion model is built from, beside inputs and task.
+    """The description that a late-fusion model is built from, beside inputs and task.
 
     Args:
         encoder: The words of its encoders.
