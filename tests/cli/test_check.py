@@ -67,7 +67,7 @@ def test_a_good_file_is_fine_and_described(tmp_path: Path, capsys: pytest.Captur
     assert ended.code == 0
     lines = [line.split() for line in ended.out.splitlines()]
     assert ["imu", "3", "×", "20", "standardised", "CNN1d"] in lines
-    assert ["sound", "8", "standardised", "MLP"] in lines
+    assert ["sound", "8", "standardised", "RegularisedMLP"] in lines
     assert ["samples", "180", "60", "60"] in lines
     assert ["groups", "18", "6", "6"] in lines
     assert ended.out.endswith("Nothing is wrong.\n")
@@ -94,7 +94,7 @@ def test_json_holds_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert sum(found["classes"]["run"].values()) == 100
     assert found["modalities"] == {
         "imu": {"shape": [3, 20], "lengths": None, "numbers": "standardised", "missing": {}, "encoder": "CNN1d"},
-        "sound": {"shape": [8], "lengths": None, "numbers": "standardised", "missing": {}, "encoder": "MLP"},
+        "sound": {"shape": [8], "lengths": None, "numbers": "standardised", "missing": {}, "encoder": "RegularisedMLP"},
     }
 
 
@@ -339,14 +339,14 @@ def test_a_damaged_folder_is_told(folder: Path, tmp_path: Path, capsys: pytest.C
 # -- encoders --
 
 
-@pytest.mark.parametrize("shape", [(8,), (3, 20), (1, 9, 9), (3, 2, 9, 9)])
+@pytest.mark.parametrize("shape", [(8,), (3, 20), (3, 40), (1, 9, 9), (1, 28, 28), (3, 2, 9, 9), (3, 4, 16, 16)])
 def test_the_encoder_named_is_the_one_that_is_made(shape: tuple[int, ...]) -> None:
     assert encoder_name(shape).startswith(type(encoder_for(shape)).__name__)
     assert next(encoder_for(shape).parameters()).device.type == "cpu"
 
 
 def test_naming_an_encoder_takes_no_memory() -> None:
-    assert encoder_name((10**12,)) == "MLP"
+    assert encoder_name((10**12,)) == "RegularisedMLP"
 
 
 def test_hashes_of_parts_that_share_a_map_are_those_of_their_rows() -> None:

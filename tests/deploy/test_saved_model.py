@@ -275,8 +275,13 @@ def test_weights_that_are_not_those_of_the_model_are_told(run: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fusion", ["concat", "gated"])
 def test_every_encoder_of_the_package_is_built_again(kind: str, fusion: str, tmp_path: Path, original: Path) -> None:
-    shape = {"auto": (5,), "mlp": (5,), "words": (9,), "cnn1d": (3, 9), "frames": (3, 4, 16, 16)}.get(kind, (3, 16, 16))
-    shape = (3, 9) if kind in ("first-step", "attention", "lstm-attention") else shape
+    shapes = {
+        **dict.fromkeys(("auto", "mlp", "regularised-mlp"), (5,)),
+        **dict.fromkeys(("cnn1d", "inception", "first-step", "attention", "lstm-attention"), (3, 9)),
+        **dict.fromkeys(("frames", "video"), (3, 4, 16, 16)),
+        "words": (9,),
+    }
+    shape = shapes.get(kind, (3, 16, 16))
     model = LateFusion(build_encoders(f"a:{kind},b:mlp", {"a": shape, "b": (4,)}, 8), 3, fusion=fusion)
     inputs = {"a": torch.randn(12, *shape), "b": torch.randn(12, 4)}
     tokens = ["a"] if kind == "words" else []

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.models import MLP, CNN1d, ResNet18
+from equipoise.models import Inception, RegularisedMLP, ResNet18
 from equipoise.models.choose import KINDS, build_encoders, reads_tokens
 
 SHAPES = {"sound": (1, 20, 30), "pose": (12,), "motion": (3, 40)}
@@ -15,7 +15,7 @@ SHAPES = {"sound": (1, 20, 30), "pose": (12,), "motion": (3, 40)}
 
 def test_the_shape_decides_where_nothing_is_said() -> None:
     found = build_encoders("auto", SHAPES, 16)
-    assert [type(each).__name__ for each in found.values()] == ["CNN2d", "MLP", "CNN1d"]
+    assert [type(each).__name__ for each in found.values()] == ["SmallResNet", "RegularisedMLP", "Inception"]
     for name, encoder in found.items():
         assert encoder(torch.randn(2, *SHAPES[name])).shape == (2, 16)
 
@@ -24,8 +24,8 @@ def test_some_can_be_named_and_the_others_follow_their_shape() -> None:
     found = build_encoders("sound:resnet18", SHAPES, 16)
     assert isinstance(found["sound"], ResNet18)
     assert found["sound"](torch.randn(2, 1, 32, 32)).shape == (2, 512)
-    assert isinstance(found["pose"], MLP)
-    assert isinstance(found["motion"], CNN1d)
+    assert isinstance(found["pose"], RegularisedMLP)
+    assert isinstance(found["motion"], Inception)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,11 @@ def test_some_can_be_named_and_the_others_follow_their_shape() -> None:
     [
         ("mlp", (7,)),
         ("cnn1d", (2, 30)),
+        ("regularised-mlp", (7,)),
+        ("inception", (2, 30)),
         ("cnn2d", (3, 20, 20)),
+        ("small-resnet", (3, 20, 20)),
+        ("video", (3, 4, 20, 20)),
         ("frames", (3, 4, 20, 20)),
         ("resnet18", (1, 33, 33)),
         ("lenet", (1, 28, 28)),

@@ -6,7 +6,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.models import MLP, CNN1d, CNN2d, Frames, ResNet18, SequenceTransformer, encoder_for
+from equipoise.models import (
+    MLP,
+    CNN1d,
+    CNN2d,
+    Frames,
+    Inception,
+    RegularisedMLP,
+    ResNet18,
+    SequenceTransformer,
+    SmallResNet,
+    Video,
+    encoder_for,
+)
 from equipoise.models.encoders import LeNet, features_of
 
 
@@ -18,7 +30,19 @@ def settled(encoder: nn.Module, *shape: int) -> nn.Module:
     return encoder.eval()
 
 
-@pytest.mark.parametrize(("shape", "kind"), [((6,), MLP), ((3, 20), CNN1d), ((3, 9, 7), CNN2d), ((3, 4, 9, 7), Frames)])
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ((6,), RegularisedMLP),
+        ((3, 23), CNN1d),
+        ((3, 24), Inception),
+        ((3, 15, 40), CNN2d),
+        ((3, 16, 40), SmallResNet),
+        ((3, 3, 16, 16), Frames),
+        ((3, 4, 9, 16), Frames),
+        ((3, 4, 16, 16), Video),
+    ],
+)
 def test_the_shape_chooses_the_encoder(shape: tuple[int, ...], kind: type[nn.Module]) -> None:
     encoder = encoder_for(shape, features=10)
     assert isinstance(encoder, kind)
@@ -94,7 +118,11 @@ def test_frames_are_encoded_one_by_one_and_averaged() -> None:
     ("encoder", "shape", "time"),
     [
         (CNN1d(2, features=6, width=4), (2, 13), 1),
+        (Inception(2, 13, features=8), (2, 13), 1),
+        (Inception(2, 9, features=6), (2, 13), 1),
+        (Inception(2, 400, features=8), (2, 13), 1),
         (SequenceTransformer(3, features=8, heads=2), (13, 3), 0),
+        (Video(2, 5, features=16, width=4), (2, 13, 5, 5), 1),
         (Frames(CNN2d(2, features=6, width=4)), (2, 13, 5, 5), 1),
     ],
 )
@@ -112,6 +140,8 @@ def test_padding_changes_nothing(encoder: nn.Module, shape: tuple[int, ...], tim
 def test_lengths_beyond_the_tensor_mean_no_padding_and_zero_is_finite() -> None:
     for encoder, samples in (
         (settled(CNN1d(2, width=4), 2, 9), torch.randn(2, 2, 9)),
+        (settled(Inception(2, 9, features=8), 2, 9), torch.randn(2, 2, 9)),
+        (settled(Video(2, 5, width=4), 2, 9, 5, 5), torch.randn(2, 2, 9, 5, 5)),
         (settled(SequenceTransformer(3, features=8), 9, 3), torch.randn(2, 9, 3)),
     ):
         torch.testing.assert_close(encoder(samples, torch.tensor([9, 99])), encoder(samples))

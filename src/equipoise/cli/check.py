@@ -82,7 +82,8 @@ def encoder_name(shape: tuple[int, ...]) -> str:
     """Return the name of the encoder that inputs of a shape get where none is named."""
     import torch
 
-    from equipoise.models.encoders import Frames, encoder_for
+    from equipoise.models.choose import encoder_for
+    from equipoise.models.encoders import Frames
 
     with torch.device("meta"):  # by name only: its weights may be large
         encoder = encoder_for(shape)

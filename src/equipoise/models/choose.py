@@ -2,17 +2,63 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import get_type_hints
 
 from torch import nn
 
-from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, ResNet18, encoder_for
+from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, RegularisedMLP, ResNet18
+from equipoise.models.inception import Inception
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
+from equipoise.models.vision import SmallResNet, Video
 from equipoise.util.errors import BadInput, unknown_name
 from equipoise.util.named import imported
 
 Shape = tuple[int, ...]
+LEAST_STEPS, LEAST_SIDE, LEAST_FRAMES = 24, 16, 4
+"""Below these, series, pictures and video are so small that a small CNN reads as much of them, and costs less."""
+
+
+def encoder_for(shape: Sequence[int], features: int = 64) -> nn.Module:
+    """Choose an encoder by the shape of one sample.
+
+    Args:
+        shape: Small or large, as the table says:
+
+            | shape | encoder | of a small one |
+            |---|---|---|
+            | (D,) | `RegularisedMLP` | |
+            | (C, T) | `Inception` | `CNN1d`, below 24 steps |
+            | (C, H, W) | `SmallResNet` | `CNN2d`, where a side is below 16 |
+            | (C, T, H, W) | `Video` | `Frames` of a `CNN2d`, below 4 frames or where a side is below 16 |
+        features: The size of the encoder's output vector.
+
+    Returns:
+        A fresh encoder.
+
+    Raises:
+        ValueError: If the shape has another number of axes, or an axis without length.
+    """
+    sizes = () if isinstance(shape, int) else tuple(shape)
+    if not 1 <= len(sizes) <= 4 or min(sizes) < 1:
+        raise ValueError(
+            "encoder_for expected the shape of one sample, (D,), (C, T), (C, H, W) or (C, T, H, W), every axis at least"
+            f" 1; found {sizes or shape}. Pass array.shape[1:], or write an encoder of your own: any nn.Module with an "
+            "integer attribute `features`."
+        )
+    return KINDS[_kind_for(sizes)](sizes, features)
+
+
+def _kind_for(shape: Shape) -> str:
+    """Name the kind of encoder for the shape of one sample."""
+    if len(shape) == 1:
+        return "regularised-mlp"
+    if len(shape) == 2:
+        return "inception" if shape[1] >= LEAST_STEPS else "cnn1d"
+    large = min(shape[-2:]) >= LEAST_SIDE
+    if len(shape) == 3:
+        return "small-resnet" if large else "cnn2d"
+    return "video" if large and shape[1] >= LEAST_FRAMES else "frames"
 
 
 def _words(shape: Shape, features: int) -> nn.Module:
@@ -22,12 +68,23 @@ def _words(shape: Shape, features: int) -> nn.Module:
     return Tokens(2**15, AttentionPooled(300, features))
 
 
+def _axes(shape: Shape, count: int) -> Shape:
+    """Return a shape that has so many axes, or raise a ValueError."""
+    if len(shape) != count:
+        raise ValueError(f"expected {count} axes, found {len(shape)}")
+    return shape
+
+
 KINDS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "auto": encoder_for,
     "mlp": lambda shape, features: MLP(shape[0], features),
+    "regularised-mlp": lambda shape, features: RegularisedMLP(shape[0], features),
     "cnn1d": lambda shape, features: CNN1d(shape[0], features),
+    "inception": lambda shape, features: Inception(*_axes(shape, 2), features),
     "cnn2d": lambda shape, features: CNN2d(shape[0], features),
     "frames": lambda shape, features: Frames(CNN2d(shape[0], features)),
+    "small-resnet": lambda shape, features: SmallResNet(shape[0], max(_axes(shape, 3)[1:]), features),
+    "video": lambda shape, features: Video(shape[0], max(_axes(shape, 4)[2:]), features),
     "resnet18": lambda shape, _: ResNet18(shape[0]),
     # As many halvings as the picture allows: 28 → 4, 112 → 6.
     "lenet": lambda shape, _: LeNet(shape[0], int(math.log2(min(shape[1:])))),

@@ -2,10 +2,10 @@
 
 | given | read as | encoder |
 |---|---|---|
-| [N], [N, D] | vectors | MLP |
-| [N, C, T], or N arrays [C, T_i] | series, time last | CNN1d |
-| [N, C, H, W] | images | CNN2d |
-| [N, C, T, H, W], or N arrays [C, T_i, H, W] | frames | Frames |
+| [N], [N, D] | vectors | RegularisedMLP |
+| [N, C, T], or N arrays [C, T_i] | series, time last | Inception; CNN1d below 24 steps |
+| [N, C, H, W] | images | SmallResNet; CNN2d below 16 × 16 |
+| [N, C, T, H, W], or N arrays [C, T_i, H, W] | frames | Video; Frames where short or small |
 
 Numbers become 32-bit floats; which were whole is remembered, since these may be token numbers. Bytes (uint8) with three
 axes or more are pictures: they stay bytes until a batch is read, and then are divided by 255; [N, H, W] is grey, and an
