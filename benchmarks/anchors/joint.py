@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 STEPS, BATCH, RATE, DECAY = 1500, 64, 1e-3, 0.01
 HIDDEN = 128
+LONG = 128  # steps; a longer series is read in greater strides
 
 
 def encoder(array: Tensor) -> nn.Sequential:
@@ -19,8 +20,9 @@ def encoder(array: Tensor) -> nn.Sequential:
         return nn.Sequential(
             nn.Linear(array.shape[1], HIDDEN), nn.ReLU(), nn.Dropout(0.2), nn.Linear(HIDDEN, HIDDEN), nn.ReLU()
         )
-    layers, channels = [], array.shape[1]
-    for width, kernel, stride in ((64, 7, 1), (HIDDEN, 5, 2), (HIDDEN, 3, 2)):
+    channels, first = array.shape[1], max(1, array.shape[2] // LONG)
+    layers: list[nn.Module] = []
+    for width, kernel, stride in ((64, 2 * first + 5, first), (HIDDEN, 5, 2), (HIDDEN, 3, 2)):
         layers += [nn.Conv1d(channels, width, kernel, stride, kernel // 2), nn.BatchNorm1d(width), nn.ReLU()]
         channels = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten())
