@@ -28,7 +28,8 @@ from equipoise.data import Part, Splits
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.prepare.prepared import Prepared
 from equipoise.data.views import Rescaled, VideoFrames
-from equipoise.training.settings import Settings, all_presets
+from equipoise.training.presets import all_presets
+from equipoise.training.settings import Settings
 from equipoise.training.train import train
 
 METHODS: dict[str, Callable[[], Balancer]] = {

@@ -27,7 +27,8 @@ from equipoise.data.prepare.prepare import prepare
 from equipoise.data.prepare.prepared import Prepared
 from equipoise.data.splits import Splits
 from equipoise.data.views import VideoFrames
-from equipoise.training.settings import Settings, all_presets
+from equipoise.training.presets import all_presets
+from equipoise.training.settings import Settings
 from equipoise.training.train import Run, train
 
 TRAIN, OTHERS = 6698, 128

@@ -23,6 +23,7 @@ from equipoise.data.splits import Part, Splits
 from equipoise.study.registry import all_methods
 from equipoise.training.checkpoint import Checkpoints
 from equipoise.training.launch import init
+from equipoise.training.recipe import RECIPE
 from equipoise.training.settings import Settings
 from equipoise.training.step import TrainingStep
 from equipoise.training.train import train
@@ -34,12 +35,15 @@ SIZES = {"train": 87, "validation": 101, "test": 30}  # five batches of 16, and 
 PARAMS: dict[str, dict[str, Any]] = {"mses": {"patience": 0}, "mslr": {"memory": 1}, "mimo": {"smoothing": 0.05}}
 PARAMS["moddrop"] = {"dropout": 0.0}  # every rank draws for itself what it drops
 PLAIN = Settings(epochs=2, batch=16, lr=0.05, features=8, encoder="torchrun_program.Plain")
+_RECIPE = {name: getattr(RECIPE, name) for name in ("optimizer", "lr", "weight_decay", "schedule", "average", "clip",
+           "label_smoothing", "select")}  # fmt: skip
 VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     "in micro-batches that some ranks have no sample of": ("mimo", {"accumulate": 4}),
     "gradients mixed in micro-batches": ("mgda", {"accumulate": 2, "clip": 0.5}),
     "updates scaled": ("ogm", {"optimizer": "adamw", "lr": 0.003}),
     "the best epoch": ("agm", {"select": "best", "schedule": "cosine"}),
     "a safe step": ("mimo", {"step": "safe", "momentum": 0.0}),
+    "the recipe": ("mimo", {**_RECIPE, "epochs": 2, "augment": "none"}),
     "the best epoch by macro-F1": ("ogm", {"select": "best", "metric": "macro_f1", "class_weight": "balanced"}),
 }
 SHARDED: dict[str, tuple[str, dict[str, Any]]] = {

@@ -8,7 +8,7 @@ from equipoise.data.prepare.original import Original
 from equipoise.data.sets import PUBLISHED
 from equipoise.paper.published import GRID, TABLES, PaperTable, StandIn
 from equipoise.study.registry import all_methods
-from equipoise.training.settings import all_presets
+from equipoise.training.presets import all_presets
 
 EVERY = pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
 SUMS = {  # of all printed accuracies and of all printed times, added up apart from this package

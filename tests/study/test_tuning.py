@@ -35,7 +35,7 @@ def test_tuning_is_equal_and_never_sees_the_test_part(tmp_path: Path) -> None:
     jobs, splits = plan(chosen, DATA, [0, 1], [None, 1], measure="quick")
     closed = {fold: replace(each, test=None) for fold, each in splits.items()}
     store = Store(tmp_path)
-    tuned = tune(chosen, jobs, closed, store, 3)
+    tuned = tune(jobs, closed, store, 3)
     rows = store.rows()
     counts = {(name, fold): 0 for name in ("ew", "msl", "unimodal") for fold in (None, 1)}
     for row in rows:
@@ -56,7 +56,7 @@ def test_tuning_is_equal_and_never_sees_the_test_part(tmp_path: Path) -> None:
             row for row in tried if row["params"] == after.entry.params and row["run"] == after.entry.settings.as_dict()
         ]
         assert merit(winner) == best == headline(winner["validation"])
-    assert tune(chosen, jobs, closed, store, 3) == tuned
+    assert tune(jobs, closed, store, 3) == tuned
     assert len(store.rows()) == len(rows)
 
 

@@ -98,7 +98,19 @@ def test_with_optimisers_that_keep_more(name: str, optimizer: str) -> None:
 
 
 @on_a_gpu
-@pytest.mark.parametrize("changes", [{"clip": 0.1}, {"accumulate": 2}, {"dropout": 0.3}, {"feed": "streamed"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clip": 0.1},
+        {"accumulate": 2},
+        {"dropout": 0.3},
+        {"feed": "streamed"},
+        {"schedule": "warmup-cosine"},
+        {"average": 0.99},
+        {"label_smoothing": 0.1, "select": "loss"},
+    ],
+    ids=str,
+)
 def test_with_everything_a_step_can_have(changes: dict[str, Any]) -> None:
     captured, plain = both(METHODS["mimo"], **changes)
     assert captured.path["captured"] == "yes"

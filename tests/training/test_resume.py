@@ -1,6 +1,7 @@
 """An epoch that is killed half-way goes on from there, to the same bits."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,8 +11,10 @@ import torch
 from equipoise import MIMO
 from equipoise.data.bundled import two_sensors
 from equipoise.data.feed import Feed
+from equipoise.data.splits import Part, Splits
 from equipoise.training import checkpoint
 from equipoise.training.checkpoint import Checkpoints
+from equipoise.training.recipe import RECIPE
 from equipoise.training.settings import Settings
 from equipoise.training.train import Run, train
 
@@ -36,19 +39,37 @@ def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     monkeypatch.setattr(Feed, "seed_views", seed_views)
 
 
-@pytest.mark.parametrize("after", [1, 5, 11, 12, 17, 30])
-def test_killed_inside_an_epoch(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    undisturbed = train(DATA, MIMO(), SETTINGS, seed=4)
+def _as_series(part: Part) -> Part:
+    return replace(
+        part, inputs={name: array.repeat_interleave(2, dim=1)[:, None] for name, array in part.inputs.items()}
+    )
+
+
+SERIES = replace(DATA, **{name: _as_series(part) for name, part in DATA.parts.items()})
+BY_RECIPE = RECIPE.changed({"epochs": 3, "batch": 16, "features": 8, "dropout": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "after"),
+    [
+        *((DATA, SETTINGS, after) for after in (1, 5, 11, 12, 17, 30)),
+        *((SERIES, BY_RECIPE, after) for after in (5, 12, 30)),  # all of the recipe, with samples that are varied
+    ],
+)
+def test_killed_inside_an_epoch(
+    data: Splits, settings: Settings, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = train(data, MIMO(), settings, seed=4)
     monkeypatch.setattr(Checkpoints, "due_within", lambda *_: True)
     dying(monkeypatch, after)
     with pytest.raises(Killed):
-        train(DATA, MIMO(), SETTINGS, seed=4, folder=tmp_path, checkpoint_seconds=0)
-    steps = -(-len(DATA.train) // SETTINGS.batch)
+        train(data, MIMO(), settings, seed=4, folder=tmp_path, checkpoint_seconds=0)
+    steps = -(-len(data.train) // settings.batch)
     epoch, batch = divmod(after, steps)
     expected = f"epoch-{epoch:05d}" + (f"-batch-{batch:07d}" if batch else "")
     assert checkpoint.checkpoints(tmp_path)[-1].name == expected
     torch.manual_seed(99)
-    found = train(DATA, MIMO(), SETTINGS, seed=4, folder=tmp_path)
+    found = train(data, MIMO(), settings, seed=4, folder=tmp_path)
     for name, value in undisturbed.model.state_dict().items():
         assert torch.equal(value, found.model.state_dict()[name]), name
     told = [{key: record[key] for key in ("epoch", "train", "validation", "table")} for record in undisturbed.curves]

@@ -14,6 +14,9 @@ from equipoise.training.settings import Settings, convert
     [
         ("epochs", "30", 30),
         ("epochs", "0", 0),
+        ("epochs", "auto", "auto"),
+        ("average", "0.99", 0.99),
+        ("select", "loss", "loss"),
         ("lr", "1e-3", 1e-3),
         ("lr", "1", 1.0),
         ("compile", "true", True),
@@ -42,13 +45,13 @@ def test_a_word_becomes_a_value_of_its_type(name: str, text: str, value: object)
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("epochs", "many", "epochs should be a whole number, found 'many'"),
-        ("epochs", "2.5", "epochs should be a whole number, found '2.5'"),
+        ("epochs", "many", "epochs should be a whole number or auto, found 'many'"),
+        ("epochs", "2.5", "epochs should be a whole number or auto, found '2.5'"),
         ("lr", "fast", "lr should be a number, found 'fast'"),
         ("clip", "some", "clip should be a number, found 'some'"),
         ("compile", "maybe", "compile should be true or false, auto, found 'maybe'"),
         ("optimizer", "adamm", r"optimizer should be one of sgd, adam, adamw \(did you mean adam\?\), found 'adamm'"),
-        ("schedule", "xyz", "schedule should be one of constant, cosine, step, found 'xyz'"),
+        ("schedule", "xyz", "schedule should be one of constant, cosine, step, warmup-cosine, found 'xyz'"),
         ("fusion", "concatt", r"did you mean concat\?"),
         ("metric", "balanced", r"metric should be one of .*did you mean balanced_accuracy\?"),
         ("task", "classification", "task should be one of auto, classes, regression, labels"),
@@ -74,7 +77,9 @@ def test_all_problems_come_at_once() -> None:
     assert text.count(";") == len(names) - 1
 
 
-@pytest.mark.parametrize("name", ["lr", "momentum", "weight_decay", "layer_decay", "dropout", "clip"])
+@pytest.mark.parametrize(
+    "name", ["lr", "momentum", "weight_decay", "layer_decay", "dropout", "average", "label_smoothing", "clip"]
+)
 def test_numbers_that_are_none_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} should be .*, found nan"):
         Settings().changed({name: float("nan")})

@@ -90,7 +90,7 @@ def test_killed_anywhere_a_run_comes_to_the_same_bits(name: str, tmp_path: Path)
         assert told(found.curves) == told(undisturbed.curves)
         assert found.epoch == undisturbed.epoch
     if name == "msl, patience":
-        assert last < settings.epochs
+        assert last < settings.passes
     if name.startswith("mses"):  # its state has mattered
         stopped = [record["table"] for record in undisturbed.curves]
         assert stopped[0] != stopped[-1]
@@ -141,7 +141,7 @@ def bare_loop(splits: Splits, settings: Settings, seed: int, clip: float | None 
     optimizer = torch.optim.SGD(model.parameters(), settings.lr, momentum=0.9, weight_decay=1e-4, fused=True)
     shuffle = torch.Generator().manual_seed(seed)
     part = splits.train
-    for _ in range(settings.epochs):
+    for _ in range(settings.passes):
         for rows in torch.randperm(len(part.label), generator=shuffle).split(settings.batch):
             outputs = model({name: array[rows] for name, array in part.inputs.items()})
             loss = torch.stack([F.cross_entropy(z, part.label[rows]) for z in outputs.values()]).sum()
@@ -237,7 +237,7 @@ def test_a_run_is_taken_step_by_step() -> None:
 def test_the_schedule_moves_between_epochs() -> None:
     run = Run(DATA, MSL(), PLAIN.changed({"schedule": "step", "lr": 0.1}))
     rates = []
-    for _ in range(PLAIN.epochs):
+    for _ in range(PLAIN.passes):
         rates.append(run.step.optimizer.param_groups[0]["lr"])
         run.train_epoch()
     assert rates == pytest.approx([0.1, 0.1, 0.1, 0.01])  # a tenth after 70 % of four epochs

@@ -14,7 +14,7 @@ from equipoise.cli import options
 from equipoise.data.source import DataSet
 from equipoise.study.registry import Entry, entries
 from equipoise.training import settings
-from equipoise.training.settings import Preset
+from equipoise.training.presets import Preset
 from equipoise.util import VERSION
 from equipoise.util.errors import collect
 from equipoise.util.progress import status_line

@@ -7,7 +7,8 @@ from equipoise.cli import options
 from equipoise.data.sets import PUBLISHED
 from equipoise.data.source import all_data
 from equipoise.study.registry import all_methods
-from equipoise.training.settings import Settings, all_presets
+from equipoise.training.presets import all_presets
+from equipoise.training.settings import Settings
 from equipoise.util import VERSION
 
 EXAMPLES = {name: f"Example: equipoise {name}" for name in ("datasets", "presets", "version")}
@@ -44,7 +45,7 @@ def datasets(as_json: options.Json = False) -> None:
 
 
 def presets(as_json: options.Json = False) -> None:
-    """Published settings by name, and where each number comes from."""
+    """Settings by name: the recipe for data of your own, and published ones with where each number comes from."""
     every = all_presets()
     if as_json:
         content = {
@@ -62,7 +63,7 @@ def presets(as_json: options.Json = False) -> None:
     for name, preset in every.items():
         changed = [f"{key}={value}" for key, value in preset.settings.as_dict().items() if value != plain[key]]
         changed += [f"{method}.{key}={value}" for method, own in preset.params.items() for key, value in own.items()]
-        print(f"{name:<16} for {preset.data}: {' '.join(changed)}\n{'':<16} {preset.source}")
+        print(f"{name:<16} for {preset.data or 'data of your own'}: {' '.join(changed)}\n{'':<16} {preset.source}")
 
 
 def version() -> None:

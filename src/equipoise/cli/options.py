@@ -15,7 +15,7 @@ from equipoise.cli.config import WORDS, after_config
 from equipoise.data.source import DataSet, data_set
 from equipoise.study.registry import all_methods
 from equipoise.training import settings
-from equipoise.training.settings import Preset, preset_for
+from equipoise.training.presets import Preset, preset_for
 from equipoise.training.trackers import NAMES, Trackers
 from equipoise.util.errors import BadInput, collect, look_up
 from equipoise.util.files import write_atomic
@@ -25,7 +25,8 @@ T = TypeVar("T")
 Data = Annotated[str, typer.Option("--data", help="A name (`equipoise datasets`), a prepared folder, or a file.")]
 Split = Annotated[str | None, typer.Option("--split", help="The protocol that cuts prepared data.")]
 PresetName = Annotated[
-    str, typer.Option("--preset", help="Published settings (`equipoise presets`); auto: those of the data set.")
+    str,
+    typer.Option("--preset", help="Settings by name (`equipoise presets`); auto: those of the data set, else recipe."),
 ]
 OneMethod = Annotated[str, typer.Option(help="One method (`equipoise methods`), or your own: my_file.Gap.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs per method, with seeds 0, 1, …")]

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor
 
+from equipoise.data.augment import augmentations_of, augmented
 from equipoise.data.splits import Part
 
 Mode = Literal["auto", "resident", "streamed"]
@@ -29,6 +30,12 @@ def epoch_rows(count: int, size: int, shuffle: torch.Generator) -> list[Tensor]:
     """
     batches = list(torch.randperm(count, generator=shuffle).split(size))
     return batches[:-1] if len(batches[-1]) == 1 and count > 1 and size > 1 else batches
+
+
+def epoch_steps(count: int, size: int) -> int:
+    """Return how many batches `epoch_rows` gives."""
+    left_out = count % size == 1 and count > 1 and size > 1
+    return -(-count // size) - left_out
 
 
 class MicroBatch(NamedTuple):
@@ -81,15 +88,25 @@ class Feed:
             that takes it, and on nothing else.
         rank: Of this process.
         ranks: Number of processes that train together.
+        augment: Whether training varies its samples at random, by the kind of each sensor.
     """
 
     def __init__(
-        self, part: Part, device: torch.device | str, mode: Mode = "auto", seed: int = 0, rank: int = 0, ranks: int = 1
+        self,
+        part: Part,
+        device: torch.device | str,
+        mode: Mode = "auto",
+        seed: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+        *,
+        augment: bool = False,
     ) -> None:
         self.device, self.seed, self.rank, self.ranks = torch.device(device), seed, rank, ranks
         self.resident = mode == "resident" or (mode == "auto" and fits(part, self.device))
         self.part = part.to(self.device) if self.resident else part
         self.random = torch.Generator(self.device)
+        self._augmentations = augmentations_of(part) if augment else {}
 
     def __len__(self) -> int:
         return len(self.part)
@@ -126,7 +143,8 @@ class Feed:
     def make(self, batch: Batch, *, at_random: bool = True) -> Part:
         """Return a batch as encoders read it: gathered where only its rows are known, then viewed."""
         stored = self.part.take(batch) if isinstance(batch, Tensor) else batch
-        return stored.ready(self.random if at_random else None)
+        part = stored.ready(self.random if at_random else None)
+        return augmented(part, self._augmentations, self.random) if at_random and self._augmentations else part
 
     def _streamed(self, rows: Sequence[Tensor]) -> Iterator[Part]:
         def gather(some: Tensor) -> Part:

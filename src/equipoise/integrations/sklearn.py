@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
             columns of a modality says that a sample lacks it. None for one modality of all columns.
         method: The balancing method: a name, such as "mimo" or "msl"; or a `Balancer`, or its class.
         method_params: Parameters of the method, {"penalty": 10.0}.
-        epochs: Passes over the training samples.
+        epochs: Passes over the training samples; "auto": by their number, see `equipoise.training.recipe`.
         steps: The least number of steps: where `epochs` passes take fewer, there are more epochs.
         batch: Samples per step.
         lr: Learning rate.
@@ -81,7 +81,8 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
         validation_fraction: The share of the samples that `fit` holds out, at most half.
         class_weight: None, "balanced", or weights {class: number}, 1 for those not named. Of labels, weights of their
             positives by column.
-        settings: More fields of `Settings` by name, {"fusion": "sum", "select": "best"}.
+        settings: More fields of `Settings` by name, {"fusion": "sum", "select": "best"}; the others are those of
+            `equipoise.training.recipe`.
         device: "auto", "cpu", "cuda" or "cuda:1".
         random_state: Of the weights, the batches and the samples held out.
         verbose: Print the validation of each epoch.
@@ -106,10 +107,10 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
         modalities: Columns | None = None,
         method: str | Balancer | type[Balancer] = "mimo",
         method_params: Mapping[str, Any] | None = None,
-        epochs: int = 30,
+        epochs: int | Literal["auto"] = "auto",
         steps: int = 500,
         batch: int = 64,
-        lr: float = 0.01,
+        lr: float = 1e-3,
         encoder: str = "auto",
         metric: str = "auto",
         decision: str = "committee",
@@ -191,7 +192,7 @@ class MultimodalRegressor(RegressorMixin, Multimodal):
         modalities: As for `MultimodalClassifier`, like all but `loss`.
         method: The balancing method.
         method_params: Its parameters.
-        epochs: Passes over the training samples.
+        epochs: Passes over the training samples; "auto": by their number, see `equipoise.training.recipe`.
         steps: The least number of steps.
         batch: Samples per step.
         lr: Learning rate.
@@ -219,10 +220,10 @@ class MultimodalRegressor(RegressorMixin, Multimodal):
         modalities: Columns | None = None,
         method: str | Balancer | type[Balancer] = "mimo",
         method_params: Mapping[str, Any] | None = None,
-        epochs: int = 30,
+        epochs: int | Literal["auto"] = "auto",
         steps: int = 500,
         batch: int = 64,
-        lr: float = 0.01,
+        lr: float = 1e-3,
         encoder: str = "auto",
         metric: str = "auto",
         loss: str = "auto",

@@ -9,7 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from equipoise.models.fusion_model import FusionModel
 from equipoise.models.task import Classification, MultiLabel
 from equipoise.study.registry import method_of
 from equipoise.training.launch import device_of
+from equipoise.training.recipe import RECIPE, epochs_for
 from equipoise.training.settings import Settings, names
 from equipoise.training.train import Record, train
 from equipoise.util.errors import BadInput, demand, look_up, raise_all, unknown_name
@@ -56,7 +57,7 @@ class Multimodal(BaseEstimator, ABC):
         modalities: Columns | None,
         method: str | Balancer | type[Balancer],
         method_params: Mapping[str, Any] | None,
-        epochs: int,
+        epochs: int | Literal["auto"],
         steps: int,
         batch: int,
         lr: float,
@@ -147,8 +148,9 @@ class Multimodal(BaseEstimator, ABC):
         """Train, and return what should be known before anybody believes the answers, a sentence each."""
         steps = math.ceil(len(splits.train) / self.batch)  # of an epoch
         own = {name: getattr(self, name) for name in ("batch", "lr", "encoder", "metric", "device")}
-        own["epochs"] = max(self.epochs, math.ceil(self.steps / steps))
-        settings = Settings(**own, **words, **self._more_settings({*own, *words}))
+        epochs = epochs_for(len(splits.train), self.batch) if self.epochs == "auto" else self.epochs
+        own["epochs"] = max(epochs, math.ceil(self.steps / steps))
+        settings = RECIPE.changed({**own, **words, **self._more_settings({*own, *words})})
         look_up("decision", self.decision, dict.fromkeys((COMMITTEE, FUSED)))
         balancer, finish = self._balancer()
         device = device_of(settings)

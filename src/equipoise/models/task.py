@@ -48,7 +48,7 @@ class Task(nn.Module, ABC):
         Args:
             outputs: Raw outputs [B, size] by name.
             label: As a part of the data holds it.
-            weighted: Apply the weights of classes or labels, where there are some.
+            weighted: Apply the weights of classes or labels and smooth classes, as far as training does.
         """
         return {name: self.loss(output, label, weighted=weighted) for name, output in outputs.items()}
 
@@ -120,18 +120,22 @@ class Classification(Task):
     Args:
         names: Of the classes.
         weight: Factor on the loss of each class, [C]; None for ones.
+        smoothing: The share of the target that is spread evenly over all classes.
     """
 
     kind = "classes"
     weight: Tensor | None
 
-    def __init__(self, names: Sequence[str], weight: Tensor | None = None) -> None:
+    def __init__(self, names: Sequence[str], weight: Tensor | None = None, smoothing: float = 0.0) -> None:
         super().__init__(names)
+        self.smoothing = smoothing
         self.register_buffer("weight", weight, persistent=False)
 
     def loss(self, output: Tensor, label: Tensor, *, weighted: bool = True) -> Tensor:
-        """Return the cross-entropy of each sample, times the weight of its class."""
-        return F.cross_entropy(output, label, self.weight if weighted else None, reduction="none")
+        """Return the cross-entropy of each sample, times the weight of its class; smoothed, where weighted."""
+        if not weighted:
+            return F.cross_entropy(output, label, reduction="none")
+        return F.cross_entropy(output, label, self.weight, reduction="none", label_smoothing=self.smoothing)
 
     def hits(self, output: Tensor, label: Tensor) -> Tensor:
         """Return 1 where the class is right, and 0 elsewhere."""

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -15,9 +15,9 @@ from equipoise.study.executors import Cluster
 from equipoise.study.job import DIVERGED, Job, diverged
 from equipoise.study.registry import WITH_COMMAS, Entry, entries, method_of, own_name
 from equipoise.study.store import Store
-from equipoise.study.study import folds_of, plan
+from equipoise.study.study import folds_of, plan, resolved_entries
 from equipoise.study.tuning import headline
-from equipoise.training.settings import Preset
+from equipoise.training.presets import Preset
 from equipoise.util.errors import BadInput, FailedRuns, collect
 from equipoise.util.processes import threads
 
@@ -294,7 +294,8 @@ def run(
         raise FailedRuns("\n".join(reasons.values()))
     about = splits[cuts[0]].about if not folds else f"{source.folds} folds"
     points = points_of(sweep, jobs, store.rows())
-    return AblationResult(sweep, source.name, about, seeds, len(cuts) if folds else 0, points)
+    (base,) = resolved_entries([sweep.base], splits[cuts[0]])
+    return AblationResult(replace(sweep, base=base), source.name, about, seeds, len(cuts) if folds else 0, points)
 
 
 def points_of(sweep: Sweep, jobs: Sequence[Job], rows: Sequence[Row]) -> dict[str, Point]:

@@ -17,7 +17,8 @@ from torch import Tensor
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits, split_by_group
 from equipoise.report.aggregate import MeanStd
-from equipoise.training.settings import Preset, Settings
+from equipoise.training.presets import Preset
+from equipoise.training.settings import Settings
 
 Printed = tuple[float, float]
 """A number and its standard deviation, accuracies in percent and times in seconds."""

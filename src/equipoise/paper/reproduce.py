@@ -25,7 +25,7 @@ from equipoise.study.registry import Entry, all_methods, entries
 from equipoise.study.store import Store
 from equipoise.study.study import plan
 from equipoise.study.tuning import headline
-from equipoise.training.settings import Preset, all_presets, preset_for
+from equipoise.training.presets import Preset, all_presets, preset_for
 from equipoise.util.errors import BadInput, FailedRuns, collect
 from equipoise.util.files import inside, write_atomic
 from equipoise.util.processes import threads

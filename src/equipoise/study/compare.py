@@ -98,13 +98,13 @@ def compare_each(
         record_command(out, command)
     rows: list[dict[str, Any]] = []
     failures: list[str] = []
-    for (source, chosen), (jobs, splits) in zip(studies, plans, strict=True):
+    for (source, _), (jobs, splits) in zip(studies, plans, strict=True):
         where = f" on {source.name}" if len(studies) > 1 else ""
         try:
             if tune:
                 with launch.one_rank_at_a_time():
                     trials = Store(inside(out, "tuning"))
-                jobs = tuning.tune(chosen, jobs, splits, trials, tune, workers=workers, on=on, quiet=quiet)
+                jobs = tuning.tune(jobs, splits, trials, tune, workers=workers, on=on, quiet=quiet)
             left = store.missing(job.config for job in jobs)
             with run_progress(left, f"runs{where}", quiet=quiet, where=where) as tell:
                 rows += run_study(jobs, splits, store, workers=workers, on=on, on_event=tell, trackers=trackers)

@@ -283,7 +283,8 @@ def _row(
     write_atomic(folder, "curves.jsonl", "".join(json.dumps(record) + "\n" for record in trained.curves))
     published = f" on the test set, as the protocol {splits.protocol} was published" if splits.selects_on_test else ""
     metric = metric_of(settings.metric, splits.task)
-    rule = f"best {metric.label}" if settings.select == "best" else settings.select
+    rules = {"best": f"best {metric.label}", "loss": "lowest loss"}
+    rule = rules.get(settings.select, settings.select)
     versions = {"equipoise": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
     row = {
         **job.facts(),

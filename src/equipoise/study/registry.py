@@ -18,7 +18,8 @@ from equipoise.models.ensemble import as_ensemble
 from equipoise.models.fusion_model import FusionModel
 from equipoise.training import settings
 from equipoise.training.optimisers import check_step
-from equipoise.training.settings import Preset, Settings
+from equipoise.training.presets import Preset
+from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput, look_up, raise_all
 from equipoise.util.named import imported, is_path, told
 

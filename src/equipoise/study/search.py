@@ -66,6 +66,7 @@ def run_search(
     """
     store = Store(inside(out, "trials"))
     (job,), splits = plan([search.base], source, [seed], [None], measure="validation", on=on)
+    search = search._replace(base=job.entry)  # with the number of epochs that "auto" stands for
     record_command(out, command)
     with store.locked():
         metric = metric_of(search.base.settings.metric, splits[None].task)
@@ -100,7 +101,7 @@ def _open_study(file: Path, search: Search, job: Job, metric: Metric) -> optuna.
         storage.remove_session()
         storage.engine.dispose()
         unfinished.replace(file)
-    warmup = max(2, job.entry.settings.epochs // GRACE)
+    warmup = max(2, job.entry.settings.passes // GRACE)
     pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTS, n_warmup_steps=warmup)
     sampler = optuna.samplers.RandomSampler()  # values are chosen elsewhere: it draws nothing at the start of a trial
     try:
@@ -249,7 +250,7 @@ class _Scheduler:
         for trial in trials:
             _report(trial, score_of(record["validation"]), record["epoch"])
         # A resumed run repeats epochs: those before the last one have been decided on.
-        epoch, last = record["epoch"], job.entry.settings.epochs
+        epoch, last = record["epoch"], job.entry.settings.passes
         behind = epoch == max(_known_epochs(trials[0])) and epoch < last and trials[0].should_prune()
         if behind:
             self._end(job, TrialState.PRUNED, f"pruned after epoch {epoch}")
@@ -287,7 +288,7 @@ def _search_trial(trial: FrozenTrial, search: Search) -> SearchTrial:
     if not trial.state.is_finished():
         return SearchTrial(trial.number, values, "killed", None, epochs, trial.user_attrs.get("killed", ""))
     if trial.state == TrialState.COMPLETE:
-        return SearchTrial(trial.number, values, "finished", trial.value, epochs or search.base.settings.epochs)
+        return SearchTrial(trial.number, values, "finished", trial.value, epochs or search.base.settings.passes)
     reason = trial.user_attrs.get("reason", "")
     if reason.startswith(DIVERGED):
         return SearchTrial(trial.number, values, "diverged", None, epochs, reason)

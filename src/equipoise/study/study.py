@@ -4,6 +4,7 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from equipoise.study.store import Store
 from equipoise.training import launch
 from equipoise.training.launch import device_of
 from equipoise.training.optimisers import make_optimizer
+from equipoise.training.recipe import resolved
 from equipoise.training.step import build_model, check_own_model, check_task, losses_of, own_model_problem, task_for
 from equipoise.training.trackers import Trackers
 from equipoise.util.errors import BadInput, FailedRuns, collect, raise_all, unknown_name
@@ -92,9 +94,14 @@ def plan(
         Job(entry, data, fold, seed, marks[fold], threads, measure, "" if on is None else device(entry.settings))
         for fold in folds
         for seed in seeds
-        for entry in entries
+        for entry in resolved_entries(entries, splits[fold])
     ]
     return jobs, splits
+
+
+def resolved_entries(entries: Sequence[Entry], splits: Splits) -> list[Entry]:
+    """Return lines of a comparison with the number of epochs that "auto" stands for on some data."""
+    return [replace(entry, settings=resolved(entry.settings, len(splits.train))) for entry in entries]
 
 
 def _try_model(entry: Entry, splits: Splits) -> None:
@@ -224,7 +231,7 @@ def run_progress(total: int, title: str, *, quiet: bool = False, where: str = ""
 
     def event(kind: str, job: Job, content: dict[str, Any]) -> None:
         nonlocal finished
-        epochs = job.entry.settings.epochs
+        epochs = job.entry.settings.passes
         if kind in ("start", "epoch"):
             done = content.get("epoch", 0)  # a resumed run begins in the middle
             progress.bar(job.config, f"  {job.name}{where}{', measuring' if done == epochs else ''}", done, epochs)

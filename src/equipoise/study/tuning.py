@@ -20,7 +20,7 @@ from equipoise.study.registry import WITH_COMMAS, Entry, own_name
 from equipoise.study.registry import entries as entries_of
 from equipoise.study.store import Store
 from equipoise.study.study import run_progress, run_study
-from equipoise.training.settings import Preset
+from equipoise.training.presets import Preset
 from equipoise.util.errors import BadInput, FailedRuns, collect
 
 RATES = (1.0, 0.3, 3.0)
@@ -47,7 +47,6 @@ def trials(entry: Entry, count: int) -> list[Entry]:
 
 
 def tune(
-    entries: Sequence[Entry],
     jobs: Sequence[Job],
     splits: FoldSplits,
     store: Store,
@@ -60,8 +59,7 @@ def tune(
     """Return the same jobs with each method's best trial of its fold in place of its entry.
 
     Args:
-        entries: The lines of the comparison.
-        jobs: Every run of it.
+        jobs: Every run of a comparison.
         splits: The data of each fold.
         store: Where the trials are kept, apart from the results.
         count: Trials per method and fold.
@@ -70,9 +68,8 @@ def tune(
         quiet: Show no progress.
     """
     planned = {
-        (entry.label, fold): [replace(job, entry=trial, seed=0, measure="validation") for trial in trials(entry, count)]
-        for entry in entries
-        for fold, job in {job.fold: job for job in jobs}.items()
+        key: [replace(job, entry=trial, seed=0, measure="validation") for trial in trials(job.entry, count)]
+        for key, job in {(job.entry.label, job.fold): job for job in jobs}.items()
     }
     every = [job for some in planned.values() for job in some]
     try:

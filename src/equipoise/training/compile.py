@@ -42,7 +42,7 @@ class Compiler:
     """
 
     def __init__(self, model: FusionModel, settings: Settings, *, sharded: bool = False) -> None:
-        self._model, self._epochs = model, settings.epochs
+        self._model, self._epochs = model, settings.passes
         self._may_benchmark = model.committee.is_cuda and not settings.deterministic
         self._plain_seconds, self._tried_at = 0.0, 0
         reasons = {

@@ -236,6 +236,9 @@ def check_launch(settings: Settings, balancer: Balancer) -> None:
          "a method takes itself gathered; type parallel=ddp"),
         (sharded and settings.precision == "fp16",
          "parallel=fsdp: expected precision=bf16 or fp32, found fp16; type precision=bf16"),
+        (sharded and settings.average > 0,
+         f"parallel=fsdp: expected average=0, found {settings.average:g}: no process holds whole weights to average; "
+         "type average=0, or parallel=ddp"),
         (sharded and settings.compile is True,
          "parallel=fsdp: expected compile=false, found true: compiled encoders are not sharded"),
     ]  # fmt: skip

@@ -10,12 +10,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.optim import Optimizer
+from torch.optim import Optimizer, lr_scheduler
 
 from equipoise.balance.attach import Attachment, Encoder
 from equipoise.balance.balancer import Balancer
@@ -27,6 +28,10 @@ if TYPE_CHECKING:  # the root package imports `layerwise`, and should load neith
     from equipoise.training.settings import Settings
 
 OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+PER_STEP = ("warmup-cosine",)
+"""Schedules that are moved after every step."""
+WARM_UP = 0.05
+"""The share of the steps over which the learning rate grows."""
 ROUNDS = 20  # of power iteration
 HALVINGS = 20
 MARGIN = 1.05  # power iteration comes from below
@@ -52,13 +57,37 @@ def make_optimizer(model: nn.Module, settings: Settings, *, captured: bool = Fal
     return kind(moved, rate, weight_decay=settings.weight_decay, fused=fused, **own)
 
 
-def make_schedule(optimizer: Optimizer, settings: Settings) -> Any:
-    """Make the learning-rate schedule by name; None where it is constant."""
+def make_schedule(optimizer: Optimizer, settings: Settings, steps: int = 1) -> Any:
+    """Make the learning-rate schedule by name; None where it is constant.
+
+    Args:
+        optimizer: Whose learning rates it moves.
+        settings: Of the run.
+        steps: Of an epoch, for `PER_STEP`, which are moved after every step; all others after every epoch.
+    """
     if settings.schedule == "cosine":
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(settings.epochs, 1))
+        return lr_scheduler.CosineAnnealingLR(optimizer, max(settings.passes, 1))
     if settings.schedule == "step":
-        return torch.optim.lr_scheduler.MultiStepLR(optimizer, [max(1, round(0.7 * settings.epochs))], 0.1)
+        return lr_scheduler.MultiStepLR(optimizer, [max(1, round(0.7 * settings.passes))], 0.1)
+    if settings.schedule == "warmup-cosine":
+        return lr_scheduler.LambdaLR(optimizer, partial(warmup_cosine, steps=settings.passes * steps))
     return None
+
+
+def warmup_cosine(step: int, steps: int) -> float:
+    """Return the factor of the learning rate at a step, counted from 0.
+
+    It grows by equal amounts to 1 over the first 5 % of the steps, then falls to 0 by half a cosine, which it would
+    reach after the last step.
+
+    Example:
+        >>> [round(warmup_cosine(step, 40), 3) for step in (0, 1, 20, 39)]
+        [0.5, 1.0, 0.52, 0.002]
+    """
+    warm = max(1, round(WARM_UP * steps))
+    if step < warm:
+        return (step + 1) / warm
+    return 0.5 * (1 + math.cos(math.pi * (step - warm + 1) / (steps - warm + 1)))
 
 
 def layerwise(

@@ -1,4 +1,4 @@
-"""Every setting of a run, by name, checked together; and published settings as presets."""
+"""Every setting of a run, by name, checked together."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Literal, TypeAlias, final, get_args, get_origin, get_type_hints
 
-from equipoise.util.errors import BadInput, demand, look_up
+from equipoise.util.errors import BadInput, demand
 from equipoise.util.named import is_path
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
@@ -27,7 +27,8 @@ class Settings:
     """Settings of a run: how a model is built and trained. The command line takes every field as ``name=value``.
 
     Args:
-        epochs: Passes over the training part.
+        epochs: Passes over the training part; "auto": by its size, so that small data gets enough steps and large data
+            not too many (`equipoise.training.recipe`). A number as soon as the data is known.
         batch: Samples per step of the optimiser.
         lr: Learning rate.
         optimizer: "sgd", "adam" or "adamw".
@@ -37,7 +38,10 @@ class Settings:
         weight_decay: Of every optimiser.
         layer_decay: Learning rate of a layer of an encoder, divided by that of the next layer towards the heads; 1: all
             equal. For encoders that were trained before. Below 1, biases and norms are not subject to weight decay.
-        schedule: "constant", "cosine" (to zero), or "step" (a tenth after 70 % of the epochs).
+        schedule: "constant", "cosine" (to zero), "step" (a tenth after 70 % of the epochs), or "warmup-cosine": up to
+            lr in the first 5 % of the steps, then down to zero by a cosine, step by step.
+        average: Decay of an exponential moving average of the weights, such as 0.999, which is then validated, selected
+            and returned in their place; 0 for none. After t steps the decay is at most (1 + t) / (10 + t).
         precision: "fp32", "bf16", "fp16", or "auto": bf16 on a GPU that has it, fp32 elsewhere.
         accumulate: Micro-batches that a batch is cut into. Each is balanced by its own losses; in a loop of your own,
             `Window` balances whole batches.
@@ -52,8 +56,14 @@ class Settings:
             regression; "auto": accuracy of classes, mae of a regression, macro_f1 of labels.
         class_weight: Weights of the classes in the training loss: "none"; "balanced", so that every class weighs alike;
             or a number for each in their order, "1,2,5". Of labels, weights of their positives.
-        select: Keep the "last" epoch, or the "best" one by the metric on the validation part.
-        patience: Stop after this many epochs without a better metric on the validation part; None for never.
+        label_smoothing: The share of the target that is spread evenly over all classes in the training loss. Measured
+            losses have none, and so have labels and numbers, whatever this says.
+        augment: "auto" varies the training samples at random by the kind of each sensor, see `equipoise.data.augment`;
+            "none" leaves them as they are.
+        select: Keep the "last" epoch, the "best" one by the metric on the validation part, or the one of the least
+            "loss" there: of the fused decision, or the mean of the modalities without one.
+        patience: Stop after this many epochs without a better metric on the validation part, or without a smaller loss
+            where select=loss; None for never.
         encoder: "auto" chooses by the shape of each modality; a name ("resnet18") or a dotted path
             ("my.module.Encoder") serves all; "audio:lenet,image:cnn2d" names some of them.
         model: "auto" builds late fusion from encoders; a dotted path ("my_file.Model") names a model of one's own, with
@@ -69,7 +79,7 @@ class Settings:
             unless asked for.
     """
 
-    epochs: int = 30
+    epochs: int | Literal["auto"] = 30
     batch: int = 64
     lr: float = 0.01
     step: Literal["given", "safe"] = "given"
@@ -77,7 +87,8 @@ class Settings:
     momentum: float = 0.9
     weight_decay: float = 1e-4
     layer_decay: float = 1.0
-    schedule: Literal["constant", "cosine", "step"] = "constant"
+    schedule: Literal["constant", "cosine", "step", "warmup-cosine"] = "constant"
+    average: float = 0.0
     precision: Precision = "auto"
     accumulate: int = 1
     compile: Switch = "auto"
@@ -87,7 +98,9 @@ class Settings:
     loss: Literal["auto", "huber", "mse", "mae"] = "auto"
     metric: MetricName = "auto"
     class_weight: str = "none"
-    select: Literal["last", "best"] = "last"
+    label_smoothing: float = 0.0
+    augment: Literal["none", "auto"] = "none"
+    select: Literal["last", "best", "loss"] = "last"
     patience: int | None = None
     encoder: str = "auto"
     model: str = "auto"
@@ -106,13 +119,15 @@ class Settings:
         )
 
     def _rules(self) -> Iterable[tuple[str, str, bool]]:
-        for name, least in (("epochs", 0), ("batch", 1), ("accumulate", 1), ("features", 1)):
+        yield "epochs", "a whole number of at least 0, or auto", self.epochs == "auto" or self.epochs >= 0
+        for name, least in (("batch", 1), ("accumulate", 1), ("features", 1)):
             yield name, f"a whole number of at least {least}", getattr(self, name) >= least
         yield "lr", "above zero and finite", 0 < self.lr < math.inf
         yield "momentum", "at least 0 and below 1", 0 <= self.momentum < 1
         yield "weight_decay", "zero or more, and finite", 0 <= self.weight_decay < math.inf
         yield "layer_decay", "above zero and at most 1", 0 < self.layer_decay <= 1
-        yield "dropout", "at least 0 and below 1", 0 <= self.dropout < 1
+        for name in ("dropout", "average", "label_smoothing"):
+            yield name, "at least 0 and below 1", 0 <= getattr(self, name) < 1
         yield "clip", "above zero, or none", self.clip is None or self.clip > 0
         yield "patience", "at least one epoch, or none", self.patience is None or self.patience >= 1
         yield "model", "auto, or a dotted path such as my_file.Model", self.model == "auto" or is_path(self.model)
@@ -123,10 +138,32 @@ class Settings:
         yield "class_weight", _WEIGHTS, self.class_weight in ("none", "balanced") or bool(self.class_weights())
         kinds = get_type_hints(type(self))
         switches = dict.fromkeys(("compile", "capture"), Literal[True, False, "auto"])
-        named = ("optimizer", "schedule", "step", "precision", "select", "fusion", "feed", "parallel", *switches)
+        named = (
+            "optimizer",
+            "schedule",
+            "step",
+            "precision",
+            "augment",
+            "select",
+            "fusion",
+            "feed",
+            "parallel",
+            *switches,
+        )
         for name in (*named, "task", "loss", "metric"):
             choices = get_args(switches.get(name, kinds[name]))
             yield name, f"one of {', '.join(map(str, choices))}", getattr(self, name) in choices
+
+    @property
+    def passes(self) -> int:
+        """The number of epochs.
+
+        Raises:
+            TypeError: If it is "auto" still; `equipoise.training.recipe.resolved` tells it from the data.
+        """
+        if self.epochs == "auto":
+            raise TypeError("epochs=auto: expected a number here; resolved(settings, samples) gives it")
+        return self.epochs
 
     def class_weights(self) -> tuple[float, ...]:
         """Return the numbers of class_weight; none where it is a word, or anything else."""
@@ -174,7 +211,7 @@ def convert(name: str, text: str, kind: Any) -> Any:
     expected = {
         None: f"one of {', '.join(words)}" + (f" (did you mean {near[0]}?)" if near else ""),
         bool: ", ".join(["true or false", *words]),
-        int: "a whole number",
+        int: " or ".join(["a whole number", *words]),
         float: "a number",
     }
     try:
@@ -185,78 +222,3 @@ def convert(name: str, text: str, kind: Any) -> Any:
 
 def _read_switch(text: str) -> bool:
     return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
-
-
-MethodParams = dict[str, dict[str, Any]]
-
-
-@final
-@dataclass(frozen=True)
-class Preset:
-    """The settings of a benchmark.
-
-    Args:
-        name: What users type.
-        data: The data set it is for.
-        settings: How models are built and trained.
-        params: Per method the parameters that differ from its defaults.
-        source: Where the numbers come from, and which of them nobody published.
-    """
-
-    name: str
-    data: str
-    settings: Settings
-    params: MethodParams = field(default_factory=dict)
-    source: str = ""
-
-
-_PAPER = Settings(epochs=100, batch=64, lr=1e-3, momentum=0.9, weight_decay=1e-4, schedule="step", fusion="sum")
-_COMMON = (
-    "Optimiser, learning rate, epochs, λ and μ: the MIMO paper. Momentum, weight decay, a tenth of the rate after 70 "
-    "of 100 epochs, and the sum of linear heads: the AGM code it builds on. Batch 64: the AGM and OGM-GE codes; the "
-    "paper does not say. "
-)
-_RESNETS = "ResNet-18 for both sensors, from scratch: OGM-GE and AGM."
-_LENETS = {"encoder": "lenet", "epochs": 30, "batch": 40, "lr": 0.1, "schedule": "constant", "fusion": "concat"}
-# Name, data set, λ, μ, settings that differ from those of the paper, and where they come from.
-_TABLE: tuple[tuple[str, str, float, float, dict[str, Any], str], ...] = (
-    ("cremad", "cremad", 100.0, 0.01, {}, _RESNETS + " OGM-GE's strength 0.8: its authors."),
-    ("urfunny", "urfunny", 10.0, 1.0, {"encoder": "first-step", "features": 768},
-     "Transformers of 8 layers and 4 heads, 768 wide, their first step read out: AGM."),
-    ("kinetics-sounds", "kinetics-sounds", 10.0, 0.01, {}, _RESNETS),
-    ("vggsound", "vggsound", 10.0, 0.01, {}, _RESNETS + " OGM-GE's strength 0.1: its authors."),
-    ("avmnist", "avmnist", 10.0, 0.1, {}, "ResNet-18 for both, also for 28×28 images: AGM."),
-    ("avmnist-lenet", "avmnist", 10.0, 0.1, _LENETS,
-     "LeNets of 6 base channels, batch 40, learning rate 0.1, 30 epochs, constant: MultiBench, for joint training; λ "
-     "and μ are those of the MIMO paper."),
-    ("mosei", "mosei", 100.0, 0.001, {"encoder": "text:words,audio:attention", "lr": 1e-4, "features": 1024},
-     "Learning rate 1e-4: the MIMO paper. Six layers of attention, 512 wide, pooled to 1024: AGM; but there sound "
-     "attends to text, and here nothing is shared before the fusion. Words are learnt from their numbers; with "
-     "vectors=… prepared, type encoder=text:lstm-attention,audio:attention."),
-    ("ave", "ave", 100.0, 0.01, {}, _RESNETS + " For clips."),
-    ("ave-segments", "ave", 100.0, 0.01, {"encoder": "video:pooled-map", "features": 128},
-     "Small networks on the published features of every second: the paper's network lets the two attend to each other, "
-     "and here nothing is shared before the fusion."),
-)  # fmt: skip
-
-
-def all_presets() -> dict[str, Preset]:
-    """Return every preset by name. The name of a data set is that of its first preset."""
-    presets = {}
-    for name, data, penalty, smoothing, changes, note in _TABLE:
-        settings = _PAPER.changed({"encoder": "resnet18", **changes})
-        params: MethodParams = {"mimo": {"penalty": penalty, "smoothing": smoothing}}
-        presets[name] = Preset(name, data, settings, params, _COMMON + note)
-    presets["cremad"].params["ogmge"] = {"strength": 0.8}
-    presets["vggsound"].params["ogmge"] = {"strength": 0.1}
-    return presets
-
-
-def preset_for(name: str, data: str) -> Preset | None:
-    """Return the preset a user means: by name, "none", or "auto" for the one of the data set, if it has one."""
-    known = all_presets()
-    if name == "auto":
-        return known.get(data)
-    if name == "none":
-        return None
-    return look_up("preset", name, {**dict.fromkeys(("auto", "none")), **known})

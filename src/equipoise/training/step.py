@@ -24,6 +24,7 @@ from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import Metric
 from equipoise.models.own_model import OwnModel, build_own
 from equipoise.models.task import Classification, Regression, Task
+from equipoise.training.average import WeightAverage
 from equipoise.training.parallel import ParallelModel
 from equipoise.training.settings import Settings
 from equipoise.training.weights import weighted_task
@@ -48,6 +49,7 @@ class TrainingStep:
         accelerator: Accelerate's: precision, gradient scaling, clipping.
         clip: Largest norm of the whole gradient; None for none.
         sums: Where the losses of its samples are added up, by objective.
+        average: Follows the weights; None for none.
     """
 
     model: ParallelModel
@@ -57,6 +59,7 @@ class TrainingStep:
     accelerator: Any
     clip: float | None
     sums: Losses
+    average: WeightAverage | None = None
 
     def __post_init__(self) -> None:
         # Alone and without a scaler, Accelerate's wrappers only pass on calls, which takes time on a CPU.
@@ -101,16 +104,20 @@ class TrainingStep:
             self.accelerator.clip_grad_norm_(self.model.model.parameters(), self.clip)
         self._stepper.step()
         self._stepper.zero_grad()
+        if self.average is not None:
+            self.average.update()
 
 
 def losses_of(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Tensor, Losses]:
     """Return the balanced loss of a batch, and the losses of its samples by objective."""
-    compared, extra, losses = step_losses(model, balancer, part)
+    outputs, shares = _outputs(model, balancer, part)
+    compared, extra, losses = _losses(model, part, outputs, shares)
     gaps = {name: mask for name, mask in part.present.items() if name in compared}
     task, scores = model.known_task(), None
-    if isinstance(task, Classification) and task.weight is not None and balancer.logarithmic_scores:
-        # What such methods read off a loss is the probability of the right class: exp(−f / w), w being its weight.
-        scores = {name: (-loss.detach() / task.weight[part.label]).exp() for name, loss in compared.items()}
+    if isinstance(task, Classification) and (task.weight is not None or task.smoothing) and balancer.logarithmic_scores:
+        # What such methods read off a loss is the probability of the right class, which this one does not tell.
+        answers = {name: output.detach() for name, output in {**outputs, **(shares or {})}.items() if name in compared}
+        scores = {name: (-loss).exp() for name, loss in task.losses(answers, part.label, weighted=False).items()}
     return balancer(compared, scores=scores, extra=extra, present=gaps or None), losses
 
 
@@ -119,15 +126,26 @@ def step_losses(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Los
 
     A method that compares shares of the fused output gets those; the heads that are measured then learn beside it.
     """
-    task = model.known_task()
+    return _losses(model, part, *_outputs(model, balancer, part))
+
+
+def _outputs(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Losses, Losses | None]:
+    """Return the outputs of a model, and the shares of the fused one where the method compares those."""
     if balancer.unimodal == "split" and model.unimodal == "detached" and model.fusion.additive:
-        outputs, shares = model.with_shares(part.inputs)
-        losses = task.losses(outputs, part.label)
-        compared = {"fused": losses["fused"], **task.losses(shares, part.label)}
-        means = mean_losses({name: loss for name, loss in losses.items() if name != "fused"}, part)
-        return compared, {"heads beside": torch.stack(list(means.values())).sum()}, losses
-    losses = task.losses(model(part.inputs), part.label)
-    return losses, None, losses
+        return model.with_shares(part.inputs)
+    return model(part.inputs), None
+
+
+def _losses(
+    model: FusionModel, part: Part, outputs: Losses, shares: Losses | None
+) -> tuple[Losses, Losses | None, Losses]:
+    task = model.known_task()
+    losses = task.losses(outputs, part.label)
+    if shares is None:
+        return losses, None, losses
+    compared = {"fused": losses["fused"], **task.losses(shares, part.label)}
+    means = mean_losses({name: loss for name, loss in losses.items() if name != "fused"}, part)
+    return compared, {"heads beside": torch.stack(list(means.values())).sum()}, losses
 
 
 def mean_losses(losses: Losses, part: Part) -> Losses:
@@ -196,8 +214,10 @@ def evaluate(
 
 
 def task_for(splits: Splits, settings: Settings) -> Task:
-    """Return the task of some data with the loss and the class weights of the settings, for a model of its own."""
+    """Return the task of some data with loss, class weights and smoothing of the settings, for a model of its own."""
     task = weighted_task(copy.deepcopy(splits.task), settings, splits.train.label)
+    if isinstance(task, Classification):
+        task.smoothing = settings.label_smoothing
     if isinstance(task, Regression):
         task.loss_name = "huber" if settings.loss == "auto" else settings.loss
     elif settings.loss != "auto":

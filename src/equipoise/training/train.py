@@ -6,6 +6,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -14,15 +15,17 @@ import torch
 
 from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
-from equipoise.data.feed import Feed, epoch_rows, micro_batches, mix_seeds
+from equipoise.data.feed import Feed, epoch_rows, epoch_steps, micro_batches, mix_seeds
 from equipoise.data.splits import Splits
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import metric_of
 from equipoise.training import launch, optimisers
+from equipoise.training.average import WeightAverage
 from equipoise.training.checkpoint import Checkpoints, RunState
 from equipoise.training.compile import Compiler
 from equipoise.training.cuda_graph import CapturedStep, why_not_captured
 from equipoise.training.parallel import parallel_model
+from equipoise.training.recipe import RECIPE, resolved
 from equipoise.training.settings import Settings
 from equipoise.training.step import TrainingStep, build_model, evaluate, to_channels_last
 from equipoise.training.trackers import Trackers, flat_numbers
@@ -75,7 +78,7 @@ def train(
     Args:
         splits: The data.
         balancer: The method; a fresh one for each run.
-        settings: How to build and train the model.
+        settings: How to build and train the model; None for the recipe that needs no tuning.
         seed: Of weights, batches and dropout.
         folder: Where to keep checkpoints. A run that finds one there goes on from it, to the same bits on a CPU.
         on_epoch: Called after each epoch with its record; of several processes, in the first alone.
@@ -95,17 +98,17 @@ def train(
     if not isinstance(balancer, Balancer):
         name = balancer.__name__ if isinstance(balancer, type) else "MIMO"
         raise TypeError(f"train expected a method that was made, such as {name}(); found {balancer!r}.")
-    settings = settings or Settings()
     state: launch.SharedState = {}
     with launch.accelerate_state(state):
-        run = Run(splits, balancer, settings, seed, folder, trackers, checkpoint_seconds)
+        run = Run(splits, balancer, settings or RECIPE, seed, folder, trackers, checkpoint_seconds)
         run.resume()
-        while run.state.epoch < settings.epochs and not run.out_of_patience():
+        epochs = run.settings.passes
+        while run.state.epoch < epochs and not run.out_of_patience():
             record = run.validate(run.train_epoch())
             if on_epoch is not None and collectives.rank() == 0:
                 with launch.accelerate_state(state):  # of the caller, whose function this is
                     on_epoch(record)
-            if run.checkpoints.due() or run.state.epoch == settings.epochs:
+            if run.checkpoints.due() or run.state.epoch == epochs:
                 run.checkpoints.save()
         return run.result()
 
@@ -135,13 +138,15 @@ class Run:
         checkpoint_seconds: float = float("inf"),
     ) -> None:
         launch.check_launch(settings, balancer)
+        settings = resolved(settings, len(splits.train))
         self.metric = metric_of(settings.metric, splits.task)
         torch.manual_seed(seed)
         self.settings, self.state = settings, RunState(torch.Generator().manual_seed(seed))
         self.leaves_open = trackers is not None and trackers.stays_open
         self.accelerator = launch.make_accelerator(settings, trackers or Trackers(), folder)
-        device, ranks = self.accelerator.device, {"rank": collectives.rank(), "ranks": collectives.size()}
-        self.feed = Feed(splits.train, device, settings.feed, seed, **ranks)
+        device = self.accelerator.device
+        ranks: dict[str, Any] = {"rank": collectives.rank(), "ranks": collectives.size()}
+        self.feed = Feed(splits.train, device, settings.feed, seed, **ranks, augment=settings.augment == "auto")
         self.validation = Feed(splits.validation, device, settings.feed, **ranks)
         self.model = build_model(splits, balancer, settings).to(device)
         if device.type == "cuda" and not settings.deterministic:
@@ -149,17 +154,20 @@ class Run:
             to_channels_last(self.model)
         model = parallel_model(self.model, settings, device)
         self.compiler = Compiler(self.model, settings, sharded=model.sharded)
-        steps = settings.epochs * (len(self.feed) // settings.batch)
+        steps = settings.passes * (len(self.feed) // settings.batch)
         why_not = why_not_captured(settings, device, self.accelerator.num_processes, steps)
         optimizer = optimisers.make_optimizer(self.model, settings, captured=not why_not)
+        self.average = WeightAverage(self.model, settings.average) if settings.average else None
         self.step = TrainingStep(
-            model, balancer, self.feed, optimizer, self.accelerator, settings.clip, self.state.sums
+            model, balancer, self.feed, optimizer, self.accelerator, settings.clip, self.state.sums, self.average
         )
-        self.schedule = optimisers.make_schedule(optimizer, settings)
+        self.steps_of_epoch = epoch_steps(len(self.feed), settings.batch)
+        self.schedule = optimisers.make_schedule(optimizer, settings, self.steps_of_epoch)
         self.step.attach()
         self.captured = CapturedStep(self.step, settings.batch, why_not)
         scaler = self.accelerator.scaler
         parts = {"optimizer": optimizer, "schedule": self.schedule, "balancer": balancer, "scaler": scaler}
+        parts["average"] = self.average
         self.checkpoints = Checkpoints(folder, checkpoint_seconds, model, self.state, parts)
 
     def resume(self) -> None:
@@ -197,6 +205,8 @@ class Run:
             samples = len(rows[state.batch])
             with self.compiler.benchmarking(full=samples == self.settings.batch):
                 self.captured(batch, cut)
+            if self.schedule is not None and self.settings.schedule in optimisers.PER_STEP:
+                self.schedule.step()
             state.samples += samples
             state.batch += 1
             yield len(rows) - state.batch
@@ -216,7 +226,7 @@ class Run:
 
     def end_epoch(self) -> Record:
         """Move the schedule on, count from the start again, and return the mean training loss per objective."""
-        if self.schedule is not None:
+        if self.schedule is not None and self.settings.schedule not in optimisers.PER_STEP:
             self.schedule.step()
         state = self.state
         totals = collectives.total(torch.stack(list(state.sums.values()))).tolist() if state.sums else []
@@ -231,6 +241,10 @@ class Run:
 
     def validate(self, record: Record) -> Record:
         """Evaluate on the validation part, tell the method, keep the best; return the record, completed."""
+        with nullcontext() if self.average is None else self.average.applied():
+            return self._validate(record)
+
+    def _validate(self, record: Record) -> Record:
         balancer, state = self.step.balancer, self.state
         self.step.model.sync_buffers()
         results = evaluate(self.model, self.validation, metric=self.metric)
@@ -243,9 +257,11 @@ class Run:
             record["train"].pop("fused", None)
         record |= {"validation": validation, "table": table}
         state.curves.append(record)
-        merit = self.metric.merit(score_of(validation))
+        by_loss = self.settings.select == "loss"
+        losses = {name: results[name]["loss"] for name in validation}
+        merit = -score_of(losses) if by_loss else self.metric.merit(score_of(validation))
         if merit > state.best[0]:
-            keep = self.settings.select == "best"
+            keep = self.settings.select != "last"
             weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()} if keep else {}
             state.best = (merit, state.epoch, weights)
         self.accelerator.log(flat_numbers(record), step=state.epoch)
@@ -265,6 +281,8 @@ class Run:
         _, best, weights = state.best
         if weights:
             self.model.load_state_dict(weights)
+        elif self.average is not None:
+            self.average.apply()
         for tracker in () if self.leaves_open else self.accelerator.trackers:  # not `end_training`: processes go on
             tracker.finish()
         opened = tuple(self.accelerator.trackers) if self.leaves_open else ()
@@ -277,7 +295,6 @@ class Run:
         if collectives.size() > 1:
             path["processes"] = f"{collectives.size()}, {model.kind}"
         model.sync_buffers()
-        steps = len(epoch_rows(len(self.feed), settings.batch, torch.Generator()))
         epoch = best if weights else state.epoch
         whole = model.full_model().to(device)
-        return Trained(whole, state.curves, epoch, state.seconds, str(device), path, steps, opened)
+        return Trained(whole, state.curves, epoch, state.seconds, str(device), path, self.steps_of_epoch, opened)

@@ -18,7 +18,7 @@ from equipoise.data.prepare.original import Clip, Clips, Original
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.splits import PARTS, Part, Splits
 from equipoise.models.late_fusion import LateFusion
-from equipoise.training.settings import all_presets
+from equipoise.training.presets import all_presets
 from equipoise.training.train import train
 
 

@@ -12,7 +12,7 @@ from equipoise.data.source import data_set
 from equipoise.models.encoders import LeNet
 from equipoise.study.compare import compare
 from equipoise.study.registry import entries
-from equipoise.training.settings import all_presets
+from equipoise.training.presets import all_presets
 
 
 @pytest.mark.slow
