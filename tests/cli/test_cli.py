@@ -242,7 +242,7 @@ def test_controls_and_tuning(equipoise: Any, tmp_path: Path) -> None:
         (["compare", "--data", "generated", "--methods", "mimmo"], ["unknown method 'mimmo'; did you mean 'mimo'?"]),
         (["train", "--method", "mimmo"], ["did you mean 'mimo'?"]),
         (["train", "penalty=high"], ["mimo.penalty should be a number, found 'high'"]),
-        (["train", "epochs=2.5"], ["epochs should be a whole number, found '2.5'"]),
+        (["train", "epochs=2.5"], ["epochs should be a whole number or auto, found '2.5'"]),
         (["train", "--data", "wach", "--method", "msll", "epochs=x"], ["'wach'", "'msll'", "epochs should be"]),
         (["compare", "--data", "wach", "--methods", "msl,qq", "lr=0", "batch=0"], ["'wach'", "'qq'", "lr", "batch"]),
         (["diagnose", "--data", "wach", "lr=x"], ["'wach'", "lr should be a number"]),
