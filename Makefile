@@ -5,6 +5,7 @@ READY := .venv/.installed
 TRAIN := .venv/.train
 # Versions for Python 3.11; `make fast CONSTRAINTS=` takes the newest that another Python gets.
 CONSTRAINTS ?= -c constraints.txt
+# --no-compile: most of what is installed is never imported, and bytecode of all of it takes a minute.
 
 .DEFAULT_GOAL := help
 .PHONY: help test lint fast slow docs build demo anchors clean
@@ -14,12 +15,12 @@ help:  ## what can be made
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(CONSTRAINTS) -e '.[dev]'
 	touch $@
 
 $(TRAIN): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[train]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(CONSTRAINTS) -e '.[train]'
 	touch $@
 
 test: lint fast slow docs  ## everything that has to pass: style, types, tests, documentation
