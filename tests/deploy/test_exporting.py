@@ -27,9 +27,12 @@ from equipoise.deploy import (
 )
 from equipoise.deploy.card import card, write_card
 from equipoise.models import LateFusion
-from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, ResNet18
+from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, RegularisedMLP, ResNet18
 from equipoise.models.fusion_model import FusionModel
+from equipoise.models.inception import Inception
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
+from equipoise.models.sound import LogMel
+from equipoise.models.vision import SmallResNet, Video
 from equipoise.study.job import Job, run_job
 from equipoise.study.registry import entries
 from equipoise.util.errors import BadInput
@@ -40,6 +43,12 @@ Inputs = dict[str, Tensor]
 KINDS: dict[str, tuple[Any, tuple[int, ...], bool]] = {
     "mlp": (lambda: MLP(5, 8, (6,)), (5,), False),
     "cnn1d": (lambda: CNN1d(2, 8, 4), (2, 9), False),
+    "regularised-mlp": (lambda: RegularisedMLP(5, 8, 6), (5,), False),
+    "inception": (lambda: Inception(2, 9, 8), (2, 9), True),
+    "inception-of-long": (lambda: Inception(2, 300, 8), (2, 13), False),
+    "log-mel": (lambda: LogMel(1, 999, 8, 2), (1, 999), True),
+    "small-resnet": (lambda: SmallResNet(1, 40, 8, 2), (1, 9, 7), False),
+    "video": (lambda: Video(1, 9, 8, 2), (1, 5, 9, 7), True),
     "cnn2d": (lambda: CNN2d(1, 8, 4), (1, 7, 7), False),
     "frames": (lambda: Frames(CNN2d(1, 8, 4)), (1, 4, 7, 7), True),
     "lenet": (lambda: LeNet(1, 2), (1, 8, 8), False),
@@ -273,6 +282,9 @@ def opened_pt2(file: Path) -> Callable[[Inputs], Inputs]:
 GROUPS = [
     ("onnx", "concat", ["mlp", "frames"]),
     ("torch-export", "sum", ["mlp", "resnet18", "cnn2d"]),
+    pytest.param("onnx", "concat", ["inception", "log-mel"], marks=pytest.mark.slow),
+    pytest.param("onnx", "sum", ["video", "small-resnet", "regularised-mlp"], marks=pytest.mark.slow),
+    pytest.param("torch-export", "concat", ["inception-of-long", "video", "log-mel"], marks=pytest.mark.slow),
     pytest.param("onnx", "film", ["words", "cnn1d", "first-step"], marks=pytest.mark.slow),
     pytest.param("onnx", "gated", ["mlp", "lenet"], marks=pytest.mark.slow),
 ]

@@ -277,7 +277,7 @@ def test_weights_that_are_not_those_of_the_model_are_told(run: Path) -> None:
 def test_every_encoder_of_the_package_is_built_again(kind: str, fusion: str, tmp_path: Path, original: Path) -> None:
     shapes = {
         **dict.fromkeys(("auto", "mlp", "regularised-mlp"), (5,)),
-        **dict.fromkeys(("cnn1d", "inception", "first-step", "attention", "lstm-attention"), (3, 9)),
+        **dict.fromkeys(("cnn1d", "inception", "log-mel", "first-step", "attention", "lstm-attention"), (3, 9)),
         **dict.fromkeys(("frames", "video"), (3, 4, 16, 16)),
         "words": (9,),
     }

@@ -35,6 +35,7 @@ def test_some_can_be_named_and_the_others_follow_their_shape() -> None:
         ("cnn1d", (2, 30)),
         ("regularised-mlp", (7,)),
         ("inception", (2, 30)),
+        ("log-mel", (1, 500)),
         ("cnn2d", (3, 20, 20)),
         ("small-resnet", (3, 20, 20)),
         ("video", (3, 4, 20, 20)),

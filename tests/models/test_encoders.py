@@ -12,6 +12,7 @@ from equipoise.models import (
     CNN2d,
     Frames,
     Inception,
+    LogMel,
     RegularisedMLP,
     ResNet18,
     SequenceTransformer,
@@ -36,6 +37,9 @@ def settled(encoder: nn.Module, *shape: int) -> nn.Module:
         ((6,), RegularisedMLP),
         ((3, 23), CNN1d),
         ((3, 24), Inception),
+        ((2, 4000), LogMel),
+        ((2, 3999), Inception),
+        ((3, 4000), Inception),
         ((3, 15, 40), CNN2d),
         ((3, 16, 40), SmallResNet),
         ((3, 3, 16, 16), Frames),
@@ -141,6 +145,7 @@ def test_lengths_beyond_the_tensor_mean_no_padding_and_zero_is_finite() -> None:
     for encoder, samples in (
         (settled(CNN1d(2, width=4), 2, 9), torch.randn(2, 2, 9)),
         (settled(Inception(2, 9, features=8), 2, 9), torch.randn(2, 2, 9)),
+        (settled(LogMel(2, 9, features=8), 2, 9), torch.randn(2, 2, 9)),
         (settled(Video(2, 5, width=4), 2, 9, 5, 5), torch.randn(2, 2, 9, 5, 5)),
         (settled(SequenceTransformer(3, features=8), 9, 3), torch.randn(2, 9, 3)),
     ):
@@ -167,7 +172,12 @@ def test_heads_must_divide_features() -> None:
     [
         (MLP(4), torch.zeros(2, 5), r"MLP expected \[B, D\] with D = 4; found \[2, 5\]"),
         (CNN1d(4), torch.zeros(2, 4), r"CNN1d expected \[B, C, T\]"),
+        (RegularisedMLP(4), torch.zeros(2, 5), r"RegularisedMLP expected \[B, D\] with D = 4; found \[2, 5\]"),
+        (Inception(4, 9), torch.zeros(2, 3, 9), r"Inception expected \[B, C, T\] with C = 4"),
+        (LogMel(1, 9), torch.zeros(2, 9), r"LogMel expected \[B, C, T\]"),
         (CNN2d(4), torch.zeros(2, 3, 8, 8), r"CNN2d expected .* with C = 4"),
+        (SmallResNet(4, 8), torch.zeros(2, 3, 8, 8), r"SmallResNet expected .* with C = 4"),
+        (Video(4, 8), torch.zeros(2, 4, 8, 8), r"Video expected \[B, C, T, H, W\]"),
         (Frames(CNN2d(4)), torch.zeros(2, 4, 8, 8), r"Frames expected \[B, C, T, H, W\]; found"),
         (SequenceTransformer(4), torch.zeros(2, 4, 9), r"SequenceTransformer expected .* with D = 4"),
     ],

@@ -1,16 +1,16 @@
 """Spectrograms with torch, on any device: the log-STFT of OGM-GE and AGM, and Kaldi's log mel filter bank."""
 
 import math
-from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from equipoise.util.mel import mel_triangles
+
 LOWEST_MAGNITUDE = 1e-7
 FRAME_SECONDS, SHIFT_SECONDS = 0.025, 0.010
 PRE_EMPHASIS = 0.97
-LOWEST_HERTZ = 20.0
 LOWEST_ENERGY = torch.finfo(torch.float32).eps
 KINETICS_FRAMES, KINETICS_MEAN, KINETICS_DEVIATION = 1024, -4.503877, 5.141276
 
@@ -74,7 +74,7 @@ def fbank(wave: Tensor, rate: int, bins: int = 128) -> Tensor:
     frames = frames * torch.hann_window(length, periodic=False, dtype=wave.dtype, device=wave.device)
     padded = 1 << (length - 1).bit_length()
     power = torch.fft.rfft(frames, n=padded).abs() ** 2
-    triangles = _triangles(rate, padded, bins).to(wave)
+    triangles = mel_triangles(rate, padded, bins).to(wave)
     return torch.log((power @ triangles.T).clamp(min=LOWEST_ENERGY))
 
 
@@ -87,21 +87,3 @@ def kinetics_fbank(wave: Tensor, rate: int, frames: int = KINETICS_FRAMES) -> Te
     bank = fbank(wave - wave.mean(dim=-1, keepdim=True), rate)[..., :frames, :]
     bank = F.pad(bank, (0, 0, 0, frames - bank.shape[-2]))
     return (bank - KINETICS_MEAN) / (2 * KINETICS_DEVIATION)
-
-
-@cache
-def _triangles(rate: int, padded: int, bins: int) -> Tensor:
-    """The weight of each frequency of the spectrum in each bin, [bins, padded // 2 + 1], float64.
-
-    The Nyquist frequency itself belongs to no bin, as in Kaldi.
-    """
-    low, high = _mel(torch.tensor([LOWEST_HERTZ, rate / 2], dtype=torch.float64)).tolist()
-    width = (high - low) / (bins + 1)
-    left = low + width * torch.arange(bins, dtype=torch.float64)[:, None]
-    mel = _mel(torch.arange(padded // 2, dtype=torch.float64) * rate / padded)
-    rising, falling = (mel - left) / width, (left + 2 * width - mel) / width
-    return F.pad(torch.minimum(rising, falling).clamp(min=0), (0, 1))
-
-
-def _mel(hertz: Tensor) -> Tensor:
-    return 1127 * torch.log1p(hertz / 700)

@@ -20,5 +20,6 @@ from equipoise.models.fusion import build_fusion as build_fusion
 from equipoise.models.inception import Inception as Inception
 from equipoise.models.late_fusion import LateFusion as LateFusion
 from equipoise.models.sequence import SequenceTransformer as SequenceTransformer
+from equipoise.models.sound import LogMel as LogMel
 from equipoise.models.vision import SmallResNet as SmallResNet
 from equipoise.models.vision import Video as Video

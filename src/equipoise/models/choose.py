@@ -10,6 +10,7 @@ from torch import nn
 from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, RegularisedMLP, ResNet18
 from equipoise.models.inception import Inception
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
+from equipoise.models.sound import LogMel
 from equipoise.models.vision import SmallResNet, Video
 from equipoise.util.errors import BadInput, unknown_name
 from equipoise.util.named import imported
@@ -17,6 +18,9 @@ from equipoise.util.named import imported
 Shape = tuple[int, ...]
 LEAST_STEPS, LEAST_SIDE, LEAST_FRAMES = 24, 16, 4
 """Below these, series, pictures and video are so small that a small CNN reads as much of them, and costs less."""
+
+EARS, SOUND_STEPS = 2, 4000
+"""Series of at most so many channels and at least so many steps are taken for sound: half a second at 8 kHz."""
 
 
 def encoder_for(shape: Sequence[int], features: int = 64) -> nn.Module:
@@ -29,6 +33,7 @@ def encoder_for(shape: Sequence[int], features: int = 64) -> nn.Module:
             |---|---|---|
             | (D,) | `RegularisedMLP` | |
             | (C, T) | `Inception` | `CNN1d`, below 24 steps |
+            | (1, T) or (2, T), T ≥ 4000 | `LogMel` | |
             | (C, H, W) | `SmallResNet` | `CNN2d`, where a side is below 16 |
             | (C, T, H, W) | `Video` | `Frames` of a `CNN2d`, below 4 frames or where a side is below 16 |
         features: The size of the encoder's output vector.
@@ -54,7 +59,10 @@ def _kind_for(shape: Shape) -> str:
     if len(shape) == 1:
         return "regularised-mlp"
     if len(shape) == 2:
-        return "inception" if shape[1] >= LEAST_STEPS else "cnn1d"
+        channels, steps = shape
+        if channels <= EARS and steps >= SOUND_STEPS:
+            return "log-mel"
+        return "inception" if steps >= LEAST_STEPS else "cnn1d"
     large = min(shape[-2:]) >= LEAST_SIDE
     if len(shape) == 3:
         return "small-resnet" if large else "cnn2d"
@@ -81,6 +89,7 @@ KINDS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "regularised-mlp": lambda shape, features: RegularisedMLP(shape[0], features),
     "cnn1d": lambda shape, features: CNN1d(shape[0], features),
     "inception": lambda shape, features: Inception(*_axes(shape, 2), features),
+    "log-mel": lambda shape, features: LogMel(*_axes(shape, 2), features),
     "cnn2d": lambda shape, features: CNN2d(shape[0], features),
     "frames": lambda shape, features: Frames(CNN2d(shape[0], features)),
     "small-resnet": lambda shape, features: SmallResNet(shape[0], max(_axes(shape, 3)[1:]), features),
