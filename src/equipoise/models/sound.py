@@ -14,7 +14,7 @@ from equipoise.util.mel import mel_triangles
 RATE, WINDOW, HOP, PADDED, BINS = 16_000, 400, 160, 512, 64
 """Frames of 25 ms every 10 ms at 16 kHz. At other rates they last as many samples, and the bands move with the rate."""
 FRAMES, LONGEST = 128, 256
-"""About as many frames as the network reads of a sound of more than `LONGEST`: the energies of neighbours are averaged."""
+"""Of a sound of more than `LONGEST` frames, energies of neighbours are averaged, so that about `FRAMES` are left."""
 LOWEST_ENERGY = 1e-6
 MASKED, MASKS = 0.2, 2
 """The largest part of an axis that one mask covers, and the number of masks along each."""
@@ -24,13 +24,13 @@ MASKED, MASKS = 0.2, 2
 class LogMel(nn.Module):
     """A residual network over the log-mel spectrogram of raw sound: [B, C, T] → [B, features], any T ≥ 1.
 
-    The spectrogram is that of "Comparison of Parametric Representations for Monosyllabic Word Recognition" (Davis and
-    Mermelstein, 1980): frames under a Hann window, their power spectrum, 64 triangles on the mel scale, the logarithm,
-    each band brought to mean zero and deviation one as training goes. All of it is convolutions with fixed weights, so
-    it is part of an exported graph. In training, bands of frequency and time are masked, as in "SpecAugment: A Simple Data
-    Augmentation Method for Automatic Speech Recognition" (Park et al., 2019). Then come a convolution, pooling by 2 and
-    one residual block for each of three stages ("Deep Residual Learning for Image Recognition", He et al., 2016), and
-    the average over bands and time.
+    The spectrogram is that of "Comparison of Parametric Representations for Monosyllabic Word Recognition in
+    Continuously Spoken Sentences" (Davis and Mermelstein, 1980): frames under a Hann window, their power spectrum, 64
+    triangles on the mel scale, the logarithm; then each band is brought to mean zero and deviation one, by batch norm.
+    All of it is convolutions with fixed weights, so it is part of an exported graph. In training, bands of frequency
+    and time are masked, as in "SpecAugment: A Simple Data Augmentation Method for Automatic Speech Recognition" (Park
+    et al., 2019). Then come a convolution, pooling by 2 and one residual block for each of three stages ("Deep Residual
+    Learning for Image Recognition", He et al., 2016), and the average over bands and time.
 
     Cost: for a second at 16 kHz about 20 million multiplications for the spectrogram, which needs no gradient, and 20
     million for the network. Chosen for one or two channels of at least 4,000 steps.

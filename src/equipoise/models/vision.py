@@ -31,7 +31,7 @@ class SmallResNet(nn.Module):
     read in strides. Then one residual block per stage, with 16, 32 and 64 channels at the default width, the average
     over the plane.
 
-    Cost: about 10 million multiplications for 28 × 28, 13 million for 32 × 32, and no more for larger pictures, their
+    Cost: about 9 million multiplications for 28 × 28, 12 million for 32 × 32, and no more for larger pictures, their
     stem apart. Chosen for pictures whose sides are at least 16.
 
     Args:
@@ -64,7 +64,7 @@ class Video(nn.Module):
     stage halves plane and frames. The average is taken over time and over the fields of a 3 × 3 grid, as
     most sensors of pictures stand still.
 
-    Cost: about 26 million multiplications for 16 frames of 48 × 48. Chosen for video of at least 4 frames whose sides
+    Cost: about 9 million multiplications for 16 frames of 48 × 48. Chosen for video of at least 4 frames whose sides
     are at least 16.
 
     Args:

@@ -38,7 +38,7 @@ _PLAIN: dict[str, Any] = {  # named one by one: what was published does not move
     "augment": "none", "select": "last", "patience": None, "features": 64, "dropout": 0.0,
 }  # fmt: skip
 _PAPER = Settings(epochs=100, batch=64, lr=1e-3, schedule="step", encoder="resnet18", fusion="sum", **_PLAIN)
-_WATCH = Settings(epochs=30, batch=64, lr=0.01, schedule="constant", encoder="auto", fusion="concat", **_PLAIN)
+_WATCH = Settings(epochs=30, batch=64, lr=0.01, schedule="constant", encoder="cnn1d", fusion="concat", **_PLAIN)
 _COMMON = (
     "Optimiser, learning rate, epochs, λ and μ: the MIMO paper. Momentum, weight decay, a tenth of the rate after 70 "
     "of 100 epochs, and the sum of linear heads: the AGM code it builds on. Batch 64: the AGM and OGM-GE codes; the "
@@ -67,7 +67,7 @@ _TABLE: tuple[tuple[str, str, float, float, dict[str, Any], str], ...] = (
      "attends to text, and here nothing is shared before the fusion. Words are learnt from their numbers; with "
      "vectors=… prepared, type encoder=text:lstm-attention,audio:attention."),
     ("ave", "ave", 100.0, 0.01, {}, _RESNETS + " For clips."),
-    ("ave-segments", "ave", 100.0, 0.01, {"encoder": "video:pooled-map", "features": 128},
+    ("ave-segments", "ave", 100.0, 0.01, {"encoder": "video:pooled-map,audio:mlp", "features": 128},
      "Small networks on the published features of every second: the paper's network lets the two attend to each other, "
      "and here nothing is shared before the fusion."),
 )  # fmt: skip
