@@ -100,7 +100,7 @@ def test_auto_means_the_published_preset_or_the_recipe() -> None:
 
 def test_the_smartwatch_keeps_its_plain_settings() -> None:
     preset = all_presets()["smartwatch"]
-    assert (preset.settings, preset.params) == (Settings(), {})
+    assert (preset.settings, preset.params) == (Settings(encoder="cnn1d"), {})
     assert preset.data in all_data()
 
 

@@ -48,7 +48,7 @@ _RECIPE_SOURCE = (
     "Chosen on validation parts and on folds by group inside training parts of several sensor sets, to need no tuning. "
     "epochs=auto: 1,200 steps for 500 samples and fewer, 1,500 for 1,000, 3,800 for 10,000, never more than 20,000."
 )
-_WATCH_SOURCE = "The plain settings, with which the smartwatch protocol was measured first."
+_WATCH_SOURCE = "The plain settings and small 1-D CNNs, with which the smartwatch protocol was measured first."
 _RESNETS = "ResNet-18 for both sensors, from scratch: OGM-GE and AGM."
 _LENETS = {"encoder": "lenet", "epochs": 30, "batch": 40, "lr": 0.1, "schedule": "constant", "fusion": "concat"}
 # Name, data set, λ, μ, settings that differ from those of the paper, and where they come from.
