@@ -6,7 +6,7 @@ from typing import Any
 from equipoise.cli import options
 from equipoise.data.sets import PUBLISHED
 from equipoise.data.source import all_data
-from equipoise.study.registry import all_methods
+from equipoise.study.registry import all_methods, automatic_methods
 from equipoise.training.presets import all_presets
 from equipoise.training.settings import Settings
 from equipoise.util import VERSION
@@ -17,7 +17,7 @@ EXAMPLES["methods"] = "Example: equipoise methods --json"
 
 def methods(as_json: options.Json = False) -> None:
     """Every method, with one line and its parameters."""
-    every = all_methods()
+    every = {**automatic_methods(), **all_methods()}
     if as_json:
         print(json.dumps({name: {"summary": m.summary, "parameters": m.parameters} for name, m in every.items()}))
         return

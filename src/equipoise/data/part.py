@@ -97,6 +97,19 @@ class Part:
         return Part(inputs, self.label, self.group, spatial=self.spatial, index=self.index)
 
 
+def joined(one: Part, other: Part) -> Part:
+    """Return the samples of two parts of the same data as one part."""
+    first, second = one.in_memory(), other.in_memory()
+
+    def both(name: str) -> Tensor | None:
+        pair = [getattr(first, name), getattr(second, name)]
+        return None if any(array is None for array in pair) else torch.cat(pair)
+
+    inputs = {name: torch.cat([array, second.inputs[name]]) for name, array in first.inputs.items()}
+    label = torch.cat([first.label, second.label])
+    return Part(inputs, label, both("group"), views=first.views, spatial=first.spatial, index=both("index"))
+
+
 def is_beside(name: str, arrays: Mapping[str, object]) -> bool:
     """Return whether a name stands for the lengths of another modality, or for the samples that have it."""
     return any(name.endswith(ending) and name.removesuffix(ending) in arrays for ending in (LENGTH, PRESENT))

@@ -125,6 +125,7 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
             "protocol": view,
             "sensors": test.get(view) if view else None,
         },
+        **({"portfolio": row["portfolio"]} if "portfolio" in row else {}),
         "faults": test.get("faults"),
         "fault_legend": LEGEND,
         "warnings": warnings if isinstance(warnings := row.get("warnings"), list) else [],
@@ -203,6 +204,7 @@ def _markdown(card: Mapping[str, Any]) -> str:
         "drawn": card["data"]["drawn"] or "not said",
         "verified": verified,
         "params": json.dumps(card["training"]["params"]),
+        "portfolio": _portfolio(card.get("portfolio"), metric),
         "versions": ", ".join(f"{name} {number}" for name, number in card["training"]["versions"].items()),
         "limits": "\n".join(f"- {limit}" for limit in card["limits"]),
     }
@@ -269,6 +271,32 @@ def _faults(faults: Mapping[str, Any] | None, metric: Metric) -> str:
     table = _table(["sensor", "fault", "level", "fused", "committee"], rows)
     legend = "\n".join(f"- {fault}: {words}." for fault, words in LEGEND.items())
     return f"{metric.label[0].upper()}{metric.label[1:]} with a sensor at fault:\n\n{table}\n\n{legend}"
+
+
+def _portfolio(told: Mapping[str, Any] | None, metric: Metric) -> str:
+    """Tell how an automatic model was chosen, with the losses on the validation part."""
+    if not told:
+        return ""
+    rows = []
+    for rung in told["rungs"]:
+        for one in rung["candidates"]:
+            known = one.get(metric.name)
+            value = _shown(known, metric) if isinstance(known, (int, float)) else "–"
+            loss = _number(one.get("loss"), ".4g") if "diverged" not in one else "diverged"
+            rows.append([one["candidate"], f"{one.get('steps', 0):,} ({rung['steps']})", loss, value])
+    closed = told["closed_form"]
+    first = f"Closed-form heads: {closed['left_out']}. " if "left_out" in closed else ""
+    heard = "; ".join(
+        f"{name}: " + ", ".join(f"{output} {weight:.3f}" for output, weight in told["weights"].get(name, {}).items())
+        for name in told["chosen"]
+    )
+    table = _table(["candidate, with closed-form heads", "steps", "loss on validation", metric.label], rows)
+    again = f" The members were {told['refit']}." if "refit" in told else ""
+    return (
+        f"\n## How it was chosen\n\n{first}Closed-form heads first, then methods by successive halving, each judged "
+        "together with these heads by the loss of their committee on left-out groups of the validation part; the test "
+        f"part was read afterwards.\n\n{table}\n\nMembers and the weights of their heads: {heard}.{again}\n"
+    )
 
 
 def _shown(value: float | None, metric: Metric) -> str:

@@ -16,7 +16,7 @@ from equipoise.models.late_fusion import Unimodal
 from equipoise.models.metrics import METRICS
 from equipoise.models.task import RegressionLoss, TaskKind
 from equipoise.study.job import FORMAT, TASK_FORMAT
-from equipoise.study.registry import all_methods
+from equipoise.study.registry import all_methods, automatic_methods
 from equipoise.training.settings import Fusion
 from equipoise.util.errors import BadInput, name_problems, unknown_name
 from equipoise.util.files import open_inside
@@ -70,8 +70,9 @@ def problems_in(content: Mapping[str, Any]) -> list[str]:
     if problems := at_most(_CONTENT(content, "")) or list(_task_problems(content)):
         return problems
     row, test = content["row"], content["row"].get("test", {})
-    if row["method"] not in all_methods() and not is_path(row["method"]):
-        problems.append(f"row.method: {unknown_name(row['method'], all_methods())}")
+    known = {**all_methods(), **automatic_methods()}
+    if row["method"] not in known and not is_path(row["method"]):
+        problems.append(f"row.method: {unknown_name(row['method'], known)}")
     if (view := test.get("view")) is not None and view in test:
         problems += _each(_SCORE)(test[view], f"row.test.{view}")
     if "members" in content:
@@ -256,6 +257,17 @@ _TEST = _record({}, {**_SCORES, **_SHARES, "view": _or_null(_TEXT), "faults": _o
 _VALIDATION = _record({}, {"fused": _SCORE})
 _MODEL = _rule("auto or a dotted path", lambda value: value == "auto" or (isinstance(value, str) and is_path(value)))
 _RUN = _record({"encoder": _TEXT, "features": _whole(1), "fusion": _one_of(*get_args(Fusion))}, {"model": _MODEL})
+_TRIED = _record({"candidate": _TEXT}, {"steps": _whole(0), "loss": _SCORE})
+_RUNG = _record({"steps": _TEXT, "epochs": _whole(0), "candidates": _each(_TRIED, list)})
+_PORTFOLIO = _record(
+    {
+        "closed_form": _record({}, {"left_out": _TEXT, "loss": _SCORE}),
+        "rungs": _each(_RUNG, list, most=MEMBERS),
+        "chosen": _each(_TEXT, list, least=1, most=MEMBERS),
+        "weights": _each(_each(_NUMBER)),
+    },
+    {"loss": _SCORE, "refit": _TEXT},
+)
 _ROW = _record(
     {**_NAMES, "seed": _whole(-(2**63), 2**64), "fold": _or_null(_whole(0)), "params": _each(_ANY), "run": _RUN},
     {
@@ -266,6 +278,7 @@ _ROW = _record(
         "versions": _each(_TEXT),
         "task": _one_of(*get_args(TaskKind)),
         "metric": _one_of(*METRICS),
+        "portfolio": _PORTFOLIO,
     },
 )
 _NAMED = _each(_TEXT, list, least=1)

@@ -22,7 +22,7 @@ from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import METRICS, Metric
 from equipoise.models.task import Task
 from equipoise.study.job import DESCRIPTION, WEIGHTS
-from equipoise.study.registry import all_methods
+from equipoise.study.registry import all_methods, automatic_methods
 from equipoise.util.errors import BadInput, first_line, raise_all
 from equipoise.util.files import inside
 from equipoise.util.named import is_path
@@ -99,7 +99,8 @@ def load_saved_model(
             problems += _encoder_problems(folder, content, each, believed=trust or encoder is not None)
     raise_all([*problems, *damage])
     row = content["row"]
-    method = all_methods().get(row["method"])  # none: a class of the user's own, which trained it and is done
+    known = {**all_methods(), **automatic_methods()}
+    method = known.get(row["method"])  # none: a class of the user's own, which trained it and is done
     if not (_has_fused(row) if method is None else method.fused):
         raise BadInput(
             f"{folder}: {row['method']} trains every sensor alone and leaves the fused head untrained, so that "

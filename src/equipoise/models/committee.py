@@ -36,11 +36,14 @@ class CommitteeFit(NamedTuple):
         shrinkage: How strongly the weights were pulled to the prior ones, which are equal unless others are given;
             infinite where they are the same; not a number where nothing was fitted.
         reason: The reason for this shrinkage, in words.
+        loss: The mean loss on left-out groups with this shrinkage; where nothing was left out, that of the prior
+            weights. Of classes and labels cross-entropy, of numbers the mean square in deviations.
     """
 
     weights: Tensor
     shrinkage: float
     reason: str
+    loss: float = math.nan
 
 
 def fit_committee(
@@ -54,7 +57,8 @@ def fit_committee(
         model: A model with uni-modal outputs.
         batches: Validation data: any number of batches (inputs, labels) or (inputs, labels, groups), or a single one.
         groups: The person, speaker or video of each sample over all batches, where the batches do not hold them.
-        keep: The reason for keeping the weights there are, so that only intervals are calibrated; None to fit them.
+        keep: The reason for keeping the weights there are, so that only intervals are calibrated, unless they are;
+            None to fit the weights.
 
     Returns:
         The fit, as `fit_weights` gives it.
@@ -69,7 +73,7 @@ def fit_committee(
     votes = read_votes(model, batches, groups, "fit_committee")
     fit = kept or fit_task(model.known_task(), votes.members, votes.label, votes.groups)
     model.committee.copy_(fit.weights)
-    if votes.fused_errors is not None:
+    if votes.fused_errors is not None and not (kept and bool(model.radii.isfinite().any())):
         _calibrate(model, votes.fused_errors.abs(), votes.members, votes.label)
     return fit
 
@@ -258,7 +262,7 @@ def _fit(pool: _Pool, groups: Groups | None, given: Tensor | None) -> CommitteeF
     group_count = int(group_of_sample.max()) + 1
     if group_count < _FEWEST_GROUPS:
         reason = f"{words}: found {group_count} group(s), and cross-validation needs at least three"
-        return CommitteeFit(prior, math.inf, reason)
+        return CommitteeFit(prior, math.inf, reason, float(pool.loss(prior)))
 
     # The shuffle is the same every time, and keeps neighbours in a file from sharing a fold.
     fold_count = min(group_count, _FOLDS_BY_SAMPLE if groups is None else _FOLDS_BY_GROUP)
@@ -277,7 +281,7 @@ def _fit(pool: _Pool, groups: Groups | None, given: Tensor | None) -> CommitteeF
         f"groups; left-out loss {mean[chosen]:.4g}, best {min(mean):.4g}, {words} {mean[0]:.4g}"
     )
     weights = prior if shrinkage == math.inf else pool.solve(shrinkage, prior, prior)
-    return CommitteeFit(weights, shrinkage, reason)
+    return CommitteeFit(weights, shrinkage, reason, mean[chosen])
 
 
 def _left_out_losses(pool: _Pool, left_out: Tensor, prior: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
@@ -12,9 +13,10 @@ from typing import Any, Literal, NamedTuple
 from equipoise.data.source import DataSet, mark_task
 from equipoise.models.metrics import METRICS
 from equipoise.study import tuning
+from equipoise.study.budget import budget_line
 from equipoise.study.executors import Cluster
 from equipoise.study.job import Measure, finite
-from equipoise.study.registry import Entry, all_methods
+from equipoise.study.registry import Entry, all_methods, check_trained
 from equipoise.study.store import Store, cannot_write
 from equipoise.study.study import folds_of, plan, run_progress, run_study
 from equipoise.training import launch
@@ -79,6 +81,8 @@ def compare_each(
     Raises:
         FailedRuns: After all others are done, if some runs failed.
     """
+    if tune:
+        collect(*(partial(check_trained, chosen, "--tune") for _, chosen in studies))
     cut = collect(*(partial(folds_of, source, folds) for source, _ in studies))
     if on is None and launch.launched():  # elsewhere, every run is a process of its own
         launch.init(*collect(lambda: device_of(studies[0][1][0].settings)))
@@ -101,6 +105,9 @@ def compare_each(
     for (source, _), (jobs, splits) in zip(studies, plans, strict=True):
         where = f" on {source.name}" if len(studies) > 1 else ""
         try:
+            if not quiet and store.missing(job.config for job in jobs):
+                trials = sum(len(tuning.trials(entry, tune)) for entry in chosen) * len(splits) if tune else 0
+                print(budget_line(jobs, splits, store, trials) + where, file=sys.stderr)
             if tune:
                 with launch.one_rank_at_a_time():
                     trials = Store(inside(out, "tuning"))

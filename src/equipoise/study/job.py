@@ -15,7 +15,6 @@ from typing import Any, Literal, final
 import torch
 
 from equipoise.balance import collectives
-from equipoise.balance.balancer import Balancer
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
 from equipoise.measure import measure_run, peak_memory, step_seconds
@@ -26,13 +25,15 @@ from equipoise.measure.timing import PROTOCOL, trained_step
 from equipoise.models.choose import own_encoders
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import metric_of
+from equipoise.study.portfolio import Made, Portfolio, make_instant
 from equipoise.study.registry import Entry
 from equipoise.study.store import SCHEMA, Store, cannot_write, is_disk_error
 from equipoise.training.checkpoint import damage_in
 from equipoise.training.launch import device_of
 from equipoise.training.optimisers import make_optimizer
+from equipoise.training.settings import Settings
 from equipoise.training.trackers import Trackers, flat_results
-from equipoise.training.train import Trained, train
+from equipoise.training.train import train
 from equipoise.util import VERSION
 from equipoise.util.errors import BadInput, raise_all
 from equipoise.util.files import inside, write_atomic
@@ -247,38 +248,47 @@ def run_job(
     keep_freed_memory()
     if torch.cuda.is_initialized():  # by an earlier run in this process
         torch.cuda.reset_peak_memory_stats()
-    balancer, method = job.entry.balancer(), job.entry.method.name
+    method = job.entry.method.name
     if trackers is not None:
         params = {f"{method}.{name}": value for name, value in job.entry.params.items()}
         about = {"data": job.data.name, "method": method, "seed": job.seed, "fold": job.fold}
         facts = {**about, **params, "config": job.config}
         trackers = replace(trackers, run=job.name, facts=facts, stays_open=job.measure != "validation")
     how: dict[str, Any] = {"seed": job.seed, "checkpoint_seconds": checkpoint_seconds, "trackers": trackers}
-    trained = train(splits, balancer, job.entry.settings, folder=folder, on_epoch=on_epoch, **how)
+    made = _make(job, splits, folder=folder, on_epoch=on_epoch, **how)
     if collectives.rank() > 0:
         return {}
     row: dict[str, Any] = {}
     try:
         with collectives.single_rank():
-            row = _row(job, trained, balancer, splits, folder, workers)
+            row = _row(job, made, splits, folder, workers)
     finally:
-        if trackers is not None and trained.trackers:
-            trackers.finish(trained.trackers, flat_results(row.get("test", {})), len(trained.curves))
+        if trackers is not None and made.trained.trackers:
+            trackers.finish(made.trained.trackers, flat_results(row.get("test", {})), len(made.trained.curves))
     (folder / ERROR).unlink(missing_ok=True)  # of an earlier attempt
     return row
 
 
-def _row(
-    job: Job, trained: Trained, balancer: Balancer, splits: Splits, folder: Path, workers: int | None
-) -> dict[str, Any]:
-    """Measure the trained model, save it and its curves, and return the row."""
-    settings, finish = job.entry.settings, job.entry.method.finish
+def _make(job: Job, splits: Splits, **how: Any) -> Made:
+    """Make the model of a run, in the way of its method."""
+    entry = job.entry
+    if entry.method.way == "instant":
+        return make_instant(entry, splits)
+    if entry.method.way == "auto":
+        return Portfolio(entry, splits, **how).make()
+    balancer = entry.balancer()
+    trained = train(splits, balancer, entry.settings, **how)
+    finish = entry.method.finish
+    return Made(trained.model if finish is None else finish(trained.model), trained, balancer)
+
+
+def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None) -> dict[str, Any]:
+    """Measure the model, save it and the curves of its training, and return the row."""
+    settings, trained = job.entry.settings, made.trained
     step, how = trained_step([record["seconds"] for record in trained.curves], trained.steps)
-    optimizer, batch = make_optimizer(trained.model, settings), min(settings.batch, len(splits.train))
-    parts = step_seconds(trained.model, balancer, optimizer, splits.train, batch=batch, steps=10)
-    model = trained.model if finish is None else finish(trained.model)
+    parts = _step_parts(made, splits, settings)
     outputs: list[Outputs] = []  # on the test part, which is read once
-    measured = _measured(job, model, splits, outputs.append)
+    measured = _measured(job, made, splits, outputs.append)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder, "curves.jsonl", "".join(json.dumps(record) + "\n" for record in trained.curves))
     published = f" on the test set, as the protocol {splits.protocol} was published" if splits.selects_on_test else ""
@@ -297,6 +307,7 @@ def _row(
         "metric": metric.name,
         "selected": {"epoch": trained.epoch, "by": rule + published},
         **measured,
+        **({} if made.evidence is None else {"portfolio": made.evidence}),
         "warnings": warnings_of(
             measured["validation"], trained.steps * len(trained.curves), weighted=settings.class_weight != "none"
         ),
@@ -309,20 +320,35 @@ def _row(
     }
     row = finite(row)
     if job.measure != "validation":  # trials are many, and nobody ships one
-        save_model(folder, model, row, splits)
+        model = made.refitted or made.model
+        save_model(folder, model, row, splits, made.members)
         how_kept: dict[str, Any] = {"fold": job.fold, "fused": job.entry.method.fused}
         answers = predictions_of(outputs[0], model.known_task(), splits, **how_kept)
         write_atomic(folder, PREDICTIONS, as_npz(answers))
     return row
 
 
-def _measured(job: Job, model: FusionModel, splits: Splits, on_test: Callable[[Outputs], object]) -> dict[str, Any]:
+def _step_parts(made: Made, splits: Splits, settings: Settings) -> dict[str, Any]:
+    """Time the parts of a training step; nothing where none was taken."""
+    if made.trained.steps == 0:
+        return {}
+    model, batch = made.trained.model, min(settings.batch, len(splits.train))
+    return step_seconds(model, made.balancer, make_optimizer(model, settings), splits.train, batch=batch, steps=10)
+
+
+def _measured(job: Job, made: Made, splits: Splits, on_test: Callable[[Outputs], object]) -> dict[str, Any]:
+    whole, on_validation = job.measure == "all", replace(splits, test=splits.validation)
+    how: dict[str, Any] = {"seed": job.seed, "protocols": whole, "metric": job.entry.settings.metric}
     if job.measure == "validation":
-        splits = replace(splits, test=splits.validation)
-    whole = job.measure == "all"
-    metric = job.entry.settings.metric
-    how: dict[str, Any] = {"faults": whole, "protocols": whole, "metric": metric, "on_test": on_test}
-    measured = measure_run(model, splits, seed=job.seed, **how)
+        measured = measure_run(made.model, on_validation, faults=whole, **how)
+    elif made.refitted is None:
+        measured = measure_run(made.model, splits, faults=whole, on_test=on_test, **how)
+    else:  # of a model that was trained on the validation part, numbers and intervals would be too good there
+        before = measure_run(made.model, on_validation, faults=False, **how)
+        if splits.task.kind == "regression":
+            made.refitted.radii.copy_(made.model.radii)
+        after = measure_run(made.refitted, splits, faults=whole, on_test=on_test, **how)
+        measured = {**after, "validation": before["validation"]}
     if job.measure == "validation":
         del measured["test"]
     if job.entry.method.fused:

@@ -40,6 +40,8 @@ class Method:
         parameters: Its parameters that a command line can set, with their defaults.
         finish: Applied to the model after training.
         fused: Whether the fused decision of the model is trained.
+        way: The way to a model: "trained" by the balancer; "instant", solved in closed form; or "auto", a portfolio of
+            methods beside closed-form heads.
     """
 
     name: str
@@ -48,10 +50,12 @@ class Method:
     parameters: dict[str, Any]
     finish: Callable[[FusionModel], FusionModel] | None = None
     fused: bool = True
+    way: Literal["trained", "instant", "auto"] = "trained"
 
     def convert(self, name: str, text: str) -> Any:
         """Read a parameter's value from the text of ``name=value``."""
-        return settings.convert(f"{self.name}.{name}", text, _kinds(self.make)[name])
+        kind = _kinds(self.make)[name] if self.way == "trained" else type(self.parameters[name])
+        return settings.convert(f"{self.name}.{name}", text, kind)
 
     @property
     def own(self) -> bool:
@@ -66,7 +70,7 @@ class Method:
         """Send a class of the user's own by its path: where that cannot be imported, the run says so."""
         if self.own:
             return _own_elsewhere, (self.name,)
-        return Method, (self.name, self.make, self.summary, self.parameters, self.finish, self.fused)
+        return Method, (self.name, self.make, self.summary, self.parameters, self.finish, self.fused, self.way)
 
 
 def _fits_a_word(kind: Any) -> bool:
@@ -108,13 +112,31 @@ def all_methods() -> dict[str, Method]:
     return dict(sorted(known.items()))
 
 
-def method_of(name: str) -> Method:
+def automatic_methods() -> dict[str, Method]:
+    """List the ways to a model that are no single training; "all" does not mean them."""
+    portfolio = (
+        "Closed-form heads, then a few methods by successive halving on validation data, combined where that is better."
+    )
+    instant = "Heads solved in closed form on features of fixed kernels, without any training: a model in seconds."
+    return {
+        "auto": Method("auto", methods.MSL, portfolio, {"refit": False}, way="auto"),
+        "instant": Method("instant", methods.MSL, instant, {}, way="instant"),
+    }
+
+
+def method_of(name: str, *, automatic: bool = False) -> Method:
     """Return a method by name, or a class of the user's own by its dotted path.
+
+    Args:
+        name: As typed.
+        automatic: Take what is no single training, too.
 
     Raises:
         BadInput: If there is no such method, or the class is no `Balancer` that can be made from words.
     """
-    known = all_methods()
+    known = {**all_methods(), **(automatic_methods() if automatic else {})}
+    if name in automatic_methods() and not automatic:
+        raise BadInput(_not_trained(name))
     if name in known or not is_path(name):
         return look_up("method", name, known, OR_YOUR_OWN)
     try:
@@ -176,7 +198,7 @@ class Entry:
     def balancer(self) -> Balancer:
         """Make a fresh balancer."""
         try:
-            made = self.method.make(**self.params)
+            made = self.method.make(**(self.params if self.method.way == "trained" else {}))
         except BadInput:
             raise
         except Exception as error:  # code of the user's own may raise anything
@@ -227,7 +249,7 @@ def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | No
 
     typed = [name.strip() for name in names]
     asked = dict.fromkeys(one for name in typed for one in (known if name == "all" else [name]))
-    chosen = [method for name in asked if (method := attempt(method_of, name)) is not None]
+    chosen = [method for name in asked if (method := attempt(partial(method_of, automatic=True), name)) is not None]
     run: dict[str, Any] = {}
     params: dict[str, dict[str, Any]] = {method.name: {} for method in chosen}
     for word in words:
@@ -242,6 +264,21 @@ def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | No
         problems.append(f"no method was named; choose from {', '.join(known)}, or all, {OR_YOUR_OWN}")
     raise_all(problems)
     return lines
+
+
+def check_trained(chosen: Iterable[Entry], what: str) -> None:
+    """Raise a BadInput for lines that are no single training, where one is needed.
+
+    Args:
+        chosen: The lines.
+        what: The one that needs it, as it is typed.
+    """
+    names = [entry.method.name for entry in chosen if entry.method.way != "trained"]
+    raise_all(f"{what}: {_not_trained(name)}" for name in names)
+
+
+def _not_trained(name: str) -> str:
+    return f"expected one method that is trained, such as mimo, found {name}, which is no single training"
 
 
 def _meant(word: str) -> str:

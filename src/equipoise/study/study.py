@@ -18,7 +18,7 @@ from equipoise.models.task import Task
 from equipoise.study.executors import Cluster, Executor, RunFunction
 from equipoise.study.executors.local import RanksExecutor, local_executor, pending_on_ranks
 from equipoise.study.job import FoldSplits, Job, Measure, pending, run_job
-from equipoise.study.registry import Entry
+from equipoise.study.registry import Entry, check_trained
 from equipoise.study.store import Store
 from equipoise.training import launch
 from equipoise.training.launch import device_of
@@ -78,6 +78,7 @@ def plan(
     collect(
         *(partial(device, entry.settings) for entry in entries),
         *(partial(launch.check_launch, entry.settings, entry.balancer()) for entry in entries),
+        *([partial(check_trained, entries, "torchrun")] if on is None and launch.launched() else []),
         *(partial(_check_modality, entry, modalities) for entry in entries),
         *(partial(check_task, entry.balancer(), task) for entry in entries),
         *(partial(check_own_model, entry.balancer(), entry.settings) for entry in entries),
@@ -231,10 +232,12 @@ def run_progress(total: int, title: str, *, quiet: bool = False, where: str = ""
 
     def event(kind: str, job: Job, content: dict[str, Any]) -> None:
         nonlocal finished
-        epochs = job.entry.settings.passes
         if kind in ("start", "epoch"):
-            done = content.get("epoch", 0)  # a resumed run begins in the middle
-            progress.bar(job.config, f"  {job.name}{where}{', measuring' if done == epochs else ''}", done, epochs)
+            # A resumed run begins in the middle, and a portfolio counts the epochs of all its trainings.
+            done, epochs = content.get("overall") or (content.get("epoch", 0), job.entry.settings.passes)
+            stage = f": {content['stage']}" if "stage" in content else ""
+            text = f"  {job.name}{where}{', measuring' if done == epochs else stage}"
+            progress.bar(job.config, text, done, epochs)
             return
         finished += 1
         progress.remove(job.config)

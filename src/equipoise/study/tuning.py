@@ -16,7 +16,7 @@ import torch
 from equipoise.models.metrics import METRICS, Metric
 from equipoise.study.executors import Cluster
 from equipoise.study.job import FoldSplits, Job
-from equipoise.study.registry import WITH_COMMAS, Entry, own_name
+from equipoise.study.registry import WITH_COMMAS, Entry, check_trained, own_name
 from equipoise.study.registry import entries as entries_of
 from equipoise.study.store import Store
 from equipoise.study.study import run_progress, run_study
@@ -255,6 +255,7 @@ def search_of(method: str, words: Sequence[str], preset: Preset | None = None) -
     searched = [word for word in words if _searches(word)]
     fixed = [word for word in words if word not in searched]
     (base,) = collect(lambda: entries_of([method], fixed, preset)[0])
+    check_trained([base], "tune")
     read = partial(_read, method, preset)
     return Search(base, dict(collect(*(partial(read, word) for word in searched or _default_words(base, fixed)))))
 

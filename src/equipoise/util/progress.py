@@ -50,7 +50,7 @@ class Progress:
             return
         if key not in self._bars:
             self._bars[key] = self._display.add_task(text, total=total)
-        self._display.update(self._bars[key], completed=done, description=text)
+        self._display.update(self._bars[key], completed=done, total=total, description=text)
         if done >= total or time.perf_counter() - self._refreshed > REFRESH:
             self._display.refresh()
             self._refreshed = time.perf_counter()

@@ -1,0 +1,42 @@
+"""The budget of a command, told before it starts."""
+
+from collections.abc import Sequence
+
+from equipoise.study.job import FoldSplits, Job
+from equipoise.study.portfolio import CANDIDATES, trainings_of
+from equipoise.study.store import Store
+
+
+def budget_line(jobs: Sequence[Job], splits: FoldSplits, store: Store, trials: int = 0) -> str:
+    """Say how many trainings and steps some runs take, and what nothing is chosen by.
+
+    Args:
+        jobs: The runs.
+        splits: The data of each fold.
+        store: Knows those that are done, which take nothing any more.
+        trials: Trainings that tune the runs before.
+    """
+    done = {row["config"] for row in store.rows()}
+    waiting = [job for job in jobs if job.config not in done]
+    trainings = [(job, epochs) for job in waiting for epochs in trainings_of(job.entry, splits[job.fold].task.kind)]
+    steps = sum(
+        epochs * _steps_of_epoch(len(splits[job.fold].train), job.entry.settings.batch) for job, epochs in trainings
+    )
+    ways = {job.entry.method.way for job in waiting}
+    instant = "heads in closed form, " if ways & {"instant", "auto"} else ""
+    tuning = f"{trials:,} trials on validation data, " if trials else ""
+    auto = f" ({', '.join(CANDIDATES)} by successive halving on validation data)" if "auto" in ways else ""
+    many = "training" if len(trainings) == 1 else "trainings"
+    on_test = any(splits[job.fold].selects_on_test for job in waiting)
+    chosen = "epochs are" if on_test else "nothing is"
+    where = "on the test part" + (", as its protocol was published" if on_test else "")
+    return (
+        f"budget: {tuning}{instant}{len(trainings):,} {many}{auto}, at most {steps:,} optimiser steps; "
+        f"{chosen} chosen {where}"
+    )
+
+
+def _steps_of_epoch(samples: int, batch: int) -> int:
+    """Return the steps of an epoch; a last batch of one is left out, as `epoch_rows` does."""
+    whole, left = divmod(samples, batch)
+    return max(whole + (left > 1), 1)
