@@ -128,7 +128,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_without_a_terminal_progress_is_quiet_lines(folder: Path) -> None:
     said = json.loads((folder / "said.json").read_text())
     lines = said["err"].splitlines()
-    assert [line.split()[0] for line in lines] == ["1/4", "2/4", "3/4", "4/4"]
+    assert [line.split()[0] for line in lines] == ["budget:", "1/4", "2/4", "3/4", "4/4"]
     assert all("validation accuracy 0." in line for line in lines)
     assert "\x1b" not in said["err"] + said["out"]
     assert "mimo" in said["out"]
@@ -202,10 +202,14 @@ def test_a_tracker_that_cannot_be_used_is_told_before_anything_runs(
 def test_a_tuning_that_goes_on_counts_what_is_left(equipoise: Any, tmp_path: Path) -> None:
     words = ["compare", *QUICK, "--methods", "ew,msl", "--seeds", "1", "--quick", "--tune", "2", "--out", tmp_path]
     first = equipoise(*words)
-    assert [line.split()[0] for line in first.err.splitlines()] == ["1/4", "2/4", "3/4", "4/4", "1/2", "2/2"]
+    assert [line.split()[0] for line in first.err.splitlines()] == [
+        "budget:",
+        *("1/4", "2/4", "3/4", "4/4"),
+        *("1/2", "2/2"),
+    ]
     trials = tmp_path / "tuning" / "results.jsonl"
     trials.write_bytes(b"".join(trials.read_bytes().splitlines(keepends=True)[:3]))
-    assert [line.split()[0] for line in equipoise(*words).err.splitlines()] == ["1/1"]
+    assert [line.split()[0] for line in equipoise(*words).err.splitlines()] == ["budget:", "1/1"]
 
 
 def test_diagnose_answers_with_its_evidence(equipoise: Any, tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def solved(splits: Splits, _: Settings) -> tuple[LateFusion, dict[str, Any]]:
     with torch.no_grad():
         features = model.features(part.inputs)
         every = torch.cat(list(features.values()), dim=1)
-        heads: list[tuple[Any, Tensor]] = [(model.heads[name], x) for name, x in features.items()]
-        for head, read in [(model.fusion.head, every), *heads]:
+        pairs: list[Any] = [(model.fusion.head, every), *((model.heads[name], x) for name, x in features.items())]
+        for head, read in pairs:
             known = torch.cat([read, torch.ones(len(read), 1)], dim=1).double()
             ridge = known.T @ known + torch.eye(known.shape[1])
             solution = torch.linalg.solve(ridge, known.T @ target.double())

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from equipoise.data.feed import epoch_steps
 from equipoise.study.job import FoldSplits, Job
 from equipoise.study.portfolio import CANDIDATES, trainings_of
 from equipoise.study.store import Store
@@ -20,7 +21,7 @@ def budget_line(jobs: Sequence[Job], splits: FoldSplits, store: Store, trials: i
     waiting = [job for job in jobs if job.config not in done]
     trainings = [(job, epochs) for job in waiting for epochs in trainings_of(job.entry, splits[job.fold].task.kind)]
     steps = sum(
-        epochs * _steps_of_epoch(len(splits[job.fold].train), job.entry.settings.batch) for job, epochs in trainings
+        epochs * epoch_steps(len(splits[job.fold].train), job.entry.settings.batch) for job, epochs in trainings
     )
     ways = {job.entry.method.way for job in waiting}
     instant = "heads in closed form, " if ways & {"instant", "auto"} else ""
@@ -34,9 +35,3 @@ def budget_line(jobs: Sequence[Job], splits: FoldSplits, store: Store, trials: i
         f"budget: {tuning}{instant}{len(trainings):,} {many}{auto}, at most {steps:,} optimiser steps; "
         f"{chosen} chosen {where}"
     )
-
-
-def _steps_of_epoch(samples: int, batch: int) -> int:
-    """Return the steps of an epoch; a last batch of one is left out, as `epoch_rows` does."""
-    whole, left = divmod(samples, batch)
-    return max(whole + (left > 1), 1)

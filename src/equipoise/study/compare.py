@@ -106,12 +106,13 @@ def compare_each(
         where = f" on {source.name}" if len(studies) > 1 else ""
         try:
             if not quiet and store.missing(job.config for job in jobs):
-                trials = sum(len(tuning.trials(entry, tune)) for entry in chosen) * len(splits) if tune else 0
+                lines = {(job.entry.label, job.fold): job.entry for job in jobs} if tune else {}
+                trials = sum(len(tuning.trials(entry, tune)) for entry in lines.values())
                 print(budget_line(jobs, splits, store, trials) + where, file=sys.stderr)
             if tune:
                 with launch.one_rank_at_a_time():
-                    trials = Store(inside(out, "tuning"))
-                jobs = tuning.tune(jobs, splits, trials, tune, workers=workers, on=on, quiet=quiet)
+                    kept = Store(inside(out, "tuning"))
+                jobs = tuning.tune(jobs, splits, kept, tune, workers=workers, on=on, quiet=quiet)
             left = store.missing(job.config for job in jobs)
             with run_progress(left, f"runs{where}", quiet=quiet, where=where) as tell:
                 rows += run_study(jobs, splits, store, workers=workers, on=on, on_event=tell, trackers=trackers)

@@ -118,7 +118,7 @@ def rungs_of(candidates: int, epochs: int) -> list[tuple[int, int, int]]:
 
 def trainings_of(entry: Entry, kind: TaskKind) -> list[int]:
     """Return the epochs of every training of a line."""
-    epochs = entry.settings.epochs
+    epochs = entry.settings.passes
     if entry.method.way == "trained":
         return [epochs]
     if entry.method.way == "instant":
@@ -176,7 +176,7 @@ class Portfolio:
         closed, told = self._closed_form()
         evidence: dict[str, Any] = {"closed_form": told, "rungs": []}
         lines, trials, failures = candidates_of(self.entry, self.splits.task.kind), [], []
-        for count, share, epochs in rungs_of(len(lines), self.settings.epochs):
+        for count, share, epochs in rungs_of(len(lines), self.settings.passes):
             numbers, latest = [], []
             for line in lines[:count]:
                 try:
