@@ -129,7 +129,7 @@ def test_without_a_terminal_progress_is_quiet_lines(folder: Path) -> None:
     said = json.loads((folder / "said.json").read_text())
     lines = said["err"].splitlines()
     assert [line.split()[0] for line in lines] == ["budget:", "1/4", "2/4", "3/4", "4/4"]
-    assert all("validation accuracy 0." in line for line in lines)
+    assert all("validation accuracy 0." in line for line in lines[1:])
     assert "\x1b" not in said["err"] + said["out"]
     assert "mimo" in said["out"]
     assert (folder / "report.html").is_file()
@@ -463,7 +463,7 @@ def test_ctrl_c_while_everything_is_being_loaded(seconds: float, heard_signals: 
     _, err = process.communicate(timeout=10)
     assert time.monotonic() - began < 2
     assert process.returncode == 130
-    assert err.splitlines() == [
+    assert [line for line in err.splitlines() if not line.startswith("budget: ")] == [
         "",
         "Stopped. What is finished is kept. To go on, type:",
         "  equipoise train --data generated epochs=2 features=8 --out 'a b'",
