@@ -160,7 +160,10 @@ def killing(patch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[[in
     patch.setattr(owner, name, fatal)
 
 
-def search(folder: Path, trials: int = 12) -> SearchResult:
+FEWER = 8  # of which one is pruned; the others of the undisturbed search are not needed to tell the two apart
+
+
+def search(folder: Path, trials: int = FEWER) -> SearchResult:
     return run_search(search_of("mimo", WORDS), DATA, trials, folder, workers=1, quiet=True)
 
 
@@ -185,7 +188,7 @@ def test_a_search_that_is_killed_comes_to_the_same_trials(
         process.start()
         process.join(60)
     assert process.exitcode == -signal.SIGKILL
-    assert search(tmp_path).trials == undisturbed[0].trials
+    assert search(tmp_path).trials == undisturbed[0].trials[:FEWER]
 
 
 @pytest.mark.slow
@@ -204,7 +207,7 @@ def test_a_trial_whose_process_is_killed_is_run_again(
         return run_job(job, splits, folder, tell, **options)
 
     monkeypatch.setattr("equipoise.study.search.run_job", once)
-    assert search(tmp_path / "out").trials == undisturbed[0].trials
+    assert search(tmp_path / "out").trials == undisturbed[0].trials[:FEWER]
     assert killed.exists()
 
 
@@ -236,8 +239,8 @@ def test_the_test_part_changes_nothing(undisturbed: tuple[SearchResult, Path], t
         noise = {name: 1e3 * torch.randn_like(array) for name, array in splits.test.inputs.items()}
         return replace(splits, test=replace(splits.test, inputs=noise, label=splits.test.label.flip(0)))
 
-    outcome = run_search(search_of("mimo", WORDS), replace(DATA, load=other), 12, tmp_path, workers=1, quiet=True)
-    assert outcome.trials == undisturbed[0].trials
+    outcome = run_search(search_of("mimo", WORDS), replace(DATA, load=other), FEWER, tmp_path, workers=1, quiet=True)
+    assert outcome.trials == undisturbed[0].trials[:FEWER]
 
 
 @pytest.mark.slow

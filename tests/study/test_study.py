@@ -57,12 +57,12 @@ def check_rows(folder: Path, expected: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_ten_random_moments_a_study_comes_to_the_same_rows(
+def test_killed_at_six_random_moments_a_study_comes_to_the_same_rows(
     undisturbed: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     import_libraries()  # so that a study begins at once, and is killed at work
     moments, context, kills, studies = random.Random(0), mp.get_context("fork"), 0, 0
-    while kills < 10:
+    while kills < 6:
         folder, runs_began = tmp_path / str(studies), context.Event()
         process = context.Process(target=in_a_session_of_its_own, args=(folder, runs_began))
         process.start()
