@@ -27,12 +27,13 @@ from equipoise.models.encoders import real_steps, zero_padding
 Shape = tuple[int, ...]
 KERNEL = 9
 ROCKET_FEATURES = 4000
-HYDRA_GROUPS, HYDRA_KERNELS = 64, 8
+HYDRA_GROUPS, HYDRA_KERNELS = 32, 8
 MOST_CHANNELS = 8  # that one random kernel reads
-POSITIONS = 256  # of a long series at which kernels are placed, about
+POSITIONS = 128  # of a long series at which kernels are placed, about
 UNITS = 1000  # of a random layer
 SEGMENTS = 8  # of time, in a summary
 PATCHES = (8, 16)  # per side
+SUMMARY_SHARE = 0.3  # summaries tell people apart too: with an equal share, unseen people are told less well
 LEAST_DEVIATION = 1e-5
 BATCH = 64
 
@@ -41,6 +42,8 @@ class _Block(nn.Module, ABC):
     """One kind of features of one input, [B, …] → [B, features]."""
 
     features: int
+    share: float = 1.0
+    """In the mean squared length of all features, beside the shares of other blocks."""
 
     @abstractmethod
     def forward(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -188,7 +191,7 @@ class Summary(_Block):
         share = np.zeros((steps, segments), dtype=np.float32)
         for number in range(segments):
             share[edges[number] : edges[number + 1], number] = 1 / (edges[number + 1] - edges[number])
-        self.register_buffer("share", torch.from_numpy(share))
+        self.register_buffer("means", torch.from_numpy(share))
 
     def forward(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Compute the numbers."""
@@ -197,7 +200,7 @@ class Summary(_Block):
         square = _mean_of_steps((values - mean.unsqueeze(2)).square(), lengths)
         change = values.diff(dim=2).abs().sum(dim=2) / max(values.shape[2] - 1, 1)
         found = [mean, square.sqrt(), values.amin(dim=2), values.amax(dim=2), change]
-        return torch.cat([*found, (values @ self.get_buffer("share")).flatten(1)], dim=1)
+        return torch.cat([*found, (values @ self.get_buffer("means")).flatten(1)], dim=1)
 
 
 @final
@@ -208,16 +211,15 @@ class RandomLayer(_Block):
         block: Whose features it reads; None for vectors as they are.
         inputs: Their number.
         random: Draws the weights.
-        units: Of the layer.
-        both: Give the features of the block too.
+        both: Give the features that it reads too.
     """
 
     def __init__(
-        self, block: _Block | None, inputs: int, random: np.random.Generator, units: int = UNITS, *, both: bool = False
+        self, block: _Block | None, inputs: int, random: np.random.Generator, *, both: bool = False
     ) -> None:
         super().__init__()
         self.block, self.both = block, both
-        self.features = units + (inputs if both else 0)
+        self.features, units = UNITS + (inputs if both else 0), UNITS
         weight = random.standard_normal((units, inputs)) / math.sqrt(inputs)
         self.register_buffer("weight", torch.from_numpy(weight.astype(np.float32)))
         self.register_buffer("bias", torch.from_numpy(random.standard_normal(units).astype(np.float32)))
@@ -281,8 +283,8 @@ class _Seen(_Block):
 class FrozenFeatures(nn.Module):
     """All frozen features of one input, standardised: [B, …] → [B, features].
 
-    Every block has the same share in the mean squared length of the output, which is one on the training part. Until
-    `fit`, means are zero and scales one.
+    The mean squared length of the output is one on the training part, and every block has its share in it. Until `fit`,
+    means are zero and scales one.
 
     Cost: on one core, a thousand samples of a sensor of 3 × 100 take about a second.
 
@@ -325,8 +327,9 @@ class FrozenFeatures(nn.Module):
             cast("_Block", block).fit(values, lengths, random)
         raw = torch.cat([self._raw(*some) for some in _batches(values, lengths)])
         _standardise(self, raw)
-        shares = [torch.full((size,), 1 / math.sqrt(size * len(self._sizes))) for size in self._sizes]
-        self.get_buffer("scale").mul_(torch.cat(shares).to(raw))
+        shares = torch.tensor([cast("_Block", block).share for block in self.blocks])
+        lengths_of_blocks = (shares / shares.sum() / torch.tensor(self._sizes)).sqrt()
+        self.get_buffer("scale").mul_(lengths_of_blocks.repeat_interleave(torch.tensor(self._sizes)).to(raw))
         return raw.sub_(self.get_buffer("mean")).mul_(self.get_buffer("scale"))
 
     @torch.no_grad()
@@ -337,14 +340,16 @@ class FrozenFeatures(nn.Module):
 
 def _blocks_for(shape: Shape, random: np.random.Generator) -> Sequence[_Block]:
     if len(shape) == 1:
-        return [RandomLayer(None, shape[0], random, 2 * UNITS, both=True)]
+        return [RandomLayer(None, shape[0], random, both=True)]
     if len(shape) == 2:
         summary = Summary(shape)
-        return [MiniRocket(shape, random), Hydra(shape, random), RandomLayer(summary, summary.features, random)]
+        layer = RandomLayer(summary, summary.features, random)
+        layer.share = SUMMARY_SHARE
+        return [MiniRocket(shape, random), Hydra(shape, random), layer]
     channels, height, width = shape[0], shape[-2], shape[-1]
     if len(shape) == 3:
         count = min(PATCHES[1], height, width)
-        pixels = RandomLayer(None, channels * count**2, random, 2 * UNITS, both=True)
+        pixels = RandomLayer(None, channels * count**2, random, both=True)
         return [
             _Seen(Hydra((channels * height, width), random), "columns", shape),
             _Seen(Hydra((channels * width, height), random), "rows", shape),

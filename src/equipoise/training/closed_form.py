@@ -1,0 +1,202 @@
+"""The closed-form model: frozen features of every sensor, under heads that are solved instead of trained.
+
+One head reads all sensors, and one each of them. Its outputs become probabilities by one temperature per head; then
+all vote, as the committee of any model does. Strengths, temperatures and votes are chosen on training samples that were
+left out by groups, together with the validation part. The result is a `LateFusion`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equipoise.data.splits import Part, Splits
+from equipoise.models.committee import CommitteeFit, fit_task
+from equipoise.models.frozen import FrozenFeatures
+from equipoise.models.late_fusion import LateFusion
+from equipoise.models.ridge import TRIED, choose_strength, folds_of, solve
+from equipoise.models.task import Classification, MultiLabel, Regression, Task
+from equipoise.training.settings import Settings
+from equipoise.training.step import task_for
+
+MOST_SAMPLES = 8192  # that heads are solved on: a solution takes their third power
+MOST_BYTES = 2**31  # of inputs that are read at once
+ALL = "fused"
+
+
+class Solved(NamedTuple):
+    """A closed-form model.
+
+    Attributes:
+        model: With solved heads and a fitted committee, on the CPU, in evaluation mode.
+        fit: Of the committee.
+        evidence: Per head its α, temperature and left-out loss, and the numbers of samples, for the card.
+    """
+
+    model: LateFusion
+    fit: CommitteeFit
+    evidence: dict[str, dict[str, float]]
+
+
+class _Read(NamedTuple):
+    """Frozen features of some samples, [N, F] by sensor, zero where a sample lacks it; and what stands beside them."""
+
+    features: dict[str, Tensor]
+    present: dict[str, Tensor]
+    label: Tensor
+    group: Tensor | None
+
+
+def why_not_solved(splits: Splits, settings: Settings) -> str:
+    """Say why there can be no closed-form model for some data and settings; "" where there can."""
+    if settings.model != "auto":
+        return "a model of one's own has no frozen features"
+    one = splits.train.take(torch.arange(1)).ready().inputs
+    tokens = [name for name in splits.modalities if not one[name].is_floating_point()]
+    return f"{', '.join(tokens)}: token numbers have no frozen features" if tokens else ""
+
+
+@torch.no_grad()
+def closed_form(splits: Splits, settings: Settings) -> Solved:
+    """Solve the model for some data; the test part is not read, and chance has no part in it.
+
+    Args:
+        splits: The data.
+        settings: Of the run: its task, its class weights are not used.
+    """
+    task = task_for(splits, settings)
+    encoders = {name: FrozenFeatures(shape) for name, shape in splits.shapes.items()}
+    train = _read(_some(splits.train), encoders, fit=True)
+    checked = _read(_some(splits.validation), encoders, fit=False)
+    target = _target(task, train.label)
+    tried = torch.from_numpy(_evenly(len(target), TRIED))
+    grams = {name: values @ values.T for name, values in train.features.items()}
+    grams = {ALL: torch.stack(list(grams.values())).sum(dim=0), **grams}  # of features side by side
+    model = LateFusion(encoders, task=task, fusion="concat", unimodal="head")
+    heads = {ALL: getattr(model.fusion, "head"), **dict(model.heads)}  # noqa: B009 (a concatenation has one)
+    answers, evidence = [], {}
+    for name, head in heads.items():
+        answers.append(_solve_head(name, head, grams[name], tried, target, train, checked, task, evidence))
+    members, label, groups = _left_out(torch.stack(answers, dim=1), tried, train, checked, task)
+    fit = fit_task(task, members, label, groups)
+    model.committee.copy_(fit.weights)
+    return Solved(model.eval(), fit, evidence)
+
+
+def _solve_head(
+    name: str,
+    head: nn.Module,
+    gram: Tensor,
+    tried: Tensor,
+    target: Tensor,
+    train: _Read,
+    checked: _Read,
+    task: Task,
+    evidence: dict[str, dict[str, float]],
+) -> Tensor:
+    """Solve one head in place; return its raw outputs for the samples that were tried, left out, and for validation."""
+    assert isinstance(head, nn.Linear)
+    here = train.present.get(name, torch.ones(len(target), dtype=torch.bool))
+    rows = here[tried].nonzero()[:, 0]
+    own = tried[rows]
+    groups = None if train.group is None else train.group[own]
+    chosen = choose_strength(gram[own][:, own], target[own], folds_of(len(own), groups))
+    features, later = _side_by_side(train, name), _side_by_side(checked, name)
+    strength = chosen.strength * math.sqrt(int(here.sum()) / max(len(own), 1))
+    if not here.all():
+        features, target, gram = features[here], target[here], gram[here][:, here]
+    weight, bias = solve(features, target, strength, gram)
+    outputs = torch.full((len(tried), task.size), math.nan, dtype=torch.float64)
+    outputs[rows] = chosen.left_out
+    there = checked.present.get(name, torch.ones(len(checked.label), dtype=torch.bool))
+    outputs = torch.cat([outputs, (later @ weight.T + bias).double()])
+    label = torch.cat([train.label[tried], checked.label])
+    known = torch.cat([here[tried], there])
+    sharpness = _sharpness(task, outputs[known], label[known])
+    head.weight.copy_(sharpness * weight)
+    head.bias.copy_(sharpness * bias)
+    outputs = sharpness * outputs
+    loss = float(task.loss(outputs[known].float(), label[known], weighted=False).mean())
+    evidence[name] = {"strength": strength, "sharpness": sharpness, "loss": loss, "samples": int(here.sum())}
+    return outputs
+
+
+def _left_out(
+    outputs: Tensor, tried: Tensor, train: _Read, checked: _Read, task: Task
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Give members, labels and groups of the samples that have every sensor: left out of training, and validation."""
+    label = torch.cat([train.label[tried], checked.label])
+    keep = torch.cat([_whole(train)[tried], _whole(checked)])
+    groups = None
+    if train.group is not None and checked.group is not None:
+        groups = torch.cat([train.group[tried], checked.group])[keep]
+    count = outputs.shape[1]
+    members = torch.stack([task.member(outputs[keep][:, number].float()) for number in range(count)], dim=1)
+    return members, label[keep], groups
+
+
+def _whole(read: _Read) -> Tensor:
+    return torch.stack([torch.ones(len(read.label), dtype=torch.bool), *read.present.values()]).all(dim=0)
+
+
+def _side_by_side(read: _Read, name: str) -> Tensor:
+    return torch.cat(list(read.features.values()), dim=1) if name == ALL else read.features[name]
+
+
+def _target(task: Task, label: Tensor) -> Tensor:
+    if isinstance(task, Classification):
+        return 2 * F.one_hot(label, task.size).double() - 1
+    return 2 * label.double() - 1 if isinstance(task, MultiLabel) else _standard(task, label)
+
+
+def _standard(task: Task, label: Tensor) -> Tensor:
+    assert isinstance(task, Regression)
+    return task.standardised(label).double()
+
+
+def _sharpness(task: Task, outputs: Tensor, label: Tensor) -> float:
+    """Find the factor, one over the temperature, under which outputs are the most likely; 1 for numbers."""
+    if isinstance(task, Regression) or len(outputs) == 0:
+        return 1.0
+    outputs = outputs.float()
+    candidates = np.geomspace(0.25, 64, 49)
+    losses = [float(task.loss(outputs * float(factor), label, weighted=False).mean()) for factor in candidates]
+    return float(candidates[int(np.argmin(losses))])
+
+
+def _some(part: Part) -> Part:
+    """Return as many samples of a part as are read, evenly spread over it, as encoders read them."""
+    one = part.take(torch.arange(1)).ready().inputs
+    size = sum(array.nbytes for array in one.values())
+    count = min(MOST_SAMPLES, max(1, MOST_BYTES // size))
+    return part.take(torch.from_numpy(_evenly(len(part), count))).ready()
+
+
+def _evenly(count: int, most: int) -> np.ndarray:
+    """Choose rows at random, always the same ones, in their order."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(0).permutation(count)[:most])
+
+
+def _read(part: Part, encoders: Mapping[str, FrozenFeatures], *, fit: bool) -> _Read:
+    present = {name: mask for name, mask in part.present.items() if name in encoders}
+    features = {}
+    for name, encoder in encoders.items():
+        values, lengths = part.inputs[name], part.inputs.get(f"{name}_length")
+        if name not in present:
+            features[name] = (encoder.fit if fit else encoder.computed)(values, lengths)
+            continue
+        here = present[name]
+        ends = None if lengths is None else lengths[here]
+        found = (encoder.fit if fit else encoder.computed)(values[here], ends) if here.any() else None
+        features[name] = torch.zeros(len(here), encoder.features)
+        if found is not None:
+            features[name][here] = found
+    return _Read(features, present, part.label, part.group)
