@@ -8,9 +8,10 @@ from typing import get_type_hints
 from torch import nn
 
 from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, RegularisedMLP, ResNet18
+from equipoise.models.frozen import FrozenFeatures
 from equipoise.models.inception import Inception
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
-from equipoise.models.sound import LogMel
+from equipoise.models.sound import LogMel, is_sound
 from equipoise.models.vision import SmallResNet, Video
 from equipoise.util.errors import BadInput, unknown_name
 from equipoise.util.named import imported
@@ -18,9 +19,6 @@ from equipoise.util.named import imported
 Shape = tuple[int, ...]
 LEAST_STEPS, LEAST_SIDE, LEAST_FRAMES = 24, 16, 4
 """Below these, series, pictures and video are so small that a small CNN reads as much of them, and costs less."""
-
-EARS, SOUND_STEPS = 2, 4000
-"""Series of at most so many channels and at least so many steps are taken for sound: half a second at 8 kHz."""
 
 
 def encoder_for(shape: Sequence[int], features: int = 64) -> nn.Module:
@@ -59,10 +57,9 @@ def _kind_for(shape: Shape) -> str:
     if len(shape) == 1:
         return "regularised-mlp"
     if len(shape) == 2:
-        channels, steps = shape
-        if channels <= EARS and steps >= SOUND_STEPS:
+        if is_sound(shape):
             return "log-mel"
-        return "inception" if steps >= LEAST_STEPS else "cnn1d"
+        return "inception" if shape[1] >= LEAST_STEPS else "cnn1d"
     large = min(shape[-2:]) >= LEAST_SIDE
     if len(shape) == 3:
         return "small-resnet" if large else "cnn2d"
@@ -90,6 +87,7 @@ KINDS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn1d": lambda shape, features: CNN1d(shape[0], features),
     "inception": lambda shape, features: Inception(*_axes(shape, 2), features),
     "log-mel": lambda shape, features: LogMel(*_axes(shape, 2), features),
+    "frozen": lambda shape, _: FrozenFeatures(shape),
     "cnn2d": lambda shape, features: CNN2d(shape[0], features),
     "frames": lambda shape, features: Frames(CNN2d(shape[0], features)),
     "small-resnet": lambda shape, features: SmallResNet(shape[0], max(_axes(shape, 3)[1:]), features),

@@ -3,6 +3,7 @@
 | input | features |
 |---|---|
 | series [C, T] | `MiniRocket` and `Hydra` kernels, and a random layer on `Summary` |
+| raw sound | the same, of the bands of its log-mel spectrogram |
 | video [C, T, H, W] | the same, of the means of 8 × 8 and of 16 × 16 patches over time |
 | image [C, H, W] | the same along rows and along columns, and a random layer on the means of patches |
 | vector [D] | the numbers themselves, and a random layer on them |
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.models.encoders import real_steps, zero_padding
+from equipoise.models.sound import BINS, LogMelSpectrogram, is_sound
 
 Shape = tuple[int, ...]
 KERNEL = 9
@@ -35,6 +37,7 @@ SEGMENTS = 8  # of time, in a summary
 PATCHES = (8, 16)  # per side
 SUMMARY_SHARE = 0.3  # summaries tell people apart too: with an equal share, unseen people are told less well
 LEAST_DEVIATION = 1e-5
+FITTED = 512  # samples from which blocks take their biases
 BATCH = 64
 
 
@@ -90,8 +93,10 @@ class MiniRocket(_Block):
         above, lengths = [], _placed(lengths, self._stride)
         for number, (_, count) in enumerate(self._plan):
             convolved, biases = self._convolved(values, number), self.get_buffer(f"bias{number}")
-            for column in range(count):  # one after the other: all at once would not fit into a cache
-                above.append(_mean_of_steps((convolved > biases[:, column, None]).to(values.dtype), lengths))
+            above += [  # one after the other: all at once would not fit into a cache
+                _mean_of_steps((convolved > biases[:, column, None]).to(values.dtype), lengths)
+                for column in range(count)
+            ]
         return torch.cat(above, dim=1)
 
     def fit(self, values: Tensor, lengths: Tensor | None, random: np.random.Generator) -> None:
@@ -214,9 +219,7 @@ class RandomLayer(_Block):
         both: Give the features that it reads too.
     """
 
-    def __init__(
-        self, block: _Block | None, inputs: int, random: np.random.Generator, *, both: bool = False
-    ) -> None:
+    def __init__(self, block: _Block | None, inputs: int, random: np.random.Generator, *, both: bool = False) -> None:
         super().__init__()
         self.block, self.both = block, both
         self.features, units = UNITS + (inputs if both else 0), UNITS
@@ -294,6 +297,9 @@ class FrozenFeatures(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        self.spectrogram = LogMelSpectrogram(shape[1]) if is_sound(shape) else None
+        if self.spectrogram is not None:
+            shape = (shape[0] * BINS, self.spectrogram.frames(shape[1]))
         random = np.random.default_rng(0)  # the same kernels every time: what is frozen is no part of a run's chance
         self.blocks = nn.ModuleList(_blocks_for(tuple(shape), random))
         sizes = [cast("_Block", block).features for block in self.blocks]
@@ -307,11 +313,16 @@ class FrozenFeatures(nn.Module):
         return (self._raw(values, lengths) - self.get_buffer("mean")) * self.get_buffer("scale")
 
     def _raw(self, values: Tensor, lengths: Tensor | None) -> Tensor:
-        values = values.float()
-        if values.dim() == 3:
-            values = zero_padding(values, lengths)
         with torch.autocast(values.device.type, enabled=False):  # a share of steps above a bias has no use for speed
-            return torch.cat([block(values, lengths) for block in self.blocks], dim=1)
+            read = self._seen(values, lengths)
+            return torch.cat([block(*read) for block in self.blocks], dim=1)
+
+    def _seen(self, values: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return what the blocks read of inputs."""
+        values = zero_padding(values.float(), lengths) if values.dim() == 3 else values.float()
+        if self.spectrogram is None:
+            return values, lengths
+        return self.spectrogram(values).flatten(1, 2), None if lengths is None else self.spectrogram.frames(lengths)
 
     @torch.no_grad()
     def fit(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -322,9 +333,10 @@ class FrozenFeatures(nn.Module):
             lengths: Their real steps, [N], where they are ragged.
         """
         random = np.random.default_rng(1)
-        values = values.float()
+        rows = torch.from_numpy(random.permutation(len(values))[:FITTED]).to(values.device)
+        read = self._seen(values[rows], None if lengths is None else lengths[rows])
         for block in self.blocks:
-            cast("_Block", block).fit(values, lengths, random)
+            cast("_Block", block).fit(*read, random)
         raw = torch.cat([self._raw(*some) for some in _batches(values, lengths)])
         _standardise(self, raw)
         shares = torch.tensor([cast("_Block", block).share for block in self.blocks])

@@ -1,8 +1,8 @@
-"""An encoder of raw sound: a log-mel spectrogram, computed inside the model, and a residual network over it."""
+"""Raw sound: a log-mel spectrogram, computed inside the model, and an encoder with a residual network over it."""
 
 import math
 from contextlib import nullcontext
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,52 @@ RATE, WINDOW, HOP, PADDED, BINS = 16_000, 400, 160, 512, 64
 FRAMES, LONGEST = 128, 256
 """Of a sound of more than `LONGEST` frames, energies of neighbours are averaged, so that about `FRAMES` are left."""
 LOWEST_ENERGY = 1e-6
+EARS, SOUND_STEPS = 2, 4000
+"""Series of at most so many channels and at least so many steps are taken for sound: half a second at 8 kHz."""
 MASKED, MASKS = 0.2, 2
 """The largest part of an axis that one mask covers, and the number of masks along each."""
+
+
+def is_sound(shape: tuple[int, ...]) -> bool:
+    """Tell whether one sample of a shape is taken for raw sound."""
+    return len(shape) == 2 and shape[0] <= EARS and shape[1] >= SOUND_STEPS
+
+
+@final
+class LogMelSpectrogram(nn.Module):
+    """The log-mel spectrogram of raw sound, [B, C, T] → [B, C, bands, frames], ⌈T / 160⌉ of them or their means.
+
+    "Comparison of Parametric Representations for Monosyllabic Word Recognition" (Davis and Mermelstein, 1980): frames
+    under a Hann window, their power spectrum, 64 triangles on the mel scale, the logarithm. All of it is convolutions
+    with fixed weights, so it is part of an exported graph. Silence lies before and behind a sound.
+
+    Args:
+        steps: T of most sounds, by which frames are averaged; others can be read too.
+    """
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        frames = math.ceil(steps / HOP)
+        self._averaged = round(frames / FRAMES) if frames > LONGEST else 1
+        triangles = mel_triangles(RATE, PADDED, BINS).unsqueeze(2) / self._averaged
+        self.waves: Tensor
+        self.register_buffer("waves", _constant(_waves()))
+        self.triangles: Tensor
+        self.register_buffer("triangles", _constant(triangles.expand(-1, -1, self._averaged)))
+
+    def forward(self, sounds: Tensor) -> Tensor:
+        """Compute the spectrogram, whatever precision is around: a spectrum needs more digits than bfloat16 has."""
+        lowered = torch.is_autocast_enabled(sounds.device.type)
+        with torch.autocast(sounds.device.type, enabled=False) if lowered else nullcontext():
+            side = (WINDOW - HOP) // 2
+            framed = F.pad(sounds.flatten(0, 1).unsqueeze(1).to(self.waves.dtype), (side, WINDOW - side - 1))
+            power = F.conv1d(framed, self.waves, stride=HOP).square().unflatten(1, (2, -1)).sum(dim=1)
+            energy = F.conv1d(F.pad(power, (0, self._averaged - 1)), self.triangles, stride=self._averaged)
+            return torch.log(energy + LOWEST_ENERGY).unflatten(0, sounds.shape[:2])
+
+    def frames(self, steps: Any) -> Any:
+        """Return how many frames a number of steps has; of numbers and of tensors."""
+        return _parts(_parts(steps, HOP), self._averaged)
 
 
 @final
@@ -45,13 +89,7 @@ class LogMel(nn.Module):
     def __init__(self, channels: int, steps: int, features: int = 64, width: int = 16) -> None:
         super().__init__()
         self.features, self._channels = features, channels
-        frames = math.ceil(steps / HOP)
-        self._averaged = round(frames / FRAMES) if frames > LONGEST else 1
-        triangles = mel_triangles(RATE, PADDED, BINS).unsqueeze(2) / self._averaged
-        self.waves: Tensor
-        self.register_buffer("waves", _constant(_waves()))
-        self.triangles: Tensor
-        self.register_buffer("triangles", _constant(triangles.expand(-1, -1, self._averaged)))
+        self.spectrogram = LogMelSpectrogram(steps)
         self.bands_norm = nn.BatchNorm2d(channels * BINS)
         self.masks = _Masks(MASKED)
         self.stem = nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width))
@@ -66,7 +104,7 @@ class LogMel(nn.Module):
         lowered = torch.is_autocast_enabled(sounds.device.type)  # a spectrum needs more digits than bfloat16 has
         with torch.autocast(sounds.device.type, enabled=False) if lowered else nullcontext():
             bands = self.spectrogram(zero_padding(sounds, lengths))
-            lengths = None if lengths is None else _parts(_parts(lengths, HOP), self._averaged)
+            lengths = None if lengths is None else self.spectrogram.frames(lengths)
             bands = self.bands_norm(bands.flatten(1, 2).unsqueeze(2)).reshape(bands.shape)
         maps = self.stem(laid_out(self.masks(zero_padding(bands, lengths))))
         maps = torch.max_pool2d(zero_padding(maps, lengths), 2, ceil_mode=True).relu()
@@ -76,17 +114,6 @@ class LogMel(nn.Module):
             lengths = None if lengths is None else _parts(lengths, 2)
             maps = stage(maps, lengths)
         return self.project(mean_over_time(maps.mean(dim=2).transpose(1, 2), lengths))
-
-    def spectrogram(self, sounds: Tensor) -> Tensor:
-        """Give the log-mel spectrogram of sounds [B, C, T] → [B, C, bands, frames], ⌈T / 160⌉ of them or their means.
-
-        Silence lies before and behind a sound.
-        """
-        side = (WINDOW - HOP) // 2
-        framed = F.pad(sounds.flatten(0, 1).unsqueeze(1).to(self.waves.dtype), (side, WINDOW - side - 1))
-        power = F.conv1d(framed, self.waves, stride=HOP).square().unflatten(1, (2, -1)).sum(dim=1)
-        energy = F.conv1d(F.pad(power, (0, self._averaged - 1)), self.triangles, stride=self._averaged)
-        return torch.log(energy + LOWEST_ENERGY).unflatten(0, sounds.shape[:2])
 
 
 @final
@@ -109,7 +136,7 @@ class _Masks(nn.modules.dropout._DropoutNd):
         return ((places >= start) & (places < start + width)).any(dim=1)
 
 
-def _parts(lengths: Tensor, size: int) -> Tensor:
+def _parts(lengths: Any, size: int) -> Any:
     return (lengths + size - 1) // size
 
 
