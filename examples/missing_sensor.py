@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise import MIMO, LateFusion, encoder_for, fit_committee
+from equipoise import MIMO, LateFusion, fit_committee
+from equipoise.models import MLP
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -32,7 +33,7 @@ inputs, labels, _ = perform(range(16))
 validation = perform(range(16, 23))
 unseen, answers, _ = perform(range(23, 30))
 
-model = LateFusion({name: encoder_for((16,), features=32) for name in POINTS}, classes=GESTURES)
+model = LateFusion({name: MLP(16, features=32) for name in POINTS}, classes=GESTURES)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
 balancer = MIMO(penalty=3.0, smoothing=0.1)
 for _ in range(30):

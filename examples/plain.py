@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise import LateFusion, encoder_for
+from equipoise import LateFusion
+from equipoise.models import MLP
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -29,7 +30,7 @@ def percent_right(probabilities: Tensor, labels: Tensor) -> float:
 
 
 inputs, labels = measure(600)
-model = LateFusion({name: encoder_for((40,)) for name in POINTS}, classes=CLASSES)
+model = LateFusion({name: MLP(40) for name in POINTS}, classes=CLASSES)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
 for _ in range(20):

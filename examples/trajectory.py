@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise import MIMO, Balancer, LateFusion, Trajectory, Unimodal, encoder_for
+from equipoise import MIMO, Balancer, LateFusion, Trajectory, Unimodal
+from equipoise.models import MLP
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -30,7 +31,7 @@ unseen, answers = measure(2000)
 def train(balancer: Balancer, rate: float, trajectory: Trajectory | None = None) -> tuple[float, float]:
     """Accuracy on unseen data, and audio's mean share of the uni-modal weight."""
     torch.manual_seed(1)
-    model = LateFusion({name: encoder_for((40,)) for name in POINTS}, classes=CLASSES)
+    model = LateFusion({name: MLP(40) for name in POINTS}, classes=CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     shares = []
     for _ in range(4):

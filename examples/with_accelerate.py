@@ -8,8 +8,9 @@ from accelerate import Accelerator
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, StackDataset
 
-from equipoise import LateFusion, MMPareto, encoder_for
+from equipoise import LateFusion, MMPareto
 from equipoise.data.bundled import two_sensors
+from equipoise.models import MLP
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -17,7 +18,7 @@ data = two_sensors(samples=300)
 samples = StackDataset(**data.train.inputs, label=data.train.label)
 
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)  # leave cpu out to let it choose
-model = LateFusion({"easy": encoder_for((8,)), "hard": encoder_for((12,))}, classes=3)
+model = LateFusion({"easy": MLP(8), "hard": MLP(12)}, classes=3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 model, optimizer, batches = accelerator.prepare(model, optimizer, DataLoader(samples, batch_size=15, shuffle=True))
 balancer = MMPareto().attach(model, optimizer=optimizer)

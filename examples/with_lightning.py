@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from equipoise import MSLR, LateFusion, encoder_for
+from equipoise import MSLR, LateFusion
 from equipoise.data.bundled import two_sensors
 from equipoise.data.splits import Part
 from equipoise.integrations.lightning import BalanceCallback
+from equipoise.models import MLP
 
 Batch = tuple[dict[str, Tensor], Tensor]
 
@@ -31,7 +32,7 @@ class Module(lightning.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = LateFusion({"easy": encoder_for((8,)), "hard": encoder_for((12,))}, classes=3)
+        self.model = LateFusion({"easy": MLP(8), "hard": MLP(12)}, classes=3)
         self.balancer = MSLR(memory=1)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -5,9 +5,10 @@ from torch.nn import functional as F
 from torchjd.aggregation import GramianWeightedAggregator, PCGrad
 from torchjd.autojac import backward, jac_to_grad
 
-from equipoise import MGDA, LateFusion, encoder_for
+from equipoise import MGDA, LateFusion
 from equipoise.data.bundled import two_sensors
 from equipoise.integrations.torchjd import FromTorchJD, ToTorchJD
+from equipoise.models import MLP
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -25,7 +26,7 @@ def percent_right(model: LateFusion) -> float:
 
 
 def fresh() -> tuple[LateFusion, torch.optim.Optimizer]:
-    model = LateFusion({"easy": encoder_for((8,)), "hard": encoder_for((12,))}, classes=3)
+    model = LateFusion({"easy": MLP(8), "hard": MLP(12)}, classes=3)
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 

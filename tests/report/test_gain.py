@@ -51,9 +51,9 @@ def test_verdicts_that_differ_are_told_apart() -> None:
     )
     assert found is not None
     assert found[0] == (
-        "The answer that is shipped is clearly better than joint training and not clearly different from the closed-form "
-        "model, with all sensors; clearly worse than joint training and clearly better than the closed-form model, under "
-        "sensor faults."
+        "The answer that is shipped is clearly better than joint training and not clearly different from the "
+        "closed-form model, with all sensors; clearly worse than joint training and clearly better than the "
+        "closed-form model, under sensor faults."
     )
 
 
