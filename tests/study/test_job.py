@@ -35,6 +35,7 @@ def test_a_row_holds_everything_the_design_names(whole: tuple[list[Job], list[di
     assert row["run"] == jobs[0].entry.settings.as_dict()
     assert row["config"] == jobs[0].config
     assert row["split"].startswith("sha256:")
+    assert 0 < row["seconds"]["cpu"] < 60
     assert {"total", "step", "balance", "forward", "backward", "update"} <= set(row["seconds"])
     assert {"fused", "committee", "detached", "faults", "probe"} <= set(row["test"])
     assert set(row["test"]["detached"]) == {"easy", "hard"}

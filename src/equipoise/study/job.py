@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import platform
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -255,13 +256,15 @@ def run_job(
         facts = {**about, **params, "config": job.config}
         trackers = replace(trackers, run=job.name, facts=facts, stays_open=job.measure != "validation")
     how: dict[str, Any] = {"seed": job.seed, "checkpoint_seconds": checkpoint_seconds, "trackers": trackers}
+    started = time.process_time()
     made = _make(job, splits, folder=folder, on_epoch=on_epoch, **how)
+    computed = time.process_time() - started
     if collectives.rank() > 0:
         return {}
     row: dict[str, Any] = {}
     try:
         with collectives.single_rank():
-            row = _row(job, made, splits, folder, workers)
+            row = _row(job, made, splits, folder, workers, computed)
     finally:
         if trackers is not None and made.trained.trackers:
             trackers.finish(made.trained.trackers, flat_results(row.get("test", {})), len(made.trained.curves))
@@ -282,8 +285,11 @@ def _make(job: Job, splits: Splits, **how: Any) -> Made:
     return Made(trained.model if finish is None else finish(trained.model), trained, balancer)
 
 
-def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None) -> dict[str, Any]:
-    """Measure the model, save it and the curves of its training, and return the row."""
+def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None, computed: float) -> dict[str, Any]:
+    """Measure the model, save it and the curves of its training, and return the row.
+
+    The seconds that processors computed for making the model, `computed`, stand beside those that passed.
+    """
     settings, trained = job.entry.settings, made.trained
     step, how = trained_step([record["seconds"] for record in trained.curves], trained.steps)
     parts = _step_parts(made, splits, settings)
@@ -311,7 +317,7 @@ def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None
         "warnings": warnings_of(
             measured["validation"], trained.steps * len(trained.curves), weighted=settings.class_weight != "none"
         ),
-        "seconds": {**parts, "step": step, "total": trained.seconds},
+        "seconds": {**parts, "step": step, "total": trained.seconds, "cpu": computed},
         "timing": {"step": how, "parts": PROTOCOL, "workers": workers},
         "memory": peak_memory(torch.device(trained.device)),
         "versions": {**versions, "platform": platform.platform()},
