@@ -5,6 +5,7 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from equipoise.models.encoders import (
     ResidualBlock,
@@ -16,8 +17,8 @@ from equipoise.models.encoders import (
     real_steps,
 )
 
-SIDE = 32
-"""The longest side of the plane that the first residual block reads; the stem brings larger pictures there."""
+SIDE, FRAME_SIDE = 32, 16
+"""The longest side of the plane that the first block of a picture or a video reads: the stem brings it there."""
 GRID = 3
 """Video is averaged over so many fields along each side: in front of a fixed camera, the place tells something."""
 
@@ -60,9 +61,9 @@ class Video(nn.Module):
     """A residual network over space and time for video: [B, C, T, H, W] → [B, features], any T, H, W ≥ 1.
 
     From "A Closer Look at Spatiotemporal Convolutions for Action Recognition" (Tran et al., 2018): each convolution
-    over three dimensions is one over the plane and one over time. The plane is brought to 12 × 12 first, the second
-    stage halves plane and frames. The average is taken over time and over the fields of a 3 × 3 grid, as
-    most sensors of pictures stand still.
+    over three dimensions is one over the plane and one over time. Beside each frame it reads what changed since the one
+    before. The stem brings the plane to at most 16 × 16 in one stride; then two stages halve plane and frames. The
+    average is taken over time and over the fields of a 3 × 3 grid, as most sensors of pictures stand still.
 
     Cost: about 9 million multiplications for 16 frames of 48 × 48. Chosen for video of at least 4 frames whose sides
     are at least 16.
@@ -77,7 +78,7 @@ class Video(nn.Module):
     def __init__(self, channels: int, side: int, features: int = 64, width: int = 16) -> None:
         super().__init__()
         self.features, self._channels = features, channels
-        self.stem = stem_for(channels, side, width, most=12)
+        self.stem = stem_for(2 * channels, side, width, most=FRAME_SIDE, pooled=False)
         self.first, self.second = _SpaceTime(width, 2 * width), _SpaceTime(2 * width, 4 * width)
         self.project = linear_relu(4 * width * GRID**2, features)
 
@@ -85,7 +86,8 @@ class Video(nn.Module):
         """Encode videos [B, C, T, H, W]; with `lengths` [B], in evaluation, as if each had that many frames."""
         check_shape(self, videos, "[B, C, T, H, W]", self._channels)
         batch = videos.shape[0]
-        frames = self.stem(laid_out(videos.movedim(2, 1).flatten(0, 1)))
+        change = F.pad(videos[:, :, 1:] - videos[:, :, :-1], (0, 0, 0, 0, 1, 0))
+        frames = self.stem(laid_out(torch.cat([videos, change], dim=1).movedim(2, 1).flatten(0, 1)))
         for stage in (self.first, self.second):
             frames = stage(frames, batch, lengths)
             lengths = None if lengths is None else (lengths + 1) // 2
@@ -121,15 +123,15 @@ def _without_padding(rows: Tensor, lengths: Tensor | None) -> Tensor:
     return rows if lengths is None else rows.masked_fill(~real_steps(lengths, rows, 2), 0)
 
 
-def stem_for(channels: int, side: int, width: int, most: int = SIDE) -> nn.Sequential:
-    """Make the first convolution of a network, which brings the longer side of a picture to at most `most`.
+def stem_for(channels: int, side: int, width: int, most: int = SIDE, *, pooled: bool = True) -> nn.Sequential:
+    """Make the first convolution of a network, which brings the longer side of a picture to at most `most`, by halves.
 
-    By halves: the last one is pooled, others are strides of the convolution.
+    All halves are strides of the convolution, but for the last one if it is to be pooled.
     """
     halvings = max(0, math.ceil(math.log2(side / most)))
-    stride = 2 ** max(0, halvings - 1)
+    pooling = [nn.MaxPool2d(2, ceil_mode=True)] if halvings and pooled else []  # ceil: a single pixel survives
+    stride = 2 ** (halvings - len(pooling))
     kernel = max(stride + 1, min(2 * stride + 1, 7))
-    pooling = [nn.MaxPool2d(2, ceil_mode=True)] if halvings else []  # ceil: a single pixel survives
     convolution = nn.Conv2d(channels, width, kernel, stride, kernel // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(width), *pooling, nn.ReLU())
 
