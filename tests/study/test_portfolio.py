@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import equipoise.study.portfolio as module
 from equipoise.data.bundled import two_sensors
@@ -18,50 +18,19 @@ from equipoise.data.splits import Part, Splits
 from equipoise.deploy import ExportedModel, Predictor, export, load_saved_model
 from equipoise.deploy.card import write_card
 from equipoise.deploy.exporting import run_onnx
-from equipoise.models import LateFusion
-from equipoise.models.choose import build_encoders
 from equipoise.models.combine import SideBySide
-from equipoise.models.task import Regression
 from equipoise.study.budget import budget_line
 from equipoise.study.job import DESCRIPTION, Job, run_job
 from equipoise.study.portfolio import Portfolio, rungs_of, trainings_of
 from equipoise.study.registry import entries
 from equipoise.study.store import Store
 from equipoise.study.study import plan
+from equipoise.training.closed_form import closed_form
 from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput
 from tasks_made_up import KINDS, splits_of
 
 WORDS = ["epochs=4", "features=6", "batch=16", "device=cpu"]
-
-
-def solved(splits: Splits, _: Settings) -> tuple[LateFusion, dict[str, Any]]:
-    """Stand for closed-form heads: fixed features, heads of least squares."""
-    plan = {"encoder": "auto", "features": 5, "fusion": "concat", "unimodal": "head"}
-    torch.manual_seed(0)
-    model = LateFusion(build_encoders("auto", splits.shapes, 5), task=splits.task, fusion="concat").eval()
-    part = splits.train.in_memory().ready()
-    label = part.label
-    if splits.task.kind == "classes":
-        target = 4 * nn.functional.one_hot(label, splits.task.size).float() - 2
-    else:
-        target = splits.task.standardised(label) if isinstance(splits.task, Regression) else 4 * label - 2
-    with torch.no_grad():
-        features = model.features(part.inputs)
-        every = torch.cat(list(features.values()), dim=1)
-        pairs: list[Any] = [(model.fusion.head, every), *((model.heads[name], x) for name, x in features.items())]
-        for head, read in pairs:
-            known = torch.cat([read, torch.ones(len(read), 1)], dim=1).double()
-            ridge = known.T @ known + torch.eye(known.shape[1])
-            solution = torch.linalg.solve(ridge, known.T @ target.double())
-            head.weight.copy_(solution[:-1].T)
-            head.bias.copy_(solution[-1])
-    return model, plan
-
-
-@pytest.fixture(autouse=True)
-def closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "closed_form_member", solved)
 
 
 def job_of(splits: Splits, *words: str, method: str = "auto", measure: Any = "quick") -> Job:
@@ -72,10 +41,7 @@ def job_of(splits: Splits, *words: str, method: str = "auto", measure: Any = "qu
 @pytest.fixture(scope="module", params=KINDS)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder, splits = tmp_path_factory.mktemp("run"), splits_of(request.param)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "closed_form_member", solved)
-        row = run_job(job_of(splits), splits, folder)
-    return folder, splits, row
+    return folder, splits, run_job(job_of(splits), splits, folder)
 
 
 # -- the budget --
@@ -169,10 +135,7 @@ def test_a_candidate_that_diverges_has_lost(tmp_path: Path, monkeypatch: pytest.
     assert row["portfolio"]["chosen"] == ["closed form"]
     assert row["seconds"]["step"] is None
 
-    def refused(*_: Any) -> Any:
-        raise BadInput("no such features")
-
-    monkeypatch.setattr(module, "closed_form_member", refused)
+    monkeypatch.setattr(module, "why_not_solved", lambda *_: "no such features")
     with pytest.raises(FloatingPointError, match="NaN"):
         run_job(job_of(splits), splits, tmp_path / "nothing")
 
@@ -180,10 +143,7 @@ def test_a_candidate_that_diverges_has_lost(tmp_path: Path, monkeypatch: pytest.
 def test_without_closed_form_heads_the_trained_ones_are_combined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: Any) -> Any:
-        raise BadInput("token numbers have no such features")
-
-    monkeypatch.setattr(module, "closed_form_member", refused)
+    monkeypatch.setattr(module, "why_not_solved", lambda *_: "token numbers have no such features")
     splits = splits_of("labels")
     row = run_job(job_of(splits), splits, tmp_path)
     assert row["portfolio"]["closed_form"] == {"left_out": "token numbers have no such features"}
@@ -304,7 +264,7 @@ def test_an_edited_member_is_refused(key: str, value: Any, run: Any, tmp_path: P
     for file in (DESCRIPTION, "model.safetensors"):
         (tmp_path / file).write_bytes((folder / file).read_bytes())
     content = json.loads((folder / DESCRIPTION).read_text())
-    content["members"][0][key] = value
+    content["members"][-1][key] = value
     (tmp_path / DESCRIPTION).write_text(json.dumps(content))
     told = r"members\[0\]|no code runs because a file names it|expected .* of shape|cannot be made"
     with pytest.raises(BadInput, match=told):
@@ -330,7 +290,7 @@ def test_instant_takes_the_closed_form_alone(kind: str, tmp_path: Path) -> None:
     row = run_job(job_of(splits, method="instant"), splits, tmp_path)
     assert row["method"] == "instant"
     assert row["seconds"]["step"] is None
-    assert "portfolio" not in row
+    assert set(row["portfolio"]["heads"]) == {"fused", *splits.modalities}
     model = load_saved_model(tmp_path).model
     assert not any(isinstance(one, SideBySide) for one in model.modules())
 
@@ -341,11 +301,11 @@ def test_refit_trains_the_chosen_again_on_both_parts_and_keeps_the_weights(
     splits = splits_of("regression")
     sizes: list[int] = []
 
-    def counted(data: Splits, settings: Settings) -> tuple[LateFusion, dict[str, Any]]:
+    def counted(data: Splits, settings: Settings) -> Any:
         sizes.append(len(data.train))
-        return solved(data, settings)
+        return closed_form(data, settings)
 
-    monkeypatch.setattr(module, "closed_form_member", counted)
+    monkeypatch.setattr(module, "closed_form", counted)
     plain = run_job(job_of(splits), splits, tmp_path / "plain")
     row = run_job(job_of(splits, "refit=true"), splits, tmp_path / "refit")
     assert max(sizes) == len(splits.train) + len(splits.validation) or "closed form" not in row["portfolio"]["chosen"]

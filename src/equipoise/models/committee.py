@@ -36,7 +36,7 @@ class CommitteeFit(NamedTuple):
         shrinkage: How strongly the weights were pulled to the prior ones, which are equal unless others are given;
             infinite where they are the same; not a number where nothing was fitted.
         reason: The reason for this shrinkage, in words.
-        loss: The mean loss on left-out groups with this shrinkage; where nothing was left out, that of the prior
+        loss: The least mean loss on left-out groups, of all shrinkages; where nothing was left out, that of the prior
             weights. Of classes and labels cross-entropy, of numbers the mean square in deviations.
     """
 
@@ -281,7 +281,7 @@ def _fit(pool: _Pool, groups: Groups | None, given: Tensor | None) -> CommitteeF
         f"groups; left-out loss {mean[chosen]:.4g}, best {min(mean):.4g}, {words} {mean[0]:.4g}"
     )
     weights = prior if shrinkage == math.inf else pool.solve(shrinkage, prior, prior)
-    return CommitteeFit(weights, shrinkage, reason, mean[chosen])
+    return CommitteeFit(weights, shrinkage, reason, min(mean))
 
 
 def _left_out_losses(pool: _Pool, left_out: Tensor, prior: Tensor) -> Tensor:

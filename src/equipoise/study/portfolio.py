@@ -25,8 +25,9 @@ from equipoise.models.late_fusion import LateFusion
 from equipoise.models.metrics import metric_of
 from equipoise.models.task import TaskKind
 from equipoise.models.votes import Votes, read_votes
-from equipoise.study.closed_form import closed_form_member
 from equipoise.study.registry import Entry, all_methods
+from equipoise.training.closed_form import closed_form, why_not_solved
+from equipoise.training.settings import Settings
 from equipoise.training.step import own_model_problem
 from equipoise.training.trackers import Trackers
 from equipoise.training.train import Trained, train
@@ -35,7 +36,8 @@ from equipoise.util.errors import BadInput
 CANDIDATES = ("moddrop", "ew", "mimo", "mmpareto")
 SHARES = (4, 2, 1)
 """The rungs: all candidates with a quarter of the steps, the better half with half of them, the best with all."""
-CLOSED_FORM = "closed form"
+CLOSED_FORM, FROZEN = "closed form", "frozen"
+"""The name of the closed-form member in the evidence, and the word of its encoders."""
 
 
 class Member(NamedTuple):
@@ -133,9 +135,17 @@ def make_instant(entry: Entry, splits: Splits) -> Made:
     Raises:
         BadInput: If the data or the settings do not allow it.
     """
+    if reason := why_not_solved(splits, entry.settings):
+        raise BadInput(f"instant: {reason}; choose a method that is trained, such as mimo")
     started = time.perf_counter()
-    model, plan = closed_form_member(splits, entry.settings)
-    return Made(model, _untrained(model, time.perf_counter() - started), entry.balancer(), [plan])
+    solved = closed_form(splits, entry.settings)
+    model = _one_model([solved.model], solved.fit.weights, solved.fit.reason)
+    trained = _untrained(model, time.perf_counter() - started)
+    return Made(model, trained, entry.balancer(), [_plan_solved(entry.settings)], evidence={"heads": solved.evidence})
+
+
+def _plan_solved(settings: Settings) -> dict[str, Any]:
+    return {"encoder": FROZEN, "features": settings.features, "fusion": "concat", "unimodal": "head"}
 
 
 def _untrained(model: FusionModel, seconds: float) -> Trained:
@@ -170,6 +180,7 @@ class Portfolio:
         self.metric = metric_of(entry.settings.metric, splits.task)
         self.total, self.done = sum(trainings_of(entry, splits.task.kind)), 0
         self.seconds = 0.0
+        self.floor: Tensor | None = None  # the committee of the closed form, against which others earn their weight
 
     def make(self) -> Made:
         """Choose and combine; see the top of this file."""
@@ -199,14 +210,14 @@ class Portfolio:
 
     def _closed_form(self) -> tuple[Member | None, dict[str, Any]]:
         """Solve the closed-form heads, or say why there are none."""
+        if reason := why_not_solved(self.splits, self.settings):
+            return None, {"left_out": reason}
         started = time.perf_counter()
-        try:
-            model, plan = closed_form_member(self.splits, self.settings)
-        except BadInput as error:
-            return None, {"left_out": str(error)}
-        member = Member(CLOSED_FORM, model, plan, self._votes(model))
+        solved = closed_form(self.splits, self.settings)
+        self.floor = solved.fit.weights
+        member = Member(CLOSED_FORM, solved.model, _plan_solved(self.settings), self._votes(solved.model))
         self.seconds += time.perf_counter() - started
-        return member, self._judge([member])[1]
+        return member, {**self._judge([member])[1], "heads": solved.evidence}
 
     def _try(self, line: Entry, share: int, epochs: int, closed: Member | None) -> tuple[Trial, dict[str, Any]]:
         """Train a candidate, and judge it together with the closed form."""
@@ -245,7 +256,10 @@ class Portfolio:
     def _judge(self, members: Sequence[Member]) -> tuple[CommitteeFit, dict[str, Any]]:
         """Fit the committee of all heads of some members, and return it with its loss, metric and weights."""
         task, votes = self.splits.task, [member.votes for member in members]
-        fit = fit_combined(task, votes)
+        prior = None
+        if self.floor is not None:
+            prior = torch.cat([self.floor, torch.zeros(len(self.floor) * (len(members) - 1), dtype=torch.float64)])
+        fit = fit_combined(task, votes, prior)
         label = votes[0].label
         value = None
         if len(label):
@@ -288,7 +302,7 @@ class Portfolio:
         """Make a member again from the training and the validation part."""
         whole = replace(self.splits, train=joined(self.splits.train, self.splits.validation))
         if member.label == CLOSED_FORM:
-            return closed_form_member(whole, self.settings)[0]
+            return closed_form(whole, self.settings).model
         trial = next(trial for trial in trials if trial.member is member)
         # The validation part is no judge any more, so nothing is selected by it.
         changes = {"epochs": len(trial.trained.curves), "select": "last", "patience": None}
