@@ -277,6 +277,13 @@ def _portfolio(told: Mapping[str, Any] | None, metric: Metric) -> str:
     """Tell how an automatic model was chosen, with the losses on the validation part."""
     if not told:
         return ""
+    heard = "; ".join(
+        f"{name}: " + ", ".join(f"{output} {weight:.3f}" for output, weight in told["weights"].get(name, {}).items())
+        for name in told["chosen"]
+    )
+    weights = f"Members and the weights of their heads: {heard}."
+    if not told["rungs"]:
+        return f"\n## How it was chosen\n\nHeads were solved in closed form, and nothing was trained. {weights}\n"
     rows = []
     for rung in told["rungs"]:
         for one in rung["candidates"]:
@@ -284,18 +291,16 @@ def _portfolio(told: Mapping[str, Any] | None, metric: Metric) -> str:
             value = _shown(known, metric) if isinstance(known, (int, float)) else "–"
             loss = _number(one.get("loss"), ".4g") if "diverged" not in one else "diverged"
             rows.append([one["candidate"], f"{one.get('steps', 0):,} ({rung['steps']})", loss, value])
-    closed = told["closed_form"]
-    first = f"Closed-form heads: {closed['left_out']}. " if "left_out" in closed else ""
-    heard = "; ".join(
-        f"{name}: " + ", ".join(f"{output} {weight:.3f}" for output, weight in told["weights"].get(name, {}).items())
-        for name in told["chosen"]
+    left_out = told["closed_form"].get("left_out")
+    first = (
+        "Closed-form heads first, then methods" if left_out is None else f"No closed-form heads: {left_out}. Methods"
     )
-    table = _table(["candidate, with closed-form heads", "steps", "loss on validation", metric.label], rows)
+    table = _table(["candidate", "steps", "loss on validation", metric.label], rows)
     again = f" The members were {told['refit']}." if "refit" in told else ""
     return (
-        f"\n## How it was chosen\n\n{first}Closed-form heads first, then methods by successive halving, each judged "
-        "together with these heads by the loss of their committee on left-out groups of the validation part; the test "
-        f"part was read afterwards.\n\n{table}\n\nMembers and the weights of their heads: {heard}.{again}\n"
+        f"\n## How it was chosen\n\n{first} by successive halving, each judged by the committee of its heads and "
+        "those in closed form: its loss on left-out groups of the validation part. The test part was read afterwards.\n\n"
+        f"{table}\n\n{weights}{again}\n"
     )
 
 

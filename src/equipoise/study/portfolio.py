@@ -141,7 +141,15 @@ def make_instant(entry: Entry, splits: Splits) -> Made:
     solved = closed_form(splits, entry.settings)
     model = _one_model([solved.model], solved.fit.weights, solved.fit.reason)
     trained = _untrained(model, time.perf_counter() - started)
-    return Made(model, trained, entry.balancer(), [_plan_solved(entry.settings)], evidence={"heads": solved.evidence})
+    weights = dict(zip(["fused", *model.encoders], solved.fit.weights.tolist(), strict=True))
+    evidence = {
+        "closed_form": {"heads": solved.evidence},
+        "rungs": [],
+        "chosen": [CLOSED_FORM],
+        "weights": {CLOSED_FORM: weights},
+        "fit": solved.fit.reason,
+    }
+    return Made(model, trained, entry.balancer(), [_plan_solved(entry.settings)], evidence=evidence)
 
 
 def _plan_solved(settings: Settings) -> dict[str, Any]:
