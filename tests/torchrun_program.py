@@ -36,14 +36,14 @@ PARAMS: dict[str, dict[str, Any]] = {"mses": {"patience": 0}, "mslr": {"memory":
 PARAMS["moddrop"] = {"dropout": 0.0}  # every rank draws for itself what it drops
 PLAIN = Settings(epochs=2, batch=16, lr=0.05, features=8, encoder="torchrun_program.Plain")
 _RECIPE = {name: getattr(RECIPE, name) for name in ("optimizer", "lr", "weight_decay", "schedule", "average", "clip",
-           "label_smoothing", "select")}  # fmt: skip
+           "label_smoothing")}  # fmt: skip
 VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     "in micro-batches that some ranks have no sample of": ("mimo", {"accumulate": 4}),
     "gradients mixed in micro-batches": ("mgda", {"accumulate": 2, "clip": 0.5}),
     "updates scaled": ("ogm", {"optimizer": "adamw", "lr": 0.003}),
     "the best epoch": ("agm", {"select": "best", "schedule": "cosine"}),
     "a safe step": ("mimo", {"step": "safe", "momentum": 0.0}),
-    "the recipe": ("mimo", {**_RECIPE, "epochs": 2, "augment": "none"}),
+    "the recipe": ("mimo", {**_RECIPE, "epochs": 2, "select": "loss"}),
     "the best epoch by macro-F1": ("ogm", {"select": "best", "metric": "macro_f1", "class_weight": "balanced"}),
 }
 SHARDED: dict[str, tuple[str, dict[str, Any]]] = {

@@ -46,7 +46,7 @@ def _as_series(part: Part) -> Part:
 
 
 SERIES = replace(DATA, **{name: _as_series(part) for name, part in DATA.parts.items()})
-BY_RECIPE = RECIPE.changed({"epochs": 3, "batch": 16, "features": 8, "dropout": 0.2})
+BY_RECIPE = RECIPE.changed({"epochs": 3, "batch": 16, "features": 8, "dropout": 0.2, "select": "loss"})
 
 
 @pytest.mark.parametrize(

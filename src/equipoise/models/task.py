@@ -56,6 +56,10 @@ class Task(nn.Module, ABC):
     def loss(self, output: Tensor, label: Tensor, *, weighted: bool = True) -> Tensor:
         """Return the loss of one output, one value per sample, [B]."""
 
+    def objective(self, output: Tensor, label: Tensor) -> Tensor:
+        """Return the loss by which epochs are compared, [B]: that of training, without weights of classes or labels."""
+        return self.loss(output, label, weighted=False)
+
     @abstractmethod
     def hits(self, output: Tensor, label: Tensor) -> Tensor:
         """Return a score of each sample from 0 to 1, [B], which grows as the output gets better.
@@ -136,6 +140,10 @@ class Classification(Task):
         if not weighted:
             return F.cross_entropy(output, label, reduction="none")
         return F.cross_entropy(output, label, self.weight, reduction="none", label_smoothing=self.smoothing)
+
+    def objective(self, output: Tensor, label: Tensor) -> Tensor:
+        """Return the smoothed cross-entropy: the plain one grows as soon as smoothing makes a model less sure."""
+        return F.cross_entropy(output, label, reduction="none", label_smoothing=self.smoothing)
 
     def hits(self, output: Tensor, label: Tensor) -> Tensor:
         """Return 1 where the class is right, and 0 elsewhere."""

@@ -61,7 +61,7 @@ class Settings:
         augment: "auto" varies the training samples at random by the kind of each sensor, see `equipoise.data.augment`;
             "none" leaves them as they are.
         select: Keep the "last" epoch, the "best" one by the metric on the validation part, or the one of the least
-            "loss" there: of the fused decision, or the mean of the modalities without one.
+            "loss" there: of the fused decision, or the mean of the modalities without one; smoothed as in training.
         patience: Stop after this many epochs without a better metric on the validation part, or without a smaller loss
             where select=loss; None for never.
         encoder: "auto" chooses by the shape of each modality; a name ("resnet18") or a dotted path

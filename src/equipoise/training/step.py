@@ -179,7 +179,7 @@ def evaluate(
         part: The samples.
         batch: How many are read at a time, by all processes together.
         metric: Computed too, under "metric", where there is one: of all answers at once, since a metric of parts says
-            nothing about that of the whole.
+            nothing about that of the whole. With it comes the mean of `Task.objective`, under "objective".
     """
     feed, task = part if isinstance(part, Feed) else Feed(part, part.label.device), model.known_task()
     gathers = metric is not None and not metric.is_accuracy(task)
@@ -191,15 +191,18 @@ def evaluate(
             gaps = some.present
             for name, output in model(some.inputs).items():
                 mask = gaps.get(name, torch.ones_like(output[:, 0], dtype=torch.bool))
-                rows = [task.loss(output, some.label, weighted=False), task.hits(output, some.label), mask.to(output)]
+                rows = [task.loss(output, some.label, weighted=False), task.hits(output, some.label)]
+                rows += [task.objective(output, some.label)] if metric is not None else []
+                rows.append(mask.to(output))
                 sums[name] = sums.get(name, 0) + torch.stack([row.where(mask, 0).sum() for row in rows]) * counts
                 if gathers and counts:
                     whole = answers.setdefault(name, zeros(device=output.device))
                     whole[numbers.to(whole.device)] = task.answer(task.member(output)).double()
     totals = torch.stack(list(sums.values()))
     totals = collectives.total(totals) if feed.ranks > 1 else totals
-    means = (totals[:, :2] / totals[:, 2:].clamp(min=1)).tolist()
-    results = {name: {"loss": loss, "accuracy": hits} for name, (loss, hits) in zip(sums, means, strict=True)}
+    means = (totals[:, :-1] / totals[:, -1:].clamp(min=1)).tolist()
+    kinds = ("loss", "accuracy", "objective")
+    results = {name: dict(zip(kinds, values, strict=False)) for name, values in zip(sums, means, strict=True)}
     for name, values in results.items() if metric is not None else ():
         values["metric"] = values["accuracy"]
         if gathers:

@@ -250,6 +250,7 @@ class Run:
         results = evaluate(self.model, self.validation, metric=self.metric)
         table = balancer.table.numbers()
         told = {name: values.pop("metric") for name, values in results.items()}
+        losses = {name: values.pop("objective") for name, values in results.items()}
         balancer.end_epoch({name: results[name] for name in balancer.modalities if name in results})
         validation = {name: None if math.isnan(value) else value for name, value in told.items()}
         if not balancer.needs_fused:  # the fused head is untrained: its accuracy is no result
@@ -257,9 +258,10 @@ class Run:
             record["train"].pop("fused", None)
         record |= {"validation": validation, "table": table}
         state.curves.append(record)
-        by_loss = self.settings.select == "loss"
-        losses = {name: results[name]["loss"] for name in validation}
-        merit = -score_of(losses) if by_loss else self.metric.merit(score_of(validation))
+        if self.settings.select == "loss":
+            merit = -score_of({name: losses[name] for name in validation})
+        else:
+            merit = self.metric.merit(score_of(validation))
         if merit > state.best[0]:
             keep = self.settings.select != "last"
             weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()} if keep else {}
