@@ -98,3 +98,42 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         build_encoders("sond:cnn2d,pose:rensnet18,motion:no.such.module,mlp", SHAPES, 16)
     for part in ("sound", "resnet18", "No module named 'no'", "'mlp' among several"):
         assert part in str(found.value)
+
+
+AUTOMATIC = {
+    "regularised-mlp": (7,),
+    "inception": (2, 30),
+    "log-mel": (1, 900),
+    "small-resnet": (1, 20, 20),
+    "video": (1, 5, 20, 20),
+}
+
+
+@pytest.mark.parametrize(("kind", "shape"), AUTOMATIC.items())
+def test_a_seed_leads_to_the_same_weights_and_draws(kind: str, shape: tuple[int, ...]) -> None:
+    def outputs() -> torch.Tensor:
+        torch.manual_seed(3)
+        encoder = KINDS[kind](shape, 16)
+        return encoder(torch.randn(4, *shape))
+
+    assert torch.equal(outputs(), outputs())
+
+
+@pytest.mark.parametrize(("kind", "shape"), AUTOMATIC.items())
+def test_training_in_bfloat16_is_one_graph_with_finite_gradients(kind: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    encoder = KINDS[kind](shape, 16)
+    compiled = torch.compile(encoder, backend="eager", fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = compiled(torch.randn(4, *shape))
+    outputs.float().square().mean().backward()
+    assert all(tensor.grad is not None and tensor.grad.isfinite().all() for tensor in encoder.parameters())
+    inputs = torch.randn(4, *shape)
+    plain = encoder.eval()(inputs).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(encoder(inputs).float(), plain, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize(("kind", "shape"), AUTOMATIC.items())
+def test_a_single_sample_of_zeros_is_read_in_training(kind: str, shape: tuple[int, ...]) -> None:
+    assert KINDS[kind](shape, 16)(torch.zeros(1, *shape)).isfinite().all()

@@ -19,7 +19,7 @@ from equipoise.training.step import build_model, evaluate, losses_of
 from equipoise.training.train import train
 
 CLASSES = two_sensors(samples=150)
-ROUGH = Settings(epochs=6, batch=16, lr=0.3, features=8, select="best")
+ROUGH = Settings(epochs=6, batch=16, lr=0.3, features=8, select="best", encoder="mlp")
 
 
 def with_task(task: Task, make: Any) -> Splits:
@@ -117,11 +117,11 @@ def test_samples_without_a_sensor_are_no_samples_of_its_head() -> None:
 
 
 def test_weights_reach_every_loss_and_no_evaluation() -> None:
-    weighted = Settings(features=8, class_weight="1,2,5")
+    weighted = Settings(features=8, class_weight="1,2,5", encoder="mlp")  # without dropout
     torch.manual_seed(0)
     model = build_model(CLASSES, MSL(), weighted)
     torch.manual_seed(0)
-    plain = build_model(CLASSES, MSL(), Settings(features=8))
+    plain = build_model(CLASSES, MSL(), Settings(features=8, encoder="mlp"))
     part = CLASSES.train
     _, losses = losses_of(model, MSL(), part)
     _, without = losses_of(plain, MSL(), part)

@@ -26,9 +26,10 @@ DATA = two_sensors(samples=150)
 EVERYTHING = Settings(
     epochs=4, batch=32, optimizer="adamw", schedule="cosine", dropout=0.3, accumulate=2, features=8, lr=0.02
 )
-PLAIN = Settings(epochs=4, batch=32, features=8)
+PLAIN = Settings(epochs=4, batch=32, features=8, encoder="mlp")
 RUNS: dict[str, tuple[Callable[[], Balancer], Settings]] = {
     "msl": (MSL, PLAIN),
+    "msl, auto": (MSL, PLAIN.changed({"encoder": "auto"})),  # whose encoders draw at random
     "mimo": (MIMO, PLAIN),
     "ogmge": (OGMGE, PLAIN),
     "agm": (AGM, PLAIN),
@@ -245,7 +246,7 @@ def test_the_schedule_moves_between_epochs() -> None:
 
 def test_shares_decide_while_heads_learn_beside() -> None:
     """One step of OGM by hand: factors from the shares, encoders and fused head from the fused loss alone."""
-    settings = Settings(features=8)
+    settings = Settings(features=8, encoder="mlp")  # without dropout
     torch.manual_seed(0)
     model = build_model(DATA, OGM(), settings)
     reference = build_model(DATA, OGM(), settings)
