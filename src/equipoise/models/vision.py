@@ -65,7 +65,7 @@ class Video(nn.Module):
     before. The stem brings the plane to at most 16 × 16 in one stride; then two stages halve plane and frames. The
     average is taken over time and over the fields of a 3 × 3 grid, as most sensors of pictures stand still.
 
-    Cost: about 17 million multiplications for 16 frames of 48 × 48. Chosen for video of at least 4 frames whose sides
+    Cost: about 18 million multiplications for 16 frames of 48 × 48. Chosen for video of at least 4 frames whose sides
     are at least 16.
 
     Args:
