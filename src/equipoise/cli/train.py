@@ -13,7 +13,10 @@ from equipoise.study import compare as comparison
 from equipoise.study.registry import entries
 from equipoise.training.optimisers import words_for
 
-EXAMPLE = "Example: equipoise train --data watch --method mimo --out runs/one penalty=10 smoothing=0.1 epochs=20"
+EXAMPLE = (
+    "Example: equipoise train --data watch --out runs/one; in seconds, without training: equipoise train --data watch "
+    "--method instant; one method alone: equipoise train --data watch --method mimo penalty=10 epochs=20"
+)
 
 
 def train(
@@ -23,14 +26,23 @@ def train(
     data: options.Data = "watch",
     split: options.Split = None,
     preset: options.PresetName = "auto",
-    method: options.OneMethod = "mimo",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="auto: closed-form heads, and a few methods tried on validation data; instant: such heads alone; one "
+            "method (`equipoise methods`); or your own: my_file.Gap."
+        ),
+    ] = "auto",
     seed: Annotated[int, typer.Option(help="Of weights, batches and dropout.")] = 0,
     step: Annotated[str, typer.Option("--step", help="given (lr), or safe (1/L̂ of a batch).")] = "given",
     out: options.StudyFolder = Path("runs/train"),
     track: options.Track = "",
     as_json: options.Json = False,
 ) -> None:
-    """Train one model and say what it can do."""
+    """Train one model and say what it can do.
+
+    Without --method, the best of a small portfolio by validation data; refit=true trains it again on these, too.
+    """
     lines = partial(entries, [method], [*words_for(step), *(words or ())])
     source, chosen, trackers = options.data_and(data, split, preset, lines, lambda: options.trackers_of(track))
     how: dict[str, Any] = {"workers": 1, "trackers": trackers, "quiet": as_json, "command": options.typed_command()}

@@ -299,8 +299,8 @@ def _portfolio(told: Mapping[str, Any] | None, metric: Metric) -> str:
     again = f" The members were {told['refit']}." if "refit" in told else ""
     return (
         f"\n## How it was chosen\n\n{first} by successive halving, each judged by the committee of its heads and "
-        "those in closed form: its loss on left-out groups of the validation part. The test part was read afterwards.\n\n"
-        f"{table}\n\n{weights}{again}\n"
+        "those in closed form: its loss on left-out groups of the validation part. The test part was read "
+        f"afterwards.\n\n{table}\n\n{weights}{again}\n"
     )
 
 

@@ -9,15 +9,19 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise.models.committee import CommitteeFit, fit_task
+from equipoise.models.committee import FEWEST_GROUPS, CommitteeFit, fit_task
 from equipoise.models.fusion import Fusion, NamedModules
 from equipoise.models.late_fusion import LateFusion, takes_lengths
 from equipoise.models.task import Regression, Task
-from equipoise.models.votes import Votes
+from equipoise.models.votes import Votes, names_of_groups
 from equipoise.util.errors import raise_all
+
+STRETCHES = 10
+"""Of the samples of one or two groups, that are left out in turn."""
 
 
 @final
@@ -169,13 +173,18 @@ def factor(weights: Tensor, members: int) -> tuple[Tensor, Tensor]:
 def fit_combined(task: Task, votes: Sequence[Votes], prior: Tensor | None = None) -> CommitteeFit:
     """Fit the weights of a committee over all heads of several models, [M · (K + 1)], as `combined` takes them.
 
+    With one or two groups, stretches of samples are left out in turn: the prior may give a member no say at all.
+
     Args:
         task: Of the models.
         votes: What each model says on the validation part, as `read_votes` reads it.
         prior: The weights towards which shrinkage pulls; None for equal ones.
     """
     members = torch.cat([vote.members for vote in votes], dim=1)
-    return fit_task(task, members, votes[0].label, votes[0].groups, prior)
+    groups, count = votes[0].groups, len(members)
+    if groups is not None and len(np.unique(names_of_groups(groups))) < FEWEST_GROUPS:
+        groups = np.arange(count) * STRETCHES // max(count, 1)
+    return fit_task(task, members, votes[0].label, groups, prior)
 
 
 def _placeholder(size: int) -> nn.Module:  # noqa: ARG001

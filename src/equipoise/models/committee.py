@@ -25,7 +25,7 @@ Derivatives = tuple[Tensor, Tensor, Tensor]
 """A function's value [], gradient [M] and positive definite Hessian [M, M]."""
 
 _SHRINKAGES = (math.inf, 10.0, 1.0, 0.1, 0.01, 0.001)
-_FOLDS_BY_GROUP, _FOLDS_BY_SAMPLE, _FEWEST_GROUPS = 10, 5, 3
+_FOLDS_BY_GROUP, _FOLDS_BY_SAMPLE, FEWEST_GROUPS = 10, 5, 3
 
 
 class CommitteeFit(NamedTuple):
@@ -175,7 +175,7 @@ def fit_mean_weights(errors: Tensor, groups: Groups | None = None, prior: Tensor
     raise_all(_prior_problems(prior, errors, total=1.0))
     pool = _MeanPool(errors.detach().to("cpu", torch.float64).transpose(0, 1).contiguous())
     count = len(errors) if groups is None else len(np.unique(names_of_groups(groups)))
-    if groups is None or count >= _FEWEST_GROUPS or len(errors) < _FOLDS_BY_SAMPLE:
+    if groups is None or count >= FEWEST_GROUPS or len(errors) < _FOLDS_BY_SAMPLE:
         return _fit(pool, groups, prior)
     fit = _fit(pool, np.arange(len(errors)) * _FOLDS_BY_SAMPLE // len(errors), prior)
     return fit._replace(reason=f"{fit.reason} (stretches of samples, since there is no third group to leave out)")
@@ -260,7 +260,7 @@ def _fit(pool: _Pool, groups: Groups | None, given: Tensor | None) -> CommitteeF
     names = np.arange(samples) if groups is None else names_of_groups(groups)
     group_of_sample = torch.from_numpy(np.unique(names, return_inverse=True)[1])
     group_count = int(group_of_sample.max()) + 1
-    if group_count < _FEWEST_GROUPS:
+    if group_count < FEWEST_GROUPS:
         reason = f"{words}: found {group_count} group(s), and cross-validation needs at least three"
         return CommitteeFit(prior, math.inf, reason, float(pool.loss(prior)))
 

@@ -27,11 +27,13 @@ def budget_line(jobs: Sequence[Job], splits: FoldSplits, store: Store, trials: i
     instant = "heads in closed form, " if ways & {"instant", "auto"} else ""
     tuning = f"{trials:,} trials on validation data, " if trials else ""
     auto = f" ({', '.join(CANDIDATES)} by successive halving on validation data)" if "auto" in ways else ""
-    many = "training" if len(trainings) == 1 else "trainings"
+    count = len(trainings)
+    work = (
+        f"{count:,} training{'s' if count > 1 else ''}{auto}, at most {steps:,} optimiser steps"
+        if count
+        else "no training"
+    )
     on_test = any(splits[job.fold].selects_on_test for job in waiting)
     chosen = "epochs are" if on_test else "nothing is"
     where = "on the test part" + (", as its protocol was published" if on_test else "")
-    return (
-        f"budget: {tuning}{instant}{len(trainings):,} {many}{auto}, at most {steps:,} optimiser steps; "
-        f"{chosen} chosen {where}"
-    )
+    return f"budget: {tuning}{instant}{work}; {chosen} chosen {where}"

@@ -260,6 +260,8 @@ def entries(names: Iterable[str], words: Iterable[str] = (), preset: Preset | No
     lines = [Entry(one.name, one, own[one.name], base, by_all=one.name not in typed) for one in chosen]
     for line in lines:
         attempt(lambda line=line: check_step(base, line.balancer()))
+    if base.step == "safe":
+        attempt(check_trained, lines, "step=safe")
     if not lines and not problems:
         problems.append(f"no method was named; choose from {', '.join(known)}, or all, {OR_YOUR_OWN}")
     raise_all(problems)
