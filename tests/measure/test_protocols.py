@@ -208,3 +208,11 @@ def test_the_order_of_modalities_does_not_matter() -> None:
     shuffled = Part({name: part.inputs[name] for name in order}, part.label)
     model = random_model(3, seed=2)
     assert unimodal_accuracy(model, shuffled, train=part) == unimodal_accuracy(model, part, train=part)
+
+
+@pytest.mark.parametrize(("size", "probed"), [(20, True), (21, False)])
+def test_thousands_of_features_have_no_probe(size: int, probed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.measure.protocols.PROBED", 20)
+    part = Part({"audio": torch.randn(30, 4)}, torch.arange(30) % 3)
+    model = LateFusion({"audio": nn.Linear(4, size)}, classes=3)
+    assert ("probe" in unimodal_accuracy(model, part, train=part)) == probed

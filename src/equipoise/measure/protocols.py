@@ -37,6 +37,7 @@ EXACT = 8
 """The most modalities whose Shapley values are exact."""
 PAIRS = 32  # random orders of the modalities, each with its reverse
 PENALTY = 1e-3  # on the squared weights of standardised features: small, and enough for one answer on separable ones
+PROBED = 2048  # features of a modality, at most
 _STEPS, _INNER = 100, 250  # more than enough: about ten, of some dozens each, bring the gradient to the tolerance
 _TOLERANCE = 1e-7  # of the largest entry of the gradient
 _DECREASE = 1e-4  # of what the slope promises, that a step has to keep
@@ -81,6 +82,8 @@ def other_protocols(
 ) -> dict[str, Accuracies]:
     """Give the protocols that need no view: split where the fusion is additive, probe, zeroed, shapley and its error.
 
+    Thousands of frozen features have no probe: their heads are solved, as a probe would be, and it takes long.
+
     Args:
         model: A model that is `reading`.
         part: The part to judge on, with every modality.
@@ -94,7 +97,7 @@ def other_protocols(
     if model.fusion.additive and scorer.task.kind != "regression":
         shares = model.fusion.share(features)
         results["split"] = {name: scorer.output(shares[name], label) for name in model.encoders}
-    if train is not None and model.encoded:
+    if train is not None and model.encoded and max(x.shape[1] for x in features.values()) <= PROBED:
         results["probe"] = probe_features(read_features(model, train, batch), train, features, part, scorer)
     sampled = len(model.encoders) > EXACT
     subsets = subset_accuracy(model, part, features, scorer, batch, largest=1 if sampled else None)
