@@ -27,7 +27,6 @@ from equipoise.study.budget import budget_line
 from equipoise.study.job import DESCRIPTION, Job, run_job
 from equipoise.study.portfolio import Portfolio, rungs_of, trainings_of
 from equipoise.study.registry import entries
-from equipoise.study.store import Store
 from equipoise.study.study import plan
 from equipoise.training.closed_form import closed_form
 from equipoise.training.settings import Settings
@@ -72,14 +71,14 @@ def test_the_rungs_take_three_times_one_run(epochs: int) -> None:
     assert trainings_of(entry, "classes") == []
 
 
-def test_the_budget_is_told_in_trainings_and_steps(tmp_path: Path) -> None:
-    splits, store = splits_of("classes"), Store(tmp_path)
-    assert "7 trainings" in (line := budget_line([job_of(splits)], {None: splits}, store))
+def test_the_budget_is_told_in_trainings_and_steps() -> None:
+    splits = splits_of("classes")
+    assert "7 trainings" in (line := budget_line([job_of(splits)], {None: splits}))
     assert "at most 48 optimiser steps" in line  # 64 samples in batches of 16, 12 epochs
     assert "nothing is chosen on the test part" in line
-    one = budget_line([job_of(splits, method="mimo")], {None: splits}, store)
+    one = budget_line([job_of(splits, method="mimo")], {None: splits})
     assert one == "budget: 1 training, at most 16 optimiser steps; nothing is chosen on the test part"
-    instant = budget_line([job_of(splits, method="instant")], {None: splits}, store)
+    instant = budget_line([job_of(splits, method="instant")], {None: splits})
     assert instant == "budget: heads in closed form, no training; nothing is chosen on the test part"
 
 

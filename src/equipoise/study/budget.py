@@ -5,20 +5,16 @@ from collections.abc import Sequence
 from equipoise.data.feed import epoch_steps
 from equipoise.study.job import FoldSplits, Job
 from equipoise.study.portfolio import CANDIDATES, trainings_of
-from equipoise.study.store import Store
 
 
-def budget_line(jobs: Sequence[Job], splits: FoldSplits, store: Store, trials: int = 0) -> str:
+def budget_line(waiting: Sequence[Job], splits: FoldSplits, trials: int = 0) -> str:
     """Say how many trainings and steps some runs take, and what nothing is chosen by.
 
     Args:
-        jobs: The runs.
+        waiting: The runs that are not done.
         splits: The data of each fold.
-        store: Knows those that are done, which take nothing any more.
         trials: Trainings that tune the runs before.
     """
-    done = {row["config"] for row in store.rows()}
-    waiting = [job for job in jobs if job.config not in done]
     trainings = [(job, epochs) for job in waiting for epochs in trainings_of(job.entry, splits[job.fold].task.kind)]
     steps = sum(
         epochs * epoch_steps(len(splits[job.fold].train), job.entry.settings.batch) for job, epochs in trainings

@@ -15,7 +15,7 @@ from equipoise.models.metrics import METRICS
 from equipoise.study import tuning
 from equipoise.study.budget import budget_line
 from equipoise.study.executors import Cluster
-from equipoise.study.job import Measure, finite
+from equipoise.study.job import Measure, finite, pending
 from equipoise.study.registry import Entry, all_methods, check_trained
 from equipoise.study.store import Store, cannot_write
 from equipoise.study.study import folds_of, plan, run_progress, run_study
@@ -105,10 +105,10 @@ def compare_each(
     for (source, _), (jobs, splits) in zip(studies, plans, strict=True):
         where = f" on {source.name}" if len(studies) > 1 else ""
         try:
-            if not quiet and store.missing(job.config for job in jobs):
+            if not quiet and (waiting := pending(jobs, store)[1]):
                 lines = {(job.entry.label, job.fold): job.entry for job in jobs} if tune else {}
                 trials = sum(len(tuning.trials(entry, tune)) for entry in lines.values())
-                print(budget_line(jobs, splits, store, trials) + where, file=sys.stderr)
+                print(budget_line(waiting, splits, trials) + where, file=sys.stderr)
             if tune:
                 with launch.one_rank_at_a_time():
                     kept = Store(inside(out, "tuning"))
