@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from equipoise.models import MLP, CNN1d, LateFusion, fit_committee, fit_weights
 from equipoise.models.combine import SideBySide, combined, factor, fit_combined
-from equipoise.models.committee import fit_mean_weights
+from equipoise.models.committee import fit_mean_weights, weights_by_error
 from equipoise.models.task import Classification, MultiLabel, Regression, Task
 from equipoise.models.votes import read_votes
 
@@ -192,12 +192,13 @@ def test_with_too_few_groups_the_answer_is_the_prior() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_prior_of_equal_weights_changes_nothing(seed: int) -> None:
+def test_the_prior_that_is_taken_anyway_changes_nothing(seed: int) -> None:
     logs, right = made_up(seed)
     equal = torch.full((3,), 1 / 3, dtype=torch.float64)
     torch.testing.assert_close(fit_weights(logs, right, prior=equal).weights, fit_weights(logs, right).weights)
     errors = torch.randn(50, 3, 1) + torch.tensor([0.0, 0.5, 2.0])[:, None]
-    torch.testing.assert_close(fit_mean_weights(errors, prior=equal).weights, fit_mean_weights(errors).weights)
+    by_error = weights_by_error(errors)
+    torch.testing.assert_close(fit_mean_weights(errors, prior=by_error).weights, fit_mean_weights(errors).weights)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.models import MLP, LateFusion, fit_committee
-from equipoise.models.committee import fit_mean_weights
+from equipoise.models.committee import fit_mean_weights, weights_by_error
 from equipoise.models.late_fusion import Decision
 from equipoise.models.task import Classification, MultiLabel, Regression, Task, task_of
 
@@ -142,7 +142,7 @@ def test_mean_weights_are_those_of_a_quadratic_programme(seed: int) -> None:
     # Members that share most of their error: the moments are far from diagonal, and some weights are zero.
     spread = 10 ** torch.linspace(-0.7, 0.7, members, dtype=torch.float64)[:, None]
     errors = torch.randn(300, 1, 2, generator=random) + spread * torch.randn(300, members, 2, generator=random)
-    fit = fit_mean_weights(errors)
+    fit = fit_mean_weights(errors, prior=torch.full((members,), 1 / members))
     assert math.isfinite(fit.shrinkage)
     moments = torch.einsum("nmd,nkd->mk", errors, errors).numpy() / 600
 
@@ -159,6 +159,14 @@ def test_mean_weights_are_those_of_a_quadratic_programme(seed: int) -> None:
     assert fit.weights.sum().item() == pytest.approx(1, abs=1e-12)
     assert loss(fit.weights.numpy()) <= found.fun + 1e-9
     np.testing.assert_allclose(fit.weights, found.x, atol=1e-4)
+
+
+def test_weights_by_error_fall_with_its_fourth_power() -> None:
+    errors = torch.tensor([[1.0, 2.0, 4.0], [-1.0, -2.0, 4.0]]).unsqueeze(2)
+    expected = torch.tensor([1.0, 4.0**-4, 16.0**-4], dtype=torch.float64)  # of mean squares 1, 4 and 16
+    torch.testing.assert_close(weights_by_error(errors), expected / expected.sum())
+    torch.testing.assert_close(weights_by_error(1e-6 * errors), expected / expected.sum())
+    assert weights_by_error(errors * torch.tensor([0.0, 1.0, 1.0])[:, None])[0] == pytest.approx(1)
 
 
 def test_two_groups_do_not_let_the_worst_member_have_an_equal_say() -> None:

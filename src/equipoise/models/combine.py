@@ -6,6 +6,7 @@ then vote: `factor` turns the one into the other.
 """
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
@@ -170,21 +171,60 @@ def factor(weights: Tensor, members: int) -> tuple[Tensor, Tensor]:
     return inner, outer
 
 
-def fit_combined(task: Task, votes: Sequence[Votes], prior: Tensor | None = None) -> CommitteeFit:
+SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Shares of the answer that a further model may earn; the whole only of numbers."""
+EARNED = 0.98
+"""A further model has to lower the loss at least to this part of it: its epoch was selected on the same samples."""
+
+
+def fit_combined(task: Task, votes: Sequence[Votes], floor: Tensor | None = None) -> CommitteeFit:
     """Fit the weights of a committee over all heads of several models, [M · (K + 1)], as `combined` takes them.
 
-    With one or two groups, stretches of samples are left out in turn: the prior may give a member no say at all.
+    With one or two groups, stretches of samples are left out in turn.
+
+    With a floor, each further model earns a share of the answer, or none: a quarter, a half or three quarters, of its
+    fused output or of its own committee, whichever has the least loss on the validation part. One number is found for
+    each model, so that few groups suffice.
 
     Args:
         task: Of the models.
         votes: What each model says on the validation part, as `read_votes` reads it.
-        prior: The weights towards which shrinkage pulls; None for equal ones.
+        floor: The committee of the first model, [K + 1]; None to fit all weights at once.
     """
     members = torch.cat([vote.members for vote in votes], dim=1)
     groups, count = votes[0].groups, len(members)
     if groups is not None and len(np.unique(names_of_groups(groups))) < FEWEST_GROUPS:
         groups = np.arange(count) * STRETCHES // max(count, 1)
-    return fit_task(task, members, votes[0].label, groups, prior)
+    label = votes[0].label
+    if floor is None or len(members) == 0:
+        prior = None if floor is None else torch.cat([floor, floor.new_zeros(members.shape[1] - len(floor))])
+        return fit_task(task, members, label, groups, prior)
+    size = len(floor)
+    weights = torch.cat([floor.double(), torch.zeros(members.shape[1] - size, dtype=torch.float64)])
+    loss, words = _loss(task, members, weights, label), []
+    shares = SHARES if isinstance(task, Regression) else SHARES[:-1]
+    for number, vote in enumerate(votes[1:], start=1):
+        own = fit_task(task, vote.members, label, vote.groups).weights
+        fused = torch.eye(size, dtype=torch.float64)[0]
+        tried = []
+        for share in shares:
+            for part, name in ((fused, "fused output"), (own, "committee")):
+                candidate = (1 - share) * weights
+                candidate[number * size : (number + 1) * size] += share * part
+                tried.append((_loss(task, members, candidate, label), candidate, f"{share:.0%} to its {name}"))
+        best = min(tried, key=lambda one: one[0])
+        earned = best[0] < EARNED * loss
+        words.append(best[2] if earned else "none")
+        if earned:
+            loss, weights = best[0], best[1]
+    reason = "the closed form" + "".join(f"; model {number}: {word}" for number, word in enumerate(words, start=2))
+    return CommitteeFit(weights, math.nan, f"{reason}, by validation loss", loss)
+
+
+def _loss(task: Task, members: Tensor, weights: Tensor, label: Tensor) -> float:
+    """Return the mean loss of a pool of members."""
+    answer = task.pool(members.double(), weights)
+    return float(task.member_loss(task.member_of(answer).float(), label).mean())
 
 
 def _placeholder(size: int) -> nn.Module:  # noqa: ARG001

@@ -25,6 +25,7 @@ Derivatives = tuple[Tensor, Tensor, Tensor]
 """A function's value [], gradient [M] and positive definite Hessian [M, M]."""
 
 _SHRINKAGES = (math.inf, 10.0, 1.0, 0.1, 0.01, 0.001)
+ERROR_POWER = 4
 _FOLDS_BY_GROUP, _FOLDS_BY_SAMPLE, FEWEST_GROUPS = 10, 5, 3
 
 
@@ -173,12 +174,28 @@ def fit_mean_weights(errors: Tensor, groups: Groups | None = None, prior: Tensor
     if groups is not None and len(groups) != len(errors):
         raise_all([f"fit_mean_weights expected {len(errors)} groups, one per sample; found {len(groups)}."])
     raise_all(_prior_problems(prior, errors, total=1.0))
+    prior = weights_by_error(errors) if prior is None else prior
     pool = _MeanPool(errors.detach().to("cpu", torch.float64).transpose(0, 1).contiguous())
     count = len(errors) if groups is None else len(np.unique(names_of_groups(groups)))
     if groups is None or count >= FEWEST_GROUPS or len(errors) < _FOLDS_BY_SAMPLE:
         return _fit(pool, groups, prior)
     fit = _fit(pool, np.arange(len(errors)) * _FOLDS_BY_SAMPLE // len(errors), prior)
     return fit._replace(reason=f"{fit.reason} (stretches of samples, since there is no third group to leave out)")
+
+
+def weights_by_error(errors: Tensor) -> Tensor:
+    """Return weights that fall with the fourth power of the mean squared error of each member, [M], of sum one.
+
+    Numbers have no bounds, and a member of equal say that knows little spoils the mean of the others. Over sensors of
+    heart rate and of air quality, the fourth power was nearer to the best than the first and the second.
+
+    Args:
+        errors: As for `fit_mean_weights`.
+    """
+    square = errors.detach().to("cpu", torch.float64).square().mean(dim=(0, 2))
+    relative = square / square.min().clamp(min=torch.finfo(torch.float64).tiny)
+    weights = relative.clamp(min=1e-3).pow(-ERROR_POWER)
+    return weights / weights.sum()
 
 
 class _Pool(ABC):

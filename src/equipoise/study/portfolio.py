@@ -34,8 +34,8 @@ from equipoise.training.train import Trained, train
 from equipoise.util.errors import BadInput
 
 CANDIDATES = ("moddrop", "ew", "mimo", "mmpareto")
-SHARES = (4, 2, 1)
-"""The rungs: all candidates with a quarter of the steps, the better half with half of them, the best with all."""
+SHARES = (8, 4, 1)
+"""The rungs: all candidates with an eighth of the steps, the better half with a quarter, the best with all."""
 CLOSED_FORM, FROZEN = "closed form", "frozen"
 """The name of the closed-form member in the evidence, and the word of its encoders."""
 
@@ -125,7 +125,7 @@ def trainings_of(entry: Entry, kind: TaskKind) -> list[int]:
         return [epochs]
     if entry.method.way == "instant":
         return []
-    rungs = rungs_of(len(candidates_of(entry, kind)), epochs)
+    rungs = rungs_of(len(candidates_of(entry, kind)), epochs) if epochs else []
     return [each for count, _, each in rungs for _ in range(count)] + [epochs] * bool(entry.params["refit"])
 
 
@@ -195,7 +195,8 @@ class Portfolio:
         closed, told = self._closed_form()
         evidence: dict[str, Any] = {"closed_form": told, "rungs": []}
         lines, trials, failures = candidates_of(self.entry, self.splits.task.kind), [], []
-        for count, share, epochs in rungs_of(len(lines), self.settings.passes):
+        rungs = rungs_of(len(lines), self.settings.passes) if self.settings.passes or closed is None else []
+        for count, share, epochs in rungs:
             numbers, latest = [], []
             for line in lines[:count]:
                 try:
@@ -264,10 +265,7 @@ class Portfolio:
     def _judge(self, members: Sequence[Member]) -> tuple[CommitteeFit, dict[str, Any]]:
         """Fit the committee of all heads of some members, and return it with its loss, metric and weights."""
         task, votes = self.splits.task, [member.votes for member in members]
-        prior = None
-        if self.floor is not None:
-            prior = torch.cat([self.floor, torch.zeros(len(self.floor) * (len(members) - 1), dtype=torch.float64)])
-        fit = fit_combined(task, votes, prior)
+        fit = fit_combined(task, votes, self.floor)
         label = votes[0].label
         value = None
         if len(label):

@@ -21,9 +21,11 @@ from equipoise.study.job import FoldSplits, Job, Measure, pending, run_job
 from equipoise.study.registry import Entry, check_trained
 from equipoise.study.store import Store
 from equipoise.training import launch
+from equipoise.training.budget import affordable_steps
 from equipoise.training.launch import device_of
 from equipoise.training.optimisers import make_optimizer
 from equipoise.training.recipe import resolved
+from equipoise.training.settings import Settings
 from equipoise.training.step import build_model, check_own_model, check_task, losses_of, own_model_problem, task_for
 from equipoise.training.trackers import Trackers
 from equipoise.util.errors import BadInput, FailedRuns, collect, raise_all, unknown_name
@@ -102,7 +104,13 @@ def plan(
 
 def resolved_entries(entries: Sequence[Entry], splits: Splits) -> list[Entry]:
     """Return lines of a comparison with the number of epochs that "auto" stands for on some data."""
-    return [replace(entry, settings=resolved(entry.settings, len(splits.train))) for entry in entries]
+    return [replace(entry, settings=_resolved(entry, splits)) for entry in entries]
+
+
+def _resolved(entry: Entry, splits: Splits) -> Settings:
+    portfolio = entry.method.way == "auto" and entry.settings.epochs == "auto"
+    steps = affordable_steps(splits, entry.settings) if portfolio else None
+    return resolved(entry.settings, len(splits.train), steps)
 
 
 def _try_model(entry: Entry, splits: Splits) -> None:

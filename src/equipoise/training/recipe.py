@@ -53,11 +53,17 @@ def epochs_for(samples: int, batch: int) -> int:
     return min(max(round(steps_for(samples) / max(epoch_steps(samples, batch), 1)), 1), MOST_EPOCHS)
 
 
-def resolved(settings: Settings, samples: int) -> Settings:
+def resolved(settings: Settings, samples: int, steps: int | None = None) -> Settings:
     """Return the settings with the number of epochs that "auto" stands for; the same where it is a number.
 
     Args:
         settings: Of a run.
         samples: Of its training part.
+        steps: The budget, where it is not that of `steps_for`.
     """
-    return settings.changed({"epochs": epochs_for(samples, settings.batch)}) if settings.epochs == "auto" else settings
+    if settings.epochs != "auto":
+        return settings
+    epochs = epochs_for(samples, settings.batch)
+    if steps is not None:
+        epochs = min(epochs, round(steps / max(epoch_steps(samples, settings.batch), 1)))
+    return settings.changed({"epochs": epochs})
