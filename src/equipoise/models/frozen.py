@@ -111,8 +111,11 @@ class MiniRocket(_Block):
             ends = ends if lengths is None else cast("Tensor", _placed(lengths, self._stride))[rows]
             # Padding goes to the end of the order, beyond what the levels reach.
             ordered = convolved.masked_fill(~real_steps(ends, convolved, 1), torch.inf).sort(dim=1).values
-            index = (at * (ends.clamp(min=1).to(at) - 1)[:, None]).round().long()
-            self.get_buffer(f"bias{number}").copy_(ordered.gather(1, index).nan_to_num(posinf=0.0))
+            last = (ends.clamp(min=1) - 1)[:, None]
+            below = (at * last).long()
+            # Between two values, so that rounding does not decide on which side of a bias a sample's own value lies.
+            biases = (ordered.gather(1, below) + ordered.gather(1, (below + 1).clamp(max=last))) / 2
+            self.get_buffer(f"bias{number}").copy_(biases.nan_to_num(posinf=0.0))
             start += 84 * count
 
     def _convolved(self, values: Tensor, number: int) -> Tensor:

@@ -26,6 +26,7 @@ from equipoise.training.settings import Settings
 from equipoise.training.step import task_for
 
 MOST_SAMPLES = 8192  # that heads are solved on: a solution takes their third power
+LEAST_SAMPLES = 3  # of a sensor, or else its head knows nothing
 MOST_BYTES = 2**31  # of inputs that are read at once
 ALL = "fused"
 
@@ -105,6 +106,10 @@ def _solve_head(
     here = train.present.get(name, torch.ones(len(target), dtype=torch.bool))
     rows = here[tried].nonzero()[:, 0]
     own = tried[rows]
+    if len(own) < LEAST_SAMPLES:
+        for parameter in head.parameters():
+            parameter.zero_()
+        return torch.zeros(len(tried) + len(checked.label), task.size, dtype=torch.float64)
     groups = None if train.group is None else train.group[own]
     chosen = choose_strength(gram[own][:, own], target[own], folds_of(len(own), groups))
     features, later = _side_by_side(train, name), _side_by_side(checked, name)

@@ -1,0 +1,67 @@
+"""The closed-form model on made-up data of every task: what it knows, what it does not read, and how often it reads."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.tasks_made_up import splits_of
+
+from equipoise.models.frozen import FrozenFeatures
+from equipoise.training.closed_form import closed_form, why_not_solved
+from equipoise.training.settings import Settings
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels", "regression"])
+@pytest.mark.parametrize("gaps", [0.0, 0.3])
+def test_it_knows_more_than_nothing(kind: str, gaps: float) -> None:
+    splits = splits_of(kind, gaps=gaps)
+    solved = closed_form(splits, Settings())
+    part, task = splits.validation.ready(), solved.model.known_task()
+    answer = solved.model.predict(part.inputs, "committee")
+    nothing = task.nothing(task.member_of(answer))
+    loss = task.member_loss(task.member_of(answer), part.label).mean()
+    assert loss < 0.9 * task.member_loss(nothing, part.label).mean()
+    assert set(solved.evidence) == {"fused", *splits.modalities}
+    assert not any(parameter.isnan().any() for parameter in solved.model.parameters())
+
+
+def test_the_test_part_is_not_read_and_chance_has_no_part() -> None:
+    splits = splits_of("classes")
+    first = closed_form(splits, Settings()).model.state_dict()
+    broken = replace(splits.test, inputs={name: values * torch.nan for name, values in splits.test.inputs.items()})
+    torch.manual_seed(5)
+    again = closed_form(replace(splits, test=broken), Settings()).model.state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_every_sample_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits, read = splits_of("classes"), []
+    plain = FrozenFeatures._raw
+
+    def counted(self: FrozenFeatures, values: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+        read.append(len(values))
+        return plain(self, values, lengths)
+
+    monkeypatch.setattr(FrozenFeatures, "_raw", counted)
+    closed_form(splits, Settings())
+    assert sum(read) == len(splits.modalities) * (len(splits.train) + len(splits.validation))
+
+
+def test_what_has_no_frozen_features_is_told() -> None:
+    splits = splits_of("classes")
+    assert why_not_solved(splits, Settings()) == ""
+    assert "own" in why_not_solved(splits, Settings(model="my_file.Model"))
+    name = splits.modalities[0]
+    tokens = {**splits.train.inputs, name: torch.ones(len(splits.train), 4, dtype=torch.int64)}
+    assert name in why_not_solved(replace(splits, train=replace(splits.train, inputs=tokens)), Settings())
+
+
+def test_a_sensor_that_no_training_sample_has_says_nothing() -> None:
+    splits = splits_of("classes", gaps=0.3)
+    name = next(iter(splits.train.present))
+    none = torch.zeros(len(splits.train), dtype=torch.bool)
+    train = replace(splits.train, inputs={**splits.train.inputs, f"{name}_present": none})
+    model = closed_form(replace(splits, train=train), Settings()).model
+    answer = model(splits.validation.ready().inputs)[name]
+    torch.testing.assert_close(answer, torch.zeros_like(answer))
+    assert not any(tensor.isnan().any() for tensor in model.state_dict().values())
