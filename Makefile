@@ -45,9 +45,9 @@ build: $(READY)  ## the wheel and the sdist, into dist/, with everything a relea
 	$(BIN)/python .ci/release.py $(TAG)
 
 # What trains is a third of what the tests need.
-demo: $(if $(wildcard $(READY)),$(READY),$(TRAIN))  ## seven methods on the sensors of a smartwatch: live progress, the table, and a page
-	$(BIN)/equipoise compare --data watch --methods unimodal,ensemble,msl,ew,ogmge,mmpareto,mimo --seeds 3 \
-		--out runs/watch epochs=20
+demo: $(if $(wildcard $(READY)),$(READY),$(TRAIN))  ## nine ways to a model on the sensors of a smartwatch: live progress, the table, and a page
+	$(BIN)/equipoise compare --data watch --methods unimodal,ensemble,instant,msl,moddrop,ew,ogmge,mmpareto,mimo \
+		--seeds 3 --out runs/watch encoder=cnn1d epochs=30
 
 # aeon needs an older numpy than the package is tested with, hence an environment of its own.
 anchors: .venv-anchors/.installed  ## the environment of the anchors that benchmarks/strength.py compares with
