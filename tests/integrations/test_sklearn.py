@@ -464,3 +464,16 @@ def test_a_matrix_for_a_model_of_dicts_is_refused() -> None:
     model = MultimodalClassifier(**QUICK).fit(by_name(x), y)
     with pytest.raises(ValueError, match="X: expected a dict of near, far, as in fit, found ndarray"):
         model.predict(x)
+
+
+@pytest.mark.parametrize("method", ["instant", "auto"])
+def test_automatic_models_are_estimators_too(method: str) -> None:
+    x, y, _ = matrix()
+    made = MultimodalClassifier(method=method, epochs=2, steps=1, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        probabilities = made.fit(x, y).predict_proba(x)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1)
+    assert made.score(x, y) > 0.5
+    with pytest.raises(ValueError, match="method_params: 'penalty'"):
+        MultimodalClassifier(method=method, method_params={"penalty": 3.0}).fit(x, y)

@@ -69,7 +69,8 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
     Args:
         modalities: Per modality the columns of X, by name or number, where X is a DataFrame or a matrix. NaN in all
             columns of a modality says that a sample lacks it. None for one modality of all columns.
-        method: The balancing method: a name, such as "mimo" or "msl"; or a `Balancer`, or its class.
+        method: The balancing method: a name, such as "mimo" or "msl"; or a `Balancer`, or its class. "auto" is the
+            automatic model of the command, which takes the time of three; "instant" its closed-form heads alone.
         method_params: Parameters of the method, {"penalty": 10.0}.
         epochs: Passes over the training samples; "auto": by their number, see `equipoise.training.recipe`.
         steps: The least number of steps: where `epochs` passes take fewer, there are more epochs.

@@ -31,7 +31,8 @@ from equipoise.measure.remarks import says_only, warnings_of
 from equipoise.models.committee import fit_committee
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.task import Classification, MultiLabel
-from equipoise.study.registry import method_of
+from equipoise.study.portfolio import make_model
+from equipoise.study.registry import Entry, automatic_methods, method_of
 from equipoise.training.launch import device_of
 from equipoise.training.recipe import RECIPE, epochs_for
 from equipoise.training.settings import Settings, names
@@ -152,13 +153,18 @@ class Multimodal(BaseEstimator, ABC):
         own["epochs"] = max(epochs, math.ceil(self.steps / steps))
         settings = RECIPE.changed({**own, **words, **self._more_settings({*own, *words})})
         look_up("decision", self.decision, dict.fromkeys((COMMITTEE, FUSED)))
-        balancer, finish = self._balancer()
-        device = device_of(settings)
+        automatic, device = self._automatic(settings), device_of(settings)
+        how: dict[str, Any] = {"seed": seed, "on_epoch": _print if self.verbose else None}
         with torch.random.fork_rng(devices=[] if device == "cpu" else [device]):  # the caller's stays as it is
-            trained = train(splits, balancer, settings, seed=seed, on_epoch=_print if self.verbose else None)
-        model = trained.model if finish is None else finish(trained.model)
+            if automatic is not None:
+                made = make_model(automatic, splits, **how)
+                model, trained = made.refitted or made.model, made.trained
+            else:
+                balancer, finish = self._balancer()
+                trained = train(splits, balancer, settings, **how)
+                model = trained.model if finish is None else finish(trained.model)
         batches = batches_of(splits.validation, model.committee.device, BATCH)
-        fit_committee(model, batches, groups=splits.validation.group)
+        fit_committee(model, batches, groups=splits.validation.group, keep=model.fitted)
         self.model_ = copy.deepcopy(model).cpu().eval()  # so that it can be read anywhere
         self.inputs_ = {name: _input_spec(splits, name) for name in splits.modalities}
         self.curves_ = trained.curves
@@ -191,6 +197,16 @@ class Multimodal(BaseEstimator, ABC):
                 problems.append(f"settings: {unknown_name(name, known)}")
         raise_all(problems)
         return dict(more)
+
+    def _automatic(self, settings: Settings) -> Entry | None:
+        """Return what makes the model where the method is no single training; None where it is one."""
+        known = automatic_methods()
+        if not isinstance(self.method, str) or self.method not in known:
+            return None
+        method, params = known[self.method], dict(self.method_params or {})
+        unknown = [name for name in params if name not in method.parameters]
+        raise_all(f"method_params: {unknown_name(name, method.parameters)}" for name in unknown)
+        return Entry(method.name, method, {**method.parameters, **params}, settings)
 
     def _balancer(self) -> tuple[Balancer, Any]:
         """Make the balancer, and find what is applied to the model after training."""

@@ -26,7 +26,7 @@ from equipoise.measure.timing import PROTOCOL, trained_step
 from equipoise.models.choose import own_encoders
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import metric_of
-from equipoise.study.portfolio import Made, Portfolio, make_instant
+from equipoise.study.portfolio import Made, make_model
 from equipoise.study.registry import Entry
 from equipoise.study.store import SCHEMA, Store, cannot_write, is_disk_error
 from equipoise.training.checkpoint import damage_in
@@ -34,7 +34,6 @@ from equipoise.training.launch import device_of
 from equipoise.training.optimisers import make_optimizer
 from equipoise.training.settings import Settings
 from equipoise.training.trackers import Trackers, flat_results
-from equipoise.training.train import train
 from equipoise.util import VERSION
 from equipoise.util.errors import BadInput, raise_all
 from equipoise.util.files import inside, write_atomic
@@ -257,7 +256,7 @@ def run_job(
         trackers = replace(trackers, run=job.name, facts=facts, stays_open=job.measure != "validation")
     how: dict[str, Any] = {"seed": job.seed, "checkpoint_seconds": checkpoint_seconds, "trackers": trackers}
     started = time.process_time()
-    made = _make(job, splits, folder=folder, on_epoch=on_epoch, **how)
+    made = make_model(job.entry, splits, folder=folder, on_epoch=on_epoch, **how)
     computed = time.process_time() - started
     if collectives.rank() > 0:
         return {}
@@ -270,19 +269,6 @@ def run_job(
             trackers.finish(made.trained.trackers, flat_results(row.get("test", {})), len(made.trained.curves))
     (folder / ERROR).unlink(missing_ok=True)  # of an earlier attempt
     return row
-
-
-def _make(job: Job, splits: Splits, **how: Any) -> Made:
-    """Make the model of a run, in the way of its method."""
-    entry = job.entry
-    if entry.method.way == "instant":
-        return make_instant(entry, splits)
-    if entry.method.way == "auto":
-        return Portfolio(entry, splits, **how).make()
-    balancer = entry.balancer()
-    trained = train(splits, balancer, entry.settings, **how)
-    finish = entry.method.finish
-    return Made(trained.model if finish is None else finish(trained.model), trained, balancer)
 
 
 def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None, computed: float) -> dict[str, Any]:

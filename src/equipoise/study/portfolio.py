@@ -129,6 +129,23 @@ def trainings_of(entry: Entry, kind: TaskKind) -> list[int]:
     return [each for count, _, each in rungs for _ in range(count)] + [epochs] * bool(entry.params["refit"])
 
 
+def make_model(entry: Entry, splits: Splits, **how: Any) -> Made:
+    """Make the model of a line, in the way of its method.
+
+    Args:
+        entry: The line.
+        splits: The data.
+        how: Further arguments of `train`.
+    """
+    if entry.method.way == "instant":
+        return make_instant(entry, splits)
+    if entry.method.way == "auto":
+        return Portfolio(entry, splits, **how).make()
+    balancer, finish = entry.balancer(), entry.method.finish
+    trained = train(splits, balancer, entry.settings, **how)
+    return Made(trained.model if finish is None else finish(trained.model), trained, balancer)
+
+
 def make_instant(entry: Entry, splits: Splits) -> Made:
     """Solve the closed-form heads, and nothing else.
 
@@ -167,7 +184,7 @@ class Portfolio:
     Args:
         entry: Its settings, and whether to refit.
         splits: The data.
-        folder: Of the run.
+        folder: Of the run; None to keep no checkpoints.
         on_epoch: Called after each epoch of any candidate with its record, the words for it under "stage", and how many
             epochs of how many are done in all under "overall".
         trackers: Where the last training is logged.
@@ -178,7 +195,7 @@ class Portfolio:
         self,
         entry: Entry,
         splits: Splits,
-        folder: Path,
+        folder: Path | None = None,
         on_epoch: Callable[[dict[str, Any]], None] | None = None,
         trackers: Trackers | None = None,
         **how: Any,
@@ -251,7 +268,12 @@ class Portfolio:
                 self.on_epoch({**record, "stage": f"{words}, epoch {record['epoch']}", "overall": overall})
 
         trackers = self.trackers if share == 1 and splits is self.splits else None
-        how: dict[str, Any] = {**self.how, "folder": self.folder / name, "on_epoch": tell, "trackers": trackers}
+        how: dict[str, Any] = {
+            **self.how,
+            "folder": None if self.folder is None else self.folder / name,
+            "on_epoch": tell,
+            "trackers": trackers,
+        }
         return train(splits, balancer, settings, **how), balancer
 
     def _plan(self, model: FusionModel) -> dict[str, Any]:
