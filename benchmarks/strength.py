@@ -134,7 +134,7 @@ def anchor(python: Path, line: str, case: Path, faults: Path, seed: int) -> Arra
 def ours(words: list[str], arrays: Arrays, faults: Path, seed: int) -> Arrays:
     """Run `equipoise train` on a case and let its model answer, in the form of an anchor's answers."""
     judged = np.flatnonzero(arrays["split"] == 2)
-    halves = [] if (arrays["split"] == 1).any() else [arrays | {"split": _halved(arrays, half)} for half in (0, 1)]
+    halves = [] if (arrays["split"] == 1).any() else [arrays | halved(arrays, half) for half in (0, 1)]
     runs = halves or [arrays]
     found: Arrays = {}
     for case in runs:
@@ -147,17 +147,20 @@ def ours(words: list[str], arrays: Arrays, faults: Path, seed: int) -> Arrays:
     return found
 
 
-def _halved(arrays: Arrays, half: int) -> np.ndarray:
-    """Return marks with one half of the answered samples to choose on: whole groups where there are two or more."""
+def halved(arrays: Arrays, half: int) -> Arrays:
+    """Return marks with one half of the answered samples to choose on: whole groups where there are two or more.
+
+    A single group is cut within its classes, and its halves count as two groups: Equipoise refuses one in two parts.
+    """
     split, rows = arrays["split"].copy(), np.flatnonzero(arrays["split"] == 2)
-    groups = np.unique(arrays["group"][rows]) if "group" in arrays else []
-    if len(groups) > 1:
-        side = np.searchsorted(groups, arrays["group"][rows]) % 2
-    else:
-        side = np.zeros(len(rows), int)
+    group = arrays["group"].copy() if "group" in arrays else np.zeros(len(split), int)
+    groups = np.unique(group[rows])
+    side = np.searchsorted(groups, group[rows]) % 2
+    if len(groups) == 1:
         side[np.argsort(arrays["label"][rows], kind="stable")[::2]] = 1
+        group[rows[side == 1]] = group.max() + 1
     split[rows[side == half]] = 1
-    return split
+    return {"split": split, "group": group} if "group" in arrays else {"split": split}
 
 
 def _ours_once(words: list[str], arrays: Arrays, faults: Path, rows: np.ndarray, seed: int) -> Arrays:

@@ -60,15 +60,17 @@ def test_a_case_has_the_recorded_samples_and_none_of_a_part_that_must_not_be_rea
         assert abs(float(again.test.inputs[name].mean()) - 5) < 0.5
 
 
-@pytest.mark.parametrize("groups", [1, 10])
+@pytest.mark.parametrize("groups", [0, 1, 5])
 def test_halves_of_the_validation_part_share_no_sample_and_no_group(groups: int) -> None:
-    arrays = {"split": np.repeat([0, 2], 30), "label": np.arange(60) % 3, "group": np.arange(60) // 3 % groups}
-    both = [strength._halved(arrays, half) for half in (0, 1)]
-    for split in both:
-        assert (split[:30] == 0).all()
-        assert set(split[30:]) == {1, 2}
-        assert groups == 1 or not set(arrays["group"][split == 1]) & set(arrays["group"][split == 2])
-    assert ((both[0] == 1) == (both[1] == 2))[30:].all()
+    arrays = {"split": np.repeat([0, 2], 30), "label": np.arange(60) % 3, "imu": np.zeros((60, 4))}
+    if groups:
+        arrays["group"] = np.where(arrays["split"] == 0, -1, np.arange(60) // 3 % groups)
+    both = [arrays | strength.halved(arrays, half) for half in (0, 1)]
+    for one in both:
+        assert (one["split"][:30] == 0).all()
+        assert set(one["split"][30:]) == {1, 2}
+        Splits.from_arrays({"imu": one["imu"]}, one["label"], split=one["split"], group=one.get("group"))
+    assert ((both[0]["split"] == 1) == (both[1]["split"] == 2))[30:].all()
 
 
 def test_broken_inputs_are_those_of_the_fault_suite(tmp_path: Path) -> None:
