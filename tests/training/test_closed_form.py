@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.tasks_made_up import splits_of
+from tasks_made_up import splits_of
 
 from equipoise.models.frozen import FrozenFeatures
 from equipoise.training.closed_form import closed_form, why_not_solved
