@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tasks_made_up import splits_of
 
 from equipoise.models.frozen import FrozenFeatures
 from equipoise.training.closed_form import closed_form, why_not_solved
 from equipoise.training.settings import Settings
+from tasks_made_up import splits_of
 
 
 @pytest.mark.parametrize("kind", ["classes", "labels", "regression"])

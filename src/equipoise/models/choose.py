@@ -10,6 +10,7 @@ from torch import nn
 from equipoise.models.encoders import MLP, CNN1d, CNN2d, Frames, LeNet, RegularisedMLP, ResNet18
 from equipoise.models.frozen import FrozenFeatures
 from equipoise.models.inception import Inception
+from equipoise.models.rocket import Rocket
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
 from equipoise.models.sound import LogMel, is_sound
 from equipoise.models.vision import SmallResNet, Video
@@ -88,6 +89,7 @@ KINDS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "inception": lambda shape, features: Inception(*_axes(shape, 2), features),
     "log-mel": lambda shape, features: LogMel(*_axes(shape, 2), features),
     "frozen": lambda shape, _: FrozenFeatures(shape),
+    "rocket": lambda shape, features: Rocket(shape, features),
     "cnn2d": lambda shape, features: CNN2d(shape[0], features),
     "frames": lambda shape, features: Frames(CNN2d(shape[0], features)),
     "small-resnet": lambda shape, features: SmallResNet(shape[0], max(_axes(shape, 3)[1:]), features),

@@ -20,7 +20,7 @@ from equipoise.study.executors.local import RanksExecutor, local_executor, pendi
 from equipoise.study.job import FoldSplits, Job, Measure, pending, run_job
 from equipoise.study.registry import Entry, check_trained
 from equipoise.study.store import Store
-from equipoise.training import launch
+from equipoise.training import components, launch
 from equipoise.training.budget import affordable_steps
 from equipoise.training.launch import device_of
 from equipoise.training.optimisers import make_optimizer
@@ -191,6 +191,9 @@ def run_study(
     own_threads = threads(torch.get_num_threads()) if together else nullcontext()
     with store.locked() if main else nullcontext(), own_threads:
         done, waiting = (pending_on_ranks if together else pending)(jobs, store)
+        if on is None:  # workers are forked off this process, and share what it has computed
+            for job in waiting:
+                components.prepare(splits[job.fold], job.entry.settings)
         failures: list[str] = []
         with (
             RanksExecutor(partial(run, workers=1), splits, store, tell)

@@ -11,14 +11,14 @@ from equipoise.training.settings import Settings
 
 WORTH_TRAINING = 60
 """Steps below which a network learns less than closed-form heads know."""
-ALLOWED = 16.0
+ALLOWED = 12.0
 """Computing time of all trainings of a portfolio on CPUs, in times that of MiniRocket and ridge regression."""
 
 
 def affordable_steps(splits: Splits, settings: Settings) -> int:
     """Return the steps of the longest training of a portfolio, two of which it may take in all; 0 where few are left.
 
-    On a GPU it is the budget of any run. On CPUs all trainings together are to take at most about sixteen times as long
+    On a GPU it is the budget of any run. On CPUs all trainings together are to take at most about twelve times as long
     as MiniRocket and ridge regression of the same data do on one core; both are estimated from shapes, so that the
     number is the same on every machine.
 

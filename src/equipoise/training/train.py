@@ -23,6 +23,7 @@ from equipoise.training import launch, optimisers
 from equipoise.training.average import WeightAverage
 from equipoise.training.checkpoint import Checkpoints, RunState
 from equipoise.training.compile import Compiler
+from equipoise.training.components import read_inputs, with_components
 from equipoise.training.cuda_graph import CapturedStep, why_not_captured
 from equipoise.training.parallel import parallel_model
 from equipoise.training.recipe import RECIPE, resolved
@@ -146,9 +147,11 @@ class Run:
         self.accelerator = launch.make_accelerator(settings, trackers or Trackers(), folder)
         device = self.accelerator.device
         ranks: dict[str, Any] = {"rank": collectives.rank(), "ranks": collectives.size()}
+        self.model = build_model(splits, balancer, settings)
+        splits = with_components(self.model, splits)
+        self.model.to(device)
         self.feed = Feed(splits.train, device, settings.feed, seed, **ranks, augment=settings.augment == "auto")
         self.validation = Feed(splits.validation, device, settings.feed, **ranks)
-        self.model = build_model(splits, balancer, settings).to(device)
         if device.type == "cuda" and not settings.deterministic:
             # Matrix units read channels last; with few channels, batch statistics of the other layout take 3 × as long.
             to_channels_last(self.model)
@@ -299,4 +302,5 @@ class Run:
         model.sync_buffers()
         epoch = best if weights else state.epoch
         whole = model.full_model().to(device)
+        read_inputs(whole)
         return Trained(whole, state.curves, epoch, state.seconds, str(device), path, self.steps_of_epoch, opened)

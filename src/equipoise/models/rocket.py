@@ -1,0 +1,66 @@
+"""An encoder on frozen features: random kernels, their principal components, and a small network that is trained."""
+
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from equipoise.models.encoders import RegularisedMLP
+from equipoise.models.frozen import FrozenFeatures, Shape
+
+COMPONENTS = 128
+FITTED = 1000  # samples whose components are found: it takes their third power
+
+
+@final
+class Rocket(nn.Module):
+    """Frozen kernels under a trained network: [B, …] → [B, features], for inputs of any shape.
+
+    `FrozenFeatures` (MiniRocket, Dempster et al., 2021, and Hydra, Dempster et al., 2023), the first 128 principal
+    components of their values on the training part, and a `RegularisedMLP`, which alone is trained. The components of
+    every sample are computed once per data set (`training/components.py`), so that a step takes as long as one on
+    vectors. Chosen by name only: for little data, and where many runs share their data.
+
+    Args:
+        shape: Of one input.
+        features: The size of the output vector.
+    """
+
+    def __init__(self, shape: Shape, features: int = 64) -> None:
+        super().__init__()
+        self.features = features
+        self.frozen = FrozenFeatures(shape)
+        self.register_buffer("components", torch.from_numpy(np.zeros((self.frozen.features, COMPONENTS), np.float32)))
+        self.network = RegularisedMLP(COMPONENTS, features)
+        self.reads_components = False
+        """True while inputs are components that were computed before."""
+
+    def forward(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Encode inputs; with `lengths` [B], only that many steps of each."""
+        return self.network(values if self.reads_components else self.components_of(values, lengths))
+
+    def components_of(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return the principal components of the frozen features of inputs, [B, 128]."""
+        return self.frozen(values, lengths) @ self.get_buffer("components")
+
+    @torch.no_grad()
+    def fit(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Fit kernels and components to training inputs, and return the components of these.
+
+        The spread of a component is the square root of what it was: the first do not drown the others, and the last are
+        not as loud as the first.
+        """
+        features = self.frozen.fit(values, lengths)
+        rows = np.random.default_rng(0).permutation(len(features))[:FITTED]
+        some = features[torch.from_numpy(np.sort(rows)).to(features.device)]
+        some = some - some.mean(dim=0)
+        spread, directions = torch.linalg.eigh((some @ some.T).double() / len(some))
+        kept = spread.flip(0)[:COMPONENTS].clamp(min=1e-9)
+        found = (some.T @ directions.flip(1)[:, :COMPONENTS].to(some)) / (kept * len(some)).sqrt().to(some)
+        scaled = found * kept.pow(-0.25).to(some)
+        scaled = torch.where(kept > 1e-5 * kept[0], scaled, 0.0)  # fewer samples than components
+        total = (kept.sqrt().sum() / COMPONENTS).sqrt().clamp(min=1e-6)
+        buffer = self.get_buffer("components")
+        buffer.zero_()[:, : scaled.shape[1]] = scaled / total.to(some)
+        return features @ buffer

@@ -1,0 +1,89 @@
+"""The components that `Rocket` encoders read, computed once per data set and shared by all runs on it.
+
+Runs of a study are forked off a process that holds them; a run by itself computes its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.data.part import LENGTH, Part
+from equipoise.data.splits import Splits
+from equipoise.models.choose import kinds_of
+from equipoise.models.fusion_model import FusionModel
+from equipoise.models.rocket import Rocket
+from equipoise.training.settings import Settings
+
+KIND = "rocket"
+MOST_KEPT = 64
+BATCH = 256
+
+
+class _Kept(NamedTuple):
+    """The fitted tensors of an encoder, the components of two parts, and the data, whose number no other may get."""
+
+    state: dict[str, Tensor]
+    train: Tensor
+    validation: Tensor
+    splits: Splits
+
+
+_kept: dict[tuple[int, str], _Kept] = {}
+
+
+def prepare(splits: Splits, settings: Settings) -> None:
+    """Compute the components of some data before runs are forked off, if the settings name encoders that read them."""
+    kinds, _ = kinds_of(settings.encoder, splits.shapes)
+    for name, kind in kinds.items():
+        if kind == KIND and settings.model == "auto":
+            _components(splits, name)
+
+
+def with_components(model: FusionModel, splits: Splits) -> Splits:
+    """Fit the `Rocket` encoders of a model, and return the data with components in the place of what they would read.
+
+    From then on they read components, until `read_inputs`. The test part stays as it is.
+    """
+    train, validation = splits.train, splits.validation
+    for name, encoder in model.encoders.items():
+        if isinstance(encoder, Rocket):
+            kept = _components(splits, name)
+            encoder.load_state_dict(kept.state, strict=False)
+            encoder.reads_components = True
+            train, validation = _replaced(train, name, kept.train), _replaced(validation, name, kept.validation)
+    return splits if train is splits.train else replace(splits, train=train, validation=validation)
+
+
+def read_inputs(model: FusionModel) -> None:
+    """Let the `Rocket` encoders of a model read inputs, as they do everywhere but in training."""
+    for encoder in model.encoders.values():
+        if isinstance(encoder, Rocket):
+            encoder.reads_components = False
+
+
+@torch.no_grad()
+def _components(splits: Splits, name: str) -> _Kept:
+    key = (id(splits), name)
+    if key not in _kept:
+        while len(_kept) >= MOST_KEPT:
+            del _kept[next(iter(_kept))]
+        with torch.random.fork_rng(devices=[]):  # its network is not used
+            encoder = Rocket(splits.shapes[name])
+        train, validation = (part.in_memory().ready() for part in (splits.train, splits.validation))
+        found = encoder.fit(train.inputs[name], train.inputs.get(name + LENGTH))
+        batches = (validation.take(rows).inputs for rows in torch.arange(len(validation)).split(BATCH))
+        checked = torch.cat([encoder.components_of(some[name], some.get(name + LENGTH)) for some in batches])
+        state = {key: value for key, value in encoder.state_dict().items() if not key.startswith("network.")}
+        _kept[key] = _Kept(state, found, checked, splits)
+    return _kept[key]
+
+
+def _replaced(part: Part, name: str, components: Tensor) -> Part:
+    """Return a part whose modality is its components: vectors, without lengths and views."""
+    part = part.in_memory()
+    inputs = {key: value for key, value in part.inputs.items() if key != name + LENGTH} | {name: components}
+    return replace(part, inputs=inputs, views={key: view for key, view in part.views.items() if key != name})

@@ -1,0 +1,75 @@
+"""`Rocket` encoders: what they read in training is what they compute of inputs, once for all runs on some data."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise import EW, MIMO
+from equipoise.models.frozen import FrozenFeatures
+from equipoise.models.rocket import COMPONENTS, Rocket
+from equipoise.training import components
+from equipoise.training.settings import Settings
+from equipoise.training.step import evaluate
+from equipoise.training.train import train
+from tasks_made_up import splits_of
+
+SETTINGS = Settings(epochs=2, batch=16, encoder="rocket", features=8, lr=0.05)
+
+
+def test_the_model_reads_inputs_as_it_read_components() -> None:
+    splits = splits_of("classes", gaps=0.3)
+    result = train(splits, MIMO(), SETTINGS)
+    told = result.curves[-1]["validation"]
+    again = evaluate(result.model, splits.validation)
+    assert {name: pytest.approx(values["accuracy"]) for name, values in again.items()} == told
+    assert not any(isinstance(one, Rocket) and one.reads_components for one in result.model.modules())
+
+
+def test_samples_are_computed_once_for_all_methods_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits, read, plain = splits_of("classes"), [], FrozenFeatures._raw
+
+    def counted(self: FrozenFeatures, values: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+        read.append(len(values))
+        return plain(self, values, lengths)
+
+    monkeypatch.setattr(FrozenFeatures, "_raw", counted)
+    components.prepare(splits, SETTINGS)
+    once = len(splits.modalities) * (len(splits.train) + len(splits.validation))
+    assert sum(read) == once
+    for balancer, seed in ((MIMO(), 0), (EW(), 0), (EW(), 1)):
+        train(splits, balancer, SETTINGS, seed=seed)
+    assert sum(read) == once
+
+
+@pytest.mark.parametrize("samples", [5, 40, 300])
+def test_components_are_uncorrelated_and_in_order(samples: int) -> None:
+    encoder = Rocket((2, 30))
+    values = torch.randn(samples, 2, 30, generator=torch.Generator().manual_seed(0))
+    found = encoder.fit(values)
+    assert found.shape == (samples, COMPONENTS)
+    assert found.isfinite().all()
+    moments = torch.cov(found.T)
+    spread = moments.diagonal()
+    assert (spread.diff() <= 1e-3 * spread[0]).all()
+    assert (moments - spread.diag()).abs().max() < 1e-2 * spread[0]
+    torch.testing.assert_close(encoder.components_of(values), found, atol=1e-3, rtol=1e-3)
+    assert {name for name, _ in encoder.named_parameters()} == {
+        f"network.{n}" for n, _ in encoder.network.named_parameters()
+    }
+
+
+def test_a_run_that_goes_on_has_the_same_bits(tmp_path: Path) -> None:
+    splits = splits_of("classes")
+    whole = train(splits, MIMO(), SETTINGS.changed({"epochs": 4})).model.state_dict()
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(splits, MIMO(), SETTINGS.changed({"epochs": 4}), folder=tmp_path, on_epoch=stop, checkpoint_seconds=0)
+    components._kept.clear()
+    again = train(splits, MIMO(), SETTINGS.changed({"epochs": 4}), folder=tmp_path).model.state_dict()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
