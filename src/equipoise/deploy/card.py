@@ -298,8 +298,8 @@ def _portfolio(told: Mapping[str, Any] | None, metric: Metric) -> str:
     table = _table(["candidate", "steps", "loss on validation", metric.label], rows)
     again = f" The members were {told['refit']}." if "refit" in told else ""
     return (
-        f"\n## How it was chosen\n\n{first} by successive halving, each judged by the committee of its heads and "
-        "those in closed form: its loss on left-out groups of the validation part. The test part was read "
+        f"\n## How it was chosen\n\n{first} by successive halving, each judged by the loss of the answer that it gives "
+        "together with those heads, on the validation part. The test part was read "
         f"afterwards.\n\n{table}\n\n{weights}{again}\n"
     )
 

@@ -74,7 +74,7 @@ def _in_numbers(found: Mapping[str, Difference], head: Headline) -> str:
 
     unit = f" {head.points}" if head.metric.percent else ""
     return "; ".join(
-        f"{written(one.mean)}{unit} to {name}, 95 % interval {written(one.low)} to {written(one.high)} over {one.pairs} "
-        f"{one.over}"
+        f"{written(one.mean)}{unit} to {name}, 95 % interval {written(one.low)} to {written(one.high)} "
+        f"over {one.pairs} {one.over}"
         for name, one in found.items()
     )

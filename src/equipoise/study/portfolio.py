@@ -1,6 +1,6 @@
 """The model that is trained where no method is named: closed-form heads, a few methods by successive halving, combined.
 
-Everything is decided by the loss on left-out groups of the validation part, of the committee of all members. Every
+Everything is decided by the loss of the combined answer on the validation part; the test part is not read. Every
 candidate keeps its checkpoints in a folder of its own, so that one that is finished is not trained again.
 """
 
