@@ -107,6 +107,7 @@ def test_the_evidence_shows_every_rung_and_the_weights(run: Any) -> None:
     assert told["loss"] == min(losses.values())
     assert told["chosen"][0] == "closed form"
     assert json.loads(json.dumps(row)) == row
+    assert not any("steps" in warning for warning in row["warnings"])
 
 
 def test_members_without_weight_are_left_out(tmp_path: Path) -> None:

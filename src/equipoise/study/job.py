@@ -287,6 +287,7 @@ def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None
     metric = metric_of(settings.metric, splits.task)
     rules = {"best": f"best {metric.label}", "loss": "lowest loss"}
     rule = rules.get(settings.select, settings.select)
+    taken = trained.steps * len(trained.curves) if made.evidence is None else 0  # a portfolio knows its own budget
     versions = {"equipoise": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
     row = {
         **job.facts(),
@@ -300,9 +301,7 @@ def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None
         "selected": {"epoch": trained.epoch, "by": rule + published},
         **measured,
         **({} if made.evidence is None else {"portfolio": made.evidence}),
-        "warnings": warnings_of(
-            measured["validation"], trained.steps * len(trained.curves), weighted=settings.class_weight != "none"
-        ),
+        "warnings": warnings_of(measured["validation"], taken, weighted=settings.class_weight != "none"),
         "seconds": {**parts, "step": step, "total": trained.seconds, "cpu": computed},
         "timing": {"step": how, "parts": PROTOCOL, "workers": workers},
         "memory": peak_memory(torch.device(trained.device)),
