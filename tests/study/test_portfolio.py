@@ -350,3 +350,13 @@ def test_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("equipoise.training.launch.launched", lambda: True)
     with pytest.raises(BadInput, match="torchrun: expected one method"):
         plan(entries(["auto"], WORDS), DataSet("own", lambda _: two_sensors(samples=60), 0, ""), [0], [None])
+
+
+def test_a_model_of_ones_own_is_the_best_candidate_alone(tmp_path: Path) -> None:
+    splits = two_sensors(samples=60)
+    row = run_job(job_of(splits, "model=own_models.Same"), splits, tmp_path)
+    told = row["portfolio"]
+    assert told["closed_form"] == {"left_out": "a model of one's own has no frozen features"}
+    assert "moddrop" not in {one["candidate"] for one in told["rungs"][0]["candidates"]}
+    assert len(told["chosen"]) == 1
+    assert load_saved_model(tmp_path, model="own_models.Same").row["method"] == "auto"
