@@ -169,7 +169,7 @@ def _ours_once(words: list[str], arrays: Arrays, faults: Path, rows: np.ndarray,
     with TemporaryDirectory() as folder:
         data, out = Path(folder) / "case.npz", Path(folder) / "run"
         np.savez(data, **arrays)
-        command = [sys.executable, "-m", "equipoise.cli", "train", "--data", str(data), "--seed", str(seed)]
+        command = [sys.executable, "-m", "equipoise.cli", "train", "--quick", "--data", str(data), "--seed", str(seed)]
         subprocess.run([*command, "--out", str(out), *words], check=True, stdout=subprocess.DEVNULL)
         row = json.loads((out / "results.jsonl").read_text().splitlines()[-1])
         predictor = load(out)

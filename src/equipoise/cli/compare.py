@@ -35,7 +35,7 @@ def compare(
     controls: Annotated[
         bool, typer.Option("--controls", help="Add EW at weight λ/K, and moddrop if it is not there.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out sensor faults and the costlier protocols.")] = False,
+    quick: options.Quick = False,
     out: options.StudyFolder = Path("runs/compare"),
     workers: options.Workers = None,
     on: options.On = None,

@@ -71,6 +71,7 @@ OwnModelPath = Annotated[
     str | None, typer.Option("--model", help="The model as named for training, where it was your own: my_file.Model.")
 ]
 Trust = Annotated[bool, typer.Option("--trust", help="Run the code of the model or encoders that the folder names.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Leave out sensor faults and the costlier protocols.")]
 Columns = Annotated[
     str, typer.Option("--columns", help="Columns of the tables, with commas between: fused,committee,worst …")
 ]

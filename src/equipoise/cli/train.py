@@ -35,6 +35,7 @@ def train(
     ] = "auto",
     seed: Annotated[int, typer.Option(help="Of weights, batches and dropout.")] = 0,
     step: Annotated[str, typer.Option("--step", help="given (lr), or safe (1/L̂ of a batch).")] = "given",
+    quick: options.Quick = False,
     out: options.StudyFolder = Path("runs/train"),
     track: options.Track = "",
     as_json: options.Json = False,
@@ -45,7 +46,13 @@ def train(
     """
     lines = partial(entries, [method], [*words_for(step), *(words or ())])
     source, chosen, trackers = options.data_and(data, split, preset, lines, lambda: options.trackers_of(track))
-    how: dict[str, Any] = {"workers": 1, "trackers": trackers, "quiet": as_json, "command": options.typed_command()}
+    how: dict[str, Any] = {
+        "workers": 1,
+        "quick": quick,
+        "trackers": trackers,
+        "quiet": as_json,
+        "command": options.typed_command(),
+    }
     rows = comparison.compare(chosen, source, [seed], out, **how)
     show_rows(out, rows, as_json=as_json, trackers=trackers)
     if not as_json and (rate := rows[0].get("path", {}).get("learning rate")):

@@ -18,7 +18,7 @@ STRENGTHS = (1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 """The α that may be chosen, for features whose mean squared length is one."""
 START = 4
 MOST_FOLDS = 10
-TRIED = 1000  # samples on which α is chosen: an inverse takes their third power
+TRIED = 700  # samples on which α is chosen: an inverse takes their third power
 
 
 class Chosen(NamedTuple):
