@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
+from paired import interval
 
 from equipoise.data.part import LENGTH, Part
 from equipoise.data.source import data_set
@@ -126,16 +126,10 @@ def table(rows: list[dict[str, Any]]) -> str:
             cells = []
             for decision in ("fused", "committee"):
                 cells.append(f"{100 * np.mean([row[decision] for row in some]):.1f}")
-                cells.append(_interval([100 * (row[decision] - base[row["fold"], row["seed"]]) for row in some]))
+                cells.append(interval([100 * (row[decision] - base[row["fold"], row["seed"]]) for row in some]))
             told = ", ".join(f"{key} {value}" for key, value in some[0]["settings"].items() if value is not None)
             lines.append(f"| {data} | {label} | {' | '.join(cells)} | {told} |")
     return "\n".join(lines)
-
-
-def _interval(differences: list[float]) -> str:
-    mean, error = np.mean(differences), np.std(differences, ddof=1) / math.sqrt(len(differences))
-    half = float(stats.t.ppf(0.975, len(differences) - 1)) * error
-    return f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})"
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
+from paired import interval
 
 from equipoise import MIMO, MSL
 from equipoise.data.splits import Splits
@@ -94,7 +94,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             mean = {way: _by_seed([row for row in own if row["way"] == way], decision) for way in WAYS}
             cells = [f"{np.mean(list(mean[way].values())):.1f}" for way in WAYS[:2]]
             others = (mean[way] for way in WAYS if way != "masked")
-            cells += [_interval([one - other[seed] for seed, one in mean["masked"].items()]) for other in others]
+            cells += [interval([one - other[seed] for seed, one in mean["masked"].items()]) for other in others]
             lines.append(f"| {data} | {method} | {decision} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -103,12 +103,6 @@ def _by_seed(rows: list[dict[str, Any]], decision: str) -> dict[int, float]:
     """Return the mean accuracy in percent over sensors, of each seed."""
     seeds = sorted({row["seed"] for row in rows})
     return {seed: 100 * float(np.mean([row[decision] for row in rows if row["seed"] == seed])) for seed in seeds}
-
-
-def _interval(differences: list[float]) -> str:
-    mean, error = np.mean(differences), np.std(differences, ddof=1) / math.sqrt(len(differences))
-    half = float(stats.t.ppf(0.975, len(differences) - 1)) * error
-    return f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})"
 
 
 def main() -> None:
