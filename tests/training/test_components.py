@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from equipoise import EW, MIMO
+from equipoise.data import Splits
 from equipoise.models.frozen import FrozenFeatures
 from equipoise.models.rocket import COMPONENTS, Rocket
 from equipoise.training import components
@@ -73,3 +74,34 @@ def test_a_run_that_goes_on_has_the_same_bits(tmp_path: Path) -> None:
     components._kept.clear()
     again = train(splits, MIMO(), SETTINGS.changed({"epochs": 4}), folder=tmp_path).model.state_dict()
     assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_what_is_read_after_training_is_computed_once_by_all_runs_of_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits, read, plain = splits_of("classes", gaps=0.3), [], Rocket._computed
+    values = {name: splits.test.inputs[name] for name in splits.modalities}
+    alone = [one.components_of(values[name]) for name, one in trained_encoders(splits)]
+
+    def counted(self: Rocket, values: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+        read.append(len(values))
+        return plain(self, values, lengths)
+
+    components._kept.clear()
+    with components.shared():
+        components.prepare(splits, SETTINGS)
+        monkeypatch.setattr(Rocket, "_computed", counted)
+        encoders = [dict(trained_encoders(splits)) for _ in range(3)]
+        for run in encoders:
+            together = [one.components_of(values[name]) for name, one in run.items()]
+            assert all(torch.equal(one, other) for one, other in zip(together, alone, strict=True))
+        assert read == [len(splits.test)] * len(values)
+        changed = next(iter(values)), next(iter(values.values())).flip(0)
+        encoders[0][changed[0]].components_of(changed[1])
+        assert len(read) == len(values) + 1
+    folder = encoders[0][changed[0]].shared
+    assert folder is not None and not folder.exists()
+    assert torch.equal(encoders[0][changed[0]].components_of(values[changed[0]]), alone[0])
+
+
+def trained_encoders(splits: Splits) -> list[tuple[str, Rocket]]:
+    model = train(splits, EW(), SETTINGS.changed({"epochs": 1})).model
+    return [(name, one) for name, one in model.encoders.items() if isinstance(one, Rocket)]

@@ -313,6 +313,8 @@ class FrozenFeatures(nn.Module):
 
     def forward(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Compute the features; with `lengths` [B], of that many steps of each sample."""
+        if values.device.type == "cpu" and not torch.compiler.is_compiling() and len(values) > BATCH:
+            return torch.cat([self(*some) for some in _batches(values, lengths)])  # a large one leaves the cache
         return (self._raw(values, lengths) - self.get_buffer("mean")) * self.get_buffer("scale")
 
     def _raw(self, values: Tensor, lengths: Tensor | None) -> Tensor:

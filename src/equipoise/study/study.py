@@ -189,7 +189,7 @@ def run_study(
     # Each run sets its threads: here where ranks run it, elsewhere in a process of its own. Setting them starts some,
     # which a fork does not copy.
     own_threads = threads(torch.get_num_threads()) if together else nullcontext()
-    with store.locked() if main else nullcontext(), own_threads:
+    with store.locked() if main else nullcontext(), own_threads, components.shared():
         done, waiting = (pending_on_ranks if together else pending)(jobs, store)
         if on is None:  # workers are forked off this process, and share what it has computed
             for job in waiting:

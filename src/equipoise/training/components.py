@@ -1,11 +1,17 @@
 """The components that `Rocket` encoders read, computed once per data set and shared by all runs on it.
 
-Runs of a study are forked off a process that holds them; a run by itself computes its own.
+Runs of a study are forked off a process that holds those of the training and the validation part. What is read after
+training, the test part with every fault, goes through a folder: the first run that reads a batch leaves its components
+for the others. A run by itself computes its own.
 """
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -24,15 +30,30 @@ BATCH = 256
 
 
 class _Kept(NamedTuple):
-    """The fitted tensors of an encoder, the components of two parts, and the data, whose number no other may get."""
+    """The fitted tensors of an encoder, the components of two parts, the data, whose number no other may get, and where
+    runs share what they compute.
+    """
 
     state: dict[str, Tensor]
     train: Tensor
     validation: Tensor
     splits: Splits
+    folder: Path | None
 
 
 _kept: dict[tuple[int, str], _Kept] = {}
+_folders: list[Path] = []
+
+
+@contextmanager
+def shared() -> Generator[None]:
+    """Let the runs that are forked off inside of the context share what they compute, in a folder that then goes."""
+    with tempfile.TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True) as folder:
+        _folders.append(Path(folder))
+        try:
+            yield
+        finally:
+            _folders.pop()
 
 
 def prepare(splits: Splits, settings: Settings) -> None:
@@ -53,7 +74,7 @@ def with_components(model: FusionModel, splits: Splits) -> Splits:
         if isinstance(encoder, Rocket):
             kept = _components(splits, name)
             encoder.load_state_dict(kept.state, strict=False)
-            encoder.reads_components = True
+            encoder.reads_components, encoder.shared = True, kept.folder
             train, validation = _replaced(train, name, kept.train), _replaced(validation, name, kept.validation)
     return splits if train is splits.train else replace(splits, train=train, validation=validation)
 
@@ -78,7 +99,8 @@ def _components(splits: Splits, name: str) -> _Kept:
         batches = (validation.take(rows).inputs for rows in torch.arange(len(validation)).split(BATCH))
         checked = torch.cat([encoder.components_of(some[name], some.get(name + LENGTH)) for some in batches])
         state = {key: value for key, value in encoder.state_dict().items() if not key.startswith("network.")}
-        _kept[key] = _Kept(state, found, checked, splits)
+        folder = Path(tempfile.mkdtemp(dir=_folders[-1])) if _folders else None
+        _kept[key] = _Kept(state, found, checked, splits, folder)
     return _kept[key]
 
 
