@@ -159,11 +159,11 @@ def test_bad_data_is_refused_before_anything_runs() -> None:
 
 
 def test_the_time_of_a_step_is_that_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: 107 samples of the training part make 4 batches of 32, of which each takes at least 30 ms."""
+    """By hand: 107 samples of the training part make 4 batches of 32, of which each takes at least 100 ms."""
     step = TrainingStep.__call__
 
     def slow(self: TrainingStep, *batch: Any) -> None:
-        time.sleep(0.03)
+        time.sleep(0.1)
         step(self, *batch)
 
     monkeypatch.setattr(TrainingStep, "__call__", slow)
@@ -174,9 +174,9 @@ def test_the_time_of_a_step_is_that_of_the_loop(tmp_path: Path, monkeypatch: pyt
         curves = (Store(tmp_path).run_folder(row["config"]) / "curves.jsonl").read_text(encoding="utf-8")
         seconds = [json.loads(line)["seconds"] for line in curves.splitlines()]
         assert row["seconds"]["step"] == pytest.approx(sum(seconds[1:]) / 2 / steps)
-        assert row["seconds"]["step"] > 0.03
+        assert row["seconds"]["step"] > 0.1
         parts = sum(row["seconds"][name] for name in ("forward", "backward", "balance", "update"))
-        assert parts < 0.03, "which are timed apart"
+        assert parts < 0.1, "which are timed apart"
         assert row["timing"] == {
             "step": f"wall clock of epochs 2 to 3, median, by {steps} steps",
             "parts": PROTOCOL,

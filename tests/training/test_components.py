@@ -98,7 +98,8 @@ def test_what_is_read_after_training_is_computed_once_by_all_runs_of_a_study(mon
         encoders[0][changed[0]].components_of(changed[1])
         assert len(read) == len(values) + 1
     folder = encoders[0][changed[0]].shared
-    assert folder is not None and not folder.exists()
+    assert folder is not None
+    assert not folder.exists()
     assert torch.equal(encoders[0][changed[0]].components_of(values[changed[0]]), alone[0])
 
 

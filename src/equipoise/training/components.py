@@ -30,8 +30,9 @@ BATCH = 256
 
 
 class _Kept(NamedTuple):
-    """The fitted tensors of an encoder, the components of two parts, the data, whose number no other may get, and where
-    runs share what they compute.
+    """The fitted tensors of an encoder, the components of two parts, the data, and the folder that runs share.
+
+    The data is kept so that no other gets its number.
     """
 
     state: dict[str, Tensor]
