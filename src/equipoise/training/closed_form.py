@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -69,81 +69,75 @@ def closed_form(splits: Splits, settings: Settings) -> Solved:
 
     Args:
         splits: The data.
-        settings: Of the run: its task, its class weights are not used.
+        settings: Of the run, of which the task counts: weights of classes are for training.
     """
     task = task_for(splits, settings)
     encoders = {name: FrozenFeatures(shape) for name, shape in splits.shapes.items()}
     train = _read(_some(splits.train), encoders, fit=True)
     checked = _read(_some(splits.validation), encoders, fit=False)
-    target = _target(task, train.label)
-    tried = torch.from_numpy(_evenly(len(target), TRIED))
-    grams = {name: values @ values.T for name, values in train.features.items()}
-    grams = {ALL: torch.stack(list(grams.values())).sum(dim=0), **grams}  # of features side by side
     model = LateFusion(encoders, task=task, fusion="concat", unimodal="head")
     heads = {ALL: getattr(model.fusion, "head"), **dict(model.heads)}  # noqa: B009 (a concatenation has one)
-    answers, evidence = [], {}
-    for name, head in heads.items():
-        answers.append(_solve_head(name, head, grams[name], tried, target, train, checked, task, evidence))
-    members, label, groups = _left_out(torch.stack(answers, dim=1), tried, train, checked, task)
-    fit = fit_task(task, members, label, groups)
-    model.committee.copy_(fit.weights)
-    return Solved(model.eval(), fit, evidence)
-
-
-def _solve_head(
-    name: str,
-    head: nn.Module,
-    gram: Tensor,
-    tried: Tensor,
-    target: Tensor,
-    train: _Read,
-    checked: _Read,
-    task: Task,
-    evidence: dict[str, dict[str, float]],
-) -> Tensor:
-    """Solve one head in place; return its raw outputs for the samples that were tried, left out, and for validation."""
-    assert isinstance(head, nn.Linear)
-    here = train.present.get(name, torch.ones(len(target), dtype=torch.bool))
-    rows = here[tried].nonzero()[:, 0]
-    own = tried[rows]
-    if len(own) < LEAST_SAMPLES:
-        for parameter in head.parameters():
-            parameter.zero_()
-        return torch.zeros(len(tried) + len(checked.label), task.size, dtype=torch.float64)
-    groups = None if train.group is None else train.group[own]
-    chosen = choose_strength(gram[own][:, own], target[own], folds_of(len(own), groups))
-    features, later = _side_by_side(train, name), _side_by_side(checked, name)
-    strength = chosen.strength * math.sqrt(int(here.sum()) / max(len(own), 1))
-    if not here.all():
-        features, target, gram = features[here], target[here], gram[here][:, here]
-    weight, bias = solve(features, target, strength, gram)
-    outputs = torch.full((len(tried), task.size), math.nan, dtype=torch.float64)
-    outputs[rows] = chosen.left_out
-    there = checked.present.get(name, torch.ones(len(checked.label), dtype=torch.bool))
-    outputs = torch.cat([outputs, (later @ weight.T + bias).double()])
-    label = torch.cat([train.label[tried], checked.label])
-    known = torch.cat([here[tried], there])
-    sharpness = _sharpness(task, outputs[known], label[known])
-    head.weight.copy_(sharpness * weight)
-    head.bias.copy_(sharpness * bias)
-    outputs = sharpness * outputs
-    loss = float(task.loss(outputs[known].float(), label[known], weighted=False).mean())
-    evidence[name] = {"strength": strength, "sharpness": sharpness, "loss": loss, "samples": int(here.sum())}
-    return outputs
-
-
-def _left_out(
-    outputs: Tensor, tried: Tensor, train: _Read, checked: _Read, task: Task
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Give members, labels and groups of the samples that have every sensor: left out of training, and validation."""
-    label = torch.cat([train.label[tried], checked.label])
-    keep = torch.cat([_whole(train)[tried], _whole(checked)])
+    solver = _Solver(task, train, checked)
+    outputs = torch.stack([solver.solve(name, head) for name, head in heads.items()], dim=1)
+    keep = torch.cat([_whole(train)[solver.tried], _whole(checked)])
+    members = torch.stack([task.member(one) for one in outputs[keep].float().unbind(dim=1)], dim=1)
     groups = None
     if train.group is not None and checked.group is not None:
-        groups = torch.cat([train.group[tried], checked.group])[keep]
-    count = outputs.shape[1]
-    members = torch.stack([task.member(outputs[keep][:, number].float()) for number in range(count)], dim=1)
-    return members, label[keep], groups
+        groups = torch.cat([train.group[solver.tried], checked.group])[keep]
+    fit = fit_task(task, members, solver.label[keep], groups)
+    model.committee.copy_(fit.weights)
+    return Solved(model.eval(), fit, solver.evidence)
+
+
+@final
+class _Solver:
+    """Solves the heads of a model one after the other.
+
+    Args:
+        task: What they are to answer.
+        train: The samples they are solved on.
+        checked: The validation part.
+    """
+
+    def __init__(self, task: Task, train: _Read, checked: _Read) -> None:
+        self.task, self.train, self.checked = task, train, checked
+        self.target = _target(task, train.label)
+        self.tried = torch.from_numpy(_evenly(len(self.target), TRIED))
+        self.label = torch.cat([train.label[self.tried], checked.label])
+        grams = {name: values @ values.T for name, values in train.features.items()}
+        self.grams = {ALL: torch.stack(list(grams.values())).sum(dim=0), **grams}  # of features side by side
+        self.evidence: dict[str, dict[str, float]] = {}
+
+    def solve(self, name: str, head: nn.Module) -> Tensor:
+        """Solve one head in place; return its outputs for the samples tried, left out of it, and for validation."""
+        assert isinstance(head, nn.Linear)
+        here = self.train.present.get(name, torch.ones(len(self.target), dtype=torch.bool))
+        rows = here[self.tried].nonzero()[:, 0]
+        own = self.tried[rows]
+        if len(own) < LEAST_SAMPLES:
+            for parameter in head.parameters():
+                parameter.zero_()
+            return torch.zeros(len(self.label), self.task.size, dtype=torch.float64)
+        features, later = _side_by_side(self.train, name), _side_by_side(self.checked, name)
+        target, gram = self.target, self.grams[name]
+        groups = None if self.train.group is None else self.train.group[own]
+        chosen = choose_strength(gram[own][:, own], target[own], folds_of(len(own), groups))
+        strength = chosen.strength * math.sqrt(int(here.sum()) / len(own))
+        if not here.all():
+            features, target, gram = features[here], target[here], gram[here][:, here]
+        weight, bias = solve(features, target, strength, gram)
+        left_out = torch.zeros(len(self.tried), self.task.size, dtype=torch.float64)
+        left_out[rows] = chosen.left_out
+        outputs = torch.cat([left_out, (later @ weight.T + bias).double()])
+        there = self.checked.present.get(name, torch.ones(len(self.checked.label), dtype=torch.bool))
+        known = torch.cat([here[self.tried], there])
+        sharpness = _sharpness(self.task, outputs[known], self.label[known])
+        head.weight.copy_(sharpness * weight)
+        head.bias.copy_(sharpness * bias)
+        loss = self.task.loss(sharpness * outputs[known].float(), self.label[known], weighted=False).mean()
+        facts = {"strength": strength, "sharpness": sharpness, "loss": float(loss), "samples": int(here.sum())}
+        self.evidence[name] = facts
+        return sharpness * outputs
 
 
 def _whole(read: _Read) -> Tensor:
