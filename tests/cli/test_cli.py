@@ -518,6 +518,7 @@ def test_ctrl_c_ends_at_once_and_says_how_to_go_on(tmp_path: Path, heard_signals
     )
     assert process.stderr is not None
     try:
+        assert process.stderr.readline().startswith("budget: 1,000 trainings")
         assert process.stderr.readline().startswith("1/1000 ")
         began = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and all its runs

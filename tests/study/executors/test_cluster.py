@@ -107,9 +107,20 @@ def test_an_array_job_outlives_whoever_submitted_it(tmp_path: Path, monkeypatch:
     imitated_slurm.install(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     out, words = tmp_path / "out", ["epochs=60", "features=8"]
-    asked = ["--data", "generated", "--methods", "msl,mimo", "--seeds", "1", "--quick", "--json", *words]
+    asked = ["--data", "generated", "--methods", "msl,mimo", "--seeds", "1", "--quick", "--preset", "none", "--json"]
     program = "import equipoise_command; equipoise_command.main()"
-    command = [sys.executable, "-c", program, "compare", "--on", "slurm:partition=tiny", "--out", str(out), *asked]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "compare",
+        "--on",
+        "slurm:partition=tiny",
+        "--out",
+        str(out),
+        *asked,
+        *words,
+    ]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         submitted = out / "slurm" / "submitted.jsonl"
