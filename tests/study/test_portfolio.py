@@ -232,6 +232,7 @@ def test_a_loaded_model_reaches_the_figures_of_its_row(run: Any, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("run", ["classes"], indirect=True)  # the other tasks: deploy/test_combined.py
 def test_onnx_equals_predict_on_every_subset_of_the_sensors(run: Any, tmp_path: Path) -> None:
     folder, splits, _ = run
     saved = load_saved_model(folder)

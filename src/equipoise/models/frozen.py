@@ -12,6 +12,8 @@ The kernels depend on the shape of an input and on nothing else. Biases, means a
 the training part, once, in `FrozenFeatures.fit`; labels are not read.
 """
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
