@@ -48,7 +48,7 @@ build: $(READY)  ## the wheel and the sdist, into dist/, with everything a relea
 # all others, the frozen features of a seed's broken sensors.
 demo: $(if $(wildcard $(READY)),$(READY),$(TRAIN))  ## nine ways to a model on the sensors of a smartwatch: live progress, the table, and a page
 	$(BIN)/equipoise compare --data watch --methods instant,unimodal,ensemble,msl,moddrop,ew,ogmge,mmpareto,mimo \
-		--seeds 3 --out runs/watch encoder=rocket epochs=20
+		--seeds 3 --out runs/watch encoder=rocket epochs=10
 
 # aeon needs an older numpy than the package is tested with, hence an environment of its own.
 anchors: .venv-anchors/.installed  ## the environment of the anchors that benchmarks/strength.py compares with

@@ -193,7 +193,8 @@ def run_study(
         done, waiting = (pending_on_ranks if together else pending)(jobs, store)
         if on is None:  # workers are forked off this process, and share what it has computed
             for job in waiting:
-                components.prepare(splits[job.fold], job.entry.settings)
+                if job.entry.method.way != "instant":
+                    components.prepare(splits[job.fold], job.entry.settings)
         failures: list[str] = []
         with (
             RanksExecutor(partial(run, workers=1), splits, store, tell)
