@@ -21,7 +21,16 @@ from documentation import ROOT, assert_alike, load
 TUTORIAL = load("tutorial")
 GALLERY = load("gallery")
 # Whom the documentation may point to. What is installed is installed by name: nobody needs the address of a registry.
-OUTSIDE = {"github.com", "hydra.cc", "keepachangelog.com", "optuna.org", "pre-commit.com", "semver.org", "www.w3.org"}
+OUTSIDE = {
+    "arxiv.org",
+    "github.com",
+    "hydra.cc",
+    "keepachangelog.com",
+    "optuna.org",
+    "pre-commit.com",
+    "semver.org",
+    "www.w3.org",
+}
 
 
 # -- the tutorial --
