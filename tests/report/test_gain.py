@@ -99,3 +99,12 @@ def test_it_is_the_first_sentence_of_the_page(tmp_path: Path) -> None:
     assert found is not None
     page = write_page(folder).read_text(encoding="utf-8")
     assert page.partition("</h2>")[2].startswith(f"<p>{found[0]}</p>")
+
+
+def test_less_than_two_points_is_not_clear() -> None:
+    found = sentences(rows_of("msl", 0.80, 0.81, 0.5), rows_of("mimo", 0.815, None, 0.53))
+    assert found is not None
+    assert found[0] == (
+        "The answer that is shipped is not clearly different from joint training, with all sensors; clearly better "
+        "than joint training, under sensor faults."
+    )

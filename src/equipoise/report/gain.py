@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from equipoise.report.aggregate import Difference, RunGroup, difference_of, headline, mean_std, number
 from equipoise.report.headline import Headline
 from equipoise.report.ranking import ranked_groups
+from equipoise.study.compare import WORTH, WORTH_OF_ERROR
 
 OVER = {"msl": "joint training", "instant": "the closed-form model"}
 """The methods that a user has without a study, whose plain fused decision is what there is to gain on."""
@@ -19,8 +20,9 @@ VERDICTS = {
 def gain(groups: Sequence[RunGroup]) -> tuple[str, str] | None:
     """State what the shipped answer gains, in a sentence without numbers and in one with them.
 
-    Shipped is the line and the decision that are first on validation data. The first sentence holds only what the
-    paired intervals allow, so that it stays the same where budgets differ and numbers move a little.
+    Shipped is the line and the decision that are first on validation data. The first sentence calls a difference clear
+    where its paired interval leaves out zero and it is as large as `diagnose` takes to be worth treating, two points:
+    so it stays the same where budgets differ and numbers move a little.
 
     Args:
         groups: All groups of one data set.
@@ -45,7 +47,9 @@ def gain(groups: Sequence[RunGroup]) -> tuple[str, str] | None:
         }
         if found:
             mean = mean_std(number(row, *ours) for row in shipped.rows)
-            verdicts[where] = _in_words(found)
+            verdicts[where] = _in_words(
+                found, WORTH if head.metric.percent else WORTH_OF_ERROR * (mean.mean if mean else 0)
+            )
             figures.append(f"{head.in_words(mean.mean) if mean else ''} {where} ({_in_numbers(found, head)})")
     if not verdicts:
         return None
@@ -61,10 +65,11 @@ def _line_of(groups: Sequence[RunGroup], method: str) -> RunGroup | None:
     return next((group for group in lines if group.label == method), lines[0] if lines else None)
 
 
-def _in_words(found: Mapping[str, Difference]) -> str:
+def _in_words(found: Mapping[str, Difference], worth: float) -> str:
     names: dict[str, list[str]] = {}
     for name, difference in found.items():
-        names.setdefault(VERDICTS[difference.verdict], []).append(name)
+        verdict = difference.verdict if abs(difference.mean) >= worth else "no clear difference"
+        names.setdefault(VERDICTS[verdict], []).append(name)
     return " and ".join(f"{verdict} {' and '.join(some)}" for verdict, some in names.items())
 
 
