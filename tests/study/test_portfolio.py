@@ -119,6 +119,19 @@ def test_members_without_weight_are_left_out(tmp_path: Path) -> None:
     assert len(members) == len(told["chosen"])
 
 
+def test_where_no_head_knows_anything_one_member_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(task: Task, votes: Sequence[Votes], prior: Tensor | None = None) -> CommitteeFit:
+        fit = fit_combined(task, votes, prior)
+        return fit._replace(weights=torch.zeros_like(fit.weights))
+
+    monkeypatch.setattr(module, "fit_combined", nothing)
+    splits = splits_of("classes")
+    row = run_job(job_of(splits, "epochs=1"), splits, tmp_path)
+    assert row["portfolio"]["chosen"] == ["closed form"]
+    answers = load_saved_model(tmp_path).model.predict(splits.test.inputs, "committee")
+    torch.testing.assert_close(answers.softmax(dim=1), torch.full((32, 3), 1 / 3))
+
+
 def test_no_test_sample_is_read_before_all_is_chosen(tmp_path: Path) -> None:
     splits = splits_of("classes")
     broken = Part({name: torch.full_like(x, math.nan) for name, x in splits.test.inputs.items()}, splits.test.label)

@@ -309,7 +309,8 @@ class Portfolio:
         evidence["options"] = [{"members": [member.label for member in option], "loss": each.loss}
                                for each, _, option in judged]  # fmt: skip
         table = fit.weights.reshape(len(members), -1)
-        heard = [number for number, row in enumerate(table) if bool(row.sum() > 0)]
+        # Where no head knows anything, all weights are 0, and the first member is shipped with them.
+        heard = [number for number, row in enumerate(table) if bool(row.sum() > 0)] or [0]
         evidence |= {"chosen": [members[number].label for number in heard], **numbers, "fit": fit.reason}
         device = trials[0].trained.device if trials else "cpu"
         chosen, weights = [members[number] for number in heard], table[heard].flatten()
