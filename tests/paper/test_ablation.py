@@ -166,7 +166,8 @@ def test_an_ablation_goes_on_where_it_was(
     equipoise_ablate(*SHORT, "penalty=1,10", "smoothing=0.1,1", "--seeds", "2", "--scaled-rate", "--out", tmp_path)
     assert (tmp_path / "results.jsonl").read_bytes().startswith(before), "rows are only ever added"
     labels = [each["label"] for each in Store(tmp_path).rows()[4:]]
-    assert sorted(labels) == sorted(2 * ["smoothing=1", "penalty=1 lr=0.005", "lr=0.000909091"])
+    # The rate of the recipe, 0.002, divided by 1 + penalty.
+    assert sorted(labels) == sorted(2 * ["smoothing=1", "penalty=1 lr=0.001", "lr=0.000181818"])
     printed = capsys.readouterr()
     assert "Over penalty, learning rate / (1 + λ):" in printed.out
     assert "6/6 " in printed.err
