@@ -26,7 +26,6 @@ from equipoise.training.settings import Settings
 
 KIND = "rocket"
 MOST_KEPT = 64
-BATCH = 256
 
 
 class _Kept(NamedTuple):
@@ -97,8 +96,7 @@ def _components(splits: Splits, name: str) -> _Kept:
             encoder = Rocket(splits.shapes[name])
         train, validation = (part.in_memory().ready() for part in (splits.train, splits.validation))
         found = encoder.fit(train.inputs[name], train.inputs.get(name + LENGTH))
-        batches = (validation.take(rows).inputs for rows in torch.arange(len(validation)).split(BATCH))
-        checked = torch.cat([encoder.components_of(some[name], some.get(name + LENGTH)) for some in batches])
+        checked = encoder.components_of(validation.inputs[name], validation.inputs.get(name + LENGTH))
         state = {key: value for key, value in encoder.state_dict().items() if not key.startswith("network.")}
         folder = Path(tempfile.mkdtemp(dir=_folders[-1])) if _folders else None
         _kept[key] = _Kept(state, found, checked, splits, folder)
