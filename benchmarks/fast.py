@@ -1,6 +1,7 @@
 """Whole training steps through `equipoise.training.train`, on a GPU: recorded or not, compiled or not, by method.
 
     python benchmarks/fast.py --only methods,compiled,small,modalities
+    python benchmarks/fast.py --only beside --methods primaldual,twin,arl  # beside joint training, in turns
     python benchmarks/fast.py --only whole --folder runs/feeding  # 100 epochs of the CREMA-D preset
 
 Made-up data lies on the device as prepared data does; every step gathers its batch, draws its views, runs the model,
@@ -23,11 +24,12 @@ from typing import Any
 import torch
 from feeding import Synthetic
 
-from equipoise import AGM, EW, MGDA, MIMO, MSES, MSL, MSLR, OGMGE, Balancer, MMPareto
+from equipoise import AGM, EW, MGDA, MIMO, MSES, MSL, MSLR, OGMGE, Balancer, MMPareto, PrimalDual, Trajectory
 from equipoise.data import Part, Splits
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.prepare.prepared import Prepared
 from equipoise.data.views import Rescaled, VideoFrames
+from equipoise.study.registry import all_methods
 from equipoise.training.presets import all_presets
 from equipoise.training.settings import Settings
 from equipoise.training.train import train
@@ -42,6 +44,8 @@ METHODS: dict[str, Callable[[], Balancer]] = {
     "mses": partial(MSES, patience=80),
     "mgda": MGDA,
     "mmpareto": MMPareto,
+    "primaldual": lambda: PrimalDual(optimum=stored_trajectory()),
+    "twin": lambda: PrimalDual(optimum="twin"),
 }
 CREMAD = Settings(epochs=5, batch=64, lr=1e-3, fusion="sum", encoder="resnet18", device="cuda")
 SMALL = Settings(epochs=4, batch=64, lr=0.1, encoder="lenet", device="cuda")
@@ -90,6 +94,35 @@ def measured(splits: Splits, make: Callable[[], Balancer], settings: Settings) -
         "MiB": (torch.cuda.max_memory_allocated() - data) / 2**20,
         **trained.path,
     }
+
+
+def stored_trajectory(steps: int = 200) -> Trajectory:
+    """Losses of a uni-modal run of the two sensors of CREMA-D."""
+    trajectory = Trajectory()
+    for step in range(steps):
+        trajectory.record({name: torch.tensor(1.8 / (1 + 0.01 * step)) for name in ("audio", "video")})
+    return trajectory
+
+
+def beside(names: Sequence[str], rounds: int) -> dict[str, dict[str, Any]]:
+    """The cost of methods beside joint training on two ResNet-18; all take turns, and medians count."""
+    data, settings = cremad(20 * 64), CREMAD.changed({"epochs": 4, "compile": False})
+    makes = {name: METHODS[name] if name in METHODS else all_methods()[name].make for name in ("msl", *names)}
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in makes}
+    for _ in range(rounds):
+        for name, make in makes.items():
+            rows[name].append(measured(data, make, settings))
+    joint = median(row["ms"] for row in rows["msl"])
+    for name, found in rows.items():
+        ms, memory = median(row["ms"] for row in found), found[-1]["MiB"]
+        more = memory - rows["msl"][-1]["MiB"]
+        spread = ", ".join(f"{row['ms'] / base['ms']:.3f}" for row, base in zip(found, rows["msl"], strict=True))
+        print(
+            f"{name:<14}{ms:8.3f} ms {ms / joint:7.3f} × ({spread}) {memory:8.0f} MiB, {more:+.0f}; "
+            f"captured: {found[-1]['captured']}",
+            flush=True,
+        )
+    return {name: {"rounds": found} for name, found in rows.items()}
 
 
 def growth(counts: Sequence[int], rounds: int) -> dict[str, dict[str, Any]]:
@@ -187,6 +220,8 @@ def main() -> None:
             tell(f"{name}, small, recorded", data, name, SMALL, plain)
     if "modalities" in wanted:
         found |= growth([int(count) for count in chosen.modalities.split(",")], chosen.rounds)
+    if "beside" in wanted:
+        found |= beside(names, chosen.rounds)
     if "whole" in wanted:
         whole_run(chosen.folder)
     if chosen.json:

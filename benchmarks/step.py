@@ -32,8 +32,12 @@ METHODS: dict[str, Callable[[], equipoise.Balancer]] = {
     "agm": lambda: equipoise.AGM(form="fast"),
     "mslr": equipoise.MSLR,
     "mses": equipoise.MSES,
+    "smp": equipoise.SMP,
+    "inforeg": equipoise.InfoReg,
+    "relearn": equipoise.Relearn,
     "dgl": equipoise.DGL,
     "mlb": equipoise.MLB,
+    "pdmp": equipoise.PDMP,
     "mgda": equipoise.MGDA,
     "mmpareto": equipoise.MMPareto,
 }

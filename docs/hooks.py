@@ -83,7 +83,10 @@ def method_page(method: type[Balancer]) -> str:
         needs.append("`attach(…, optimizer=optimizer)`, see [adaptive optimisers](../faq.md#adaptive-optimisers).")
     if made.needs:
         example = ", ".join(f'"{need}": …' for need in made.needs)
-        needs.append(f'After every epoch `balancer.end_epoch({{"audio": {{{example}}}, …}})`, on validation data.')
+        always = type(made).needs_now is MethodHooks.needs_now
+        when = "After every epoch" if always else "After the epochs for which `balancer.needs_now` asks for it,"
+        where = ", on validation data" if always else ""
+        needs.append(f'{when} `balancer.end_epoch({{"audio": {{{example}}}, …}})`{where}.')
     needs.append(
         "Accumulation: decides anew at each micro-batch; `Window` refuses it."
         if made.route == "gram"

@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from equipoise import AGM, DGL, EW, MGDA, MIMO, MLB, MSES, MSL, MSLR, OGM, OGMGE, Balancer, MMPareto, Unimodal
-from equipoise.testing import batch, losses_of
+from equipoise import (
+    AGM,
+    ARL,
+    CGGM,
+    DGL,
+    EW,
+    MCR,
+    MGDA,
+    MIMO,
+    MLB,
+    MSES,
+    MSL,
+    MSLR,
+    OGM,
+    OGMGE,
+    PDMP,
+    SMP,
+    Balancer,
+    InfoReg,
+    MMPareto,
+    PrimalDual,
+    Relearn,
+    Unimodal,
+    Window,
+)
+from equipoise.testing import balanced, batch, beside, losses_of
 
 Data = tuple[dict[str, Tensor], Tensor]
 
@@ -18,6 +43,9 @@ METHODS: dict[str, Callable[[], Balancer]] = {
     "mimo-hard": lambda: MIMO(smoothing=0.0, floor=0.5),
     "mimo-double": lambda: MIMO(penalty=5.0, smoothing=1e-3, overflow="double"),
     "mimo-plain-heads": lambda: MIMO(smoothing=0.5, heads="plain"),
+    "mimo-relative": lambda: MIMO(relative=True, optimum=0.1),
+    "primaldual": lambda: PrimalDual(optimum=0.2, rate=0.5),
+    "primaldual-scaled-heads": lambda: PrimalDual(optimum="zero", rate=0.5, heads="scaled", memory=2),
     "msl": MSL,
     "ew": lambda: EW(0.5),
     "unimodal": Unimodal,
@@ -31,8 +59,17 @@ METHODS: dict[str, Callable[[], Balancer]] = {
     "agm": lambda: AGM(strength=1.5, form="fast"),
     "mslr": lambda: MSLR(memory=1),
     "mses": lambda: MSES(patience=0),
+    "smp": lambda: SMP(stage=2),
+    "inforeg": InfoReg,
+    "relearn": lambda: Relearn(every=2),
     "dgl": DGL,
     "mlb": lambda: MLB(ceiling=1.5),
+    "arl": ARL,
+    "arl-released": lambda: ARL(form="released"),
+    "pdmp": PDMP,
+    "cggm": CGGM,
+    "mcr": lambda: MCR(penalty=0.5),
+    "mcr-collaborative": lambda: MCR(penalty=0.5, game="collaborative", weight=0.3),
 }
 
 _ROUTES = {name: make().route for name, make in METHODS.items()}
@@ -49,6 +86,8 @@ def metrics(modalities: Sequence[str], epoch: int, shift: float = 0.0) -> dict[s
         name: {
             "loss": 1.0 + 0.5 * epoch + shift if place == 0 else 1 / (1 + epoch) + shift,
             "accuracy": 0.3 + 0.05 * epoch * (place + 1) + 0.1 * shift,
+            "purity_train": 0.7 + 0.02 * epoch,
+            "purity_validation": 0.4 + 0.1 * place + 0.1 * shift,
         }
         for place, name in enumerate(modalities)
     }
@@ -77,10 +116,16 @@ def train(
 ) -> None:
     """The plain loop."""
     for number, one in enumerate(data):
-        (balancer(losses_of(model, one)) / accumulate).backward()
+        (balanced(balancer, losses_of(model, one)) / accumulate).backward()
         if (number + 1) % accumulate == 0:
             optimizer.step()
             optimizer.zero_grad()
+
+
+def opened(window: Window, losses: Sequence[dict[str, Tensor]], **more: Any) -> AbstractContextManager[None]:
+    """Open a window on the losses of micro-batches, with scores for a method that needs some."""
+    scores = [beside(window.balancer, one)["scores"] for one in losses] if window.balancer.scored_by else None
+    return window.open(losses, scores=scores, **more)
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:

@@ -131,7 +131,8 @@ class TestDocstringOfMethod:
         assert HOOKS.cost(method)
 
     def test_cost_fits_the_route(self, method: type[Balancer]) -> None:
-        assert (HOOKS.cost(method) != "1") == (method().route == "gram")
+        second = method().route == "gram" or method is equipoise.CGGM  # whose direction term is differentiated too
+        assert (HOOKS.cost(method) != "1") == second
 
     def test_becomes_a_page(self, method: type[Balancer]) -> None:
         page = HOOKS.method_page(method)

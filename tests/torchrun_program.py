@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from equipoise import AGM, DGL, MGDA, MLB, MSES, MSLR, OGM, OGMGE, MMPareto
+from equipoise import AGM, ARL, CGGM, DGL, MCR, MGDA, MLB, MSES, MSLR, OGM, OGMGE, PDMP, SMP, InfoReg, MMPareto, Relearn
 from equipoise.data.bundled import watch
 from equipoise.data.splits import Part, Splits
 from equipoise.study.registry import all_methods
@@ -30,9 +30,12 @@ from equipoise.training.train import train
 from equipoise.util.errors import BadInput
 
 RANKS = (2, 4)
-WITH_FOUR = ("msl", "mimo", "ogmge", "mgda")  # one of each route; two ranks train every method
+WITH_FOUR = ("msl", "mimo", "ogmge", "mgda", "primaldual", "arl", "pdmp", "cggm", "mcr", "smp", "inforeg", "relearn")
 SIZES = {"train": 87, "validation": 101, "test": 30}  # five batches of 16, and one of 7, which no number of ranks cuts
 PARAMS: dict[str, dict[str, Any]] = {"mses": {"patience": 0}, "mslr": {"memory": 1}, "mimo": {"smoothing": 0.05}}
+PARAMS["relearn"] = {"every": 1}
+PARAMS["primaldual"] = {"every": 4}  # which divides the samples of every rank
+PARAMS["mcr"] = {"penalty": 0.0}  # every rank permutes its own samples
 PARAMS["moddrop"] = {"dropout": 0.0}  # every rank draws for itself what it drops
 PLAIN = Settings(epochs=2, batch=16, lr=0.05, features=8, encoder="torchrun_program.Plain")
 _RECIPE = {name: getattr(RECIPE, name) for name in ("optimizer", "lr", "weight_decay", "schedule", "average", "clip",
@@ -44,6 +47,8 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     "the best epoch": ("agm", {"select": "best", "schedule": "cosine"}),
     "a safe step": ("mimo", {"step": "safe", "momentum": 0.0}),
     "the recipe": ("mimo", {**_RECIPE, "epochs": 2, "select": "loss"}),
+    "a twin in micro-batches, averaged": ("primaldual:twin", {"accumulate": 2, "average": 0.9}),
+    "a uni-modal run before": ("primaldual:trajectory", {"schedule": "cosine"}),
     "the best epoch by macro-F1": ("ogm", {"select": "best", "metric": "macro_f1", "class_weight": "balanced"}),
 }
 SHARDED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -55,7 +60,7 @@ RESUMED: dict[str, tuple[str, dict[str, Any]]] = {
     "copies": ("ogmge", {"layer_decay": 0.7}),
     "pieces": ("mimo", {"parallel": "fsdp", "optimizer": "adamw", "lr": 0.003, "select": "best", "layer_decay": 0.7}),
 }
-REFUSED = (AGM, DGL, MGDA, MLB, MSES, MSLR, OGM, OGMGE, MMPareto)
+REFUSED = (AGM, ARL, CGGM, DGL, MCR, MGDA, MLB, MSES, MSLR, OGM, OGMGE, PDMP, SMP, InfoReg, MMPareto, Relearn)
 SETTINGS = ["epochs=2", "features=8", "encoder=torchrun_program.Plain"]
 COMPARE = ["compare", "--methods", "ogmge", "--seeds", "1", "--quick", *SETTINGS]
 KILLED = 50  # of 70 steps, 35 an epoch
@@ -86,8 +91,9 @@ def data() -> Splits:
 
 
 def trained(splits: Splits, method: str, changes: dict[str, Any], folder: Path | None = None) -> dict[str, Any]:
-    """The weights and the curves of a short run."""
-    balancer = all_methods()[method].make(**PARAMS.get(method, {}))
+    """The weights and the curves of a short run; behind a colon, the method's source of f*."""
+    method, _, source = method.partition(":")
+    balancer = all_methods()[method].make(**PARAMS.get(method, {}), **({"optimum": source} if source else {}))
     result = train(splits, balancer, PLAIN.changed(changes), folder=folder)
     curves = [{key: record[key] for key in ("train", "validation", "table")} for record in result.curves]
     return {"weights": result.model.state_dict(), "curves": curves, "epoch": result.epoch, "path": result.path}

@@ -9,8 +9,11 @@ from equipoise.balance.theory import Trajectory, least_squares
 from equipoise.balance.window import Window
 from equipoise.methods import (
     AGM,
+    ARL,
+    CGGM,
     DGL,
     EW,
+    MCR,
     MGDA,
     MIMO,
     MLB,
@@ -19,12 +22,17 @@ from equipoise.methods import (
     MSLR,
     OGM,
     OGMGE,
+    PDMP,
+    SMP,
+    InfoReg,
     MMPareto,
     ModDrop,
+    PrimalDual,
+    Relearn,
     Unimodal,
     mimo_objective,
 )
-from equipoise.models import LateFusion, encoder_for, fit_committee
+from equipoise.models import LateFusion, encoder_for, fit_committee, tcmax_loss
 from equipoise.training.optimisers import layerwise
 from equipoise.util import VERSION as _VERSION
 
@@ -55,8 +63,11 @@ def load(
 
 __all__ = [
     "AGM",
+    "ARL",
+    "CGGM",
     "DGL",
     "EW",
+    "MCR",
     "MGDA",
     "MIMO",
     "MLB",
@@ -65,11 +76,16 @@ __all__ = [
     "MSLR",
     "OGM",
     "OGMGE",
+    "PDMP",
+    "SMP",
     "Balancer",
+    "InfoReg",
     "LateFusion",
     "LossValues",
     "MMPareto",
     "ModDrop",
+    "PrimalDual",
+    "Relearn",
     "Table",
     "Trajectory",
     "Unimodal",
@@ -81,4 +97,5 @@ __all__ = [
     "least_squares",
     "load",
     "mimo_objective",
+    "tcmax_loss",
 ]

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equipoise import MIMO, MSES, Balancer, Window, methods
 from equipoise.balance import collectives
-from equipoise.testing import SmallModel, batch, gradients_of, losses_of, masks_for, names
+from equipoise.testing import SmallModel, balanced, batch, gradients_of, losses_of, masks_for, names
 from everything import GRADIENT_PATH, LOSS_ROUTE, METHODS, WEIGHING, assert_same, batches, metrics, parameters_of, part
 
 RANKS = 2
@@ -84,7 +84,7 @@ def trained(
         last = (number + 1) % accumulate == 0
         with nullcontext() if last else unsynchronised(wrapped):
             present = present_of(count, number, rank) if masks else None
-            (balancer(losses_of(wrapped, shard(data, rank)), present=present) / accumulate).backward()
+            (balanced(balancer, losses_of(wrapped, shard(data, rank)), present=present) / accumulate).backward()
         tables.append(balancer.table.values.nan_to_num(-1.0))  # -1 where a loss does not reach a block
         if last:
             optimizer.step()
@@ -114,7 +114,7 @@ def unequal(method: str, rank: int | None) -> dict[str, Tensor]:
     balancer.refine = lambda modality, mixed, parts: mixed  # noqa: ARG005
     losses = losses_of(wrapped, ({name: values[rows] for name, values in inputs.items()}, label[rows]))
     with collectives.rank_weight(weight):
-        loss = balancer(losses, present={name: mask[rows] for name, mask in masks.items()})
+        loss = balanced(balancer, losses, present={name: mask[rows] for name, mask in masks.items()})
     (loss * weight).backward()
     return gradients_of(model)
 
@@ -152,7 +152,7 @@ def nan_on_the_last_rank(method: str, rank: int) -> dict[str, Any]:
     losses = losses_of(model, batch(names(2), 6, rank))
     if rank == RANKS - 1:
         losses["video"] = losses["video"] * torch.nan
-    return {"value": balancer(losses).detach()}
+    return {"value": balanced(balancer, losses).detach()}
 
 
 def overflow_on_the_last_rank(rank: int) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def overflow_on_the_last_rank(rank: int) -> dict[str, Any]:
     balancer = METHODS["agm"]().attach(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     states = []
     for scale in (1.0, torch.inf if rank == RANKS - 1 else 1.0):
-        (balancer(losses_of(model, batch(names(2), 6, rank))) * scale).backward()
+        (balanced(balancer, losses_of(model, batch(names(2), 6, rank))) * scale).backward()
         states.append({name: tensor.clone() for name, tensor in balancer.named_buffers()})
     return {"before": states[0], "after": states[1]}
 
@@ -195,7 +195,7 @@ def window_held(rank: int | None, *, masks: bool = False) -> dict[str, Tensor]:
     with Window(balancer).open(ahead, present=present if masks else None):
         for number, data in enumerate(micro):
             with nullcontext() if number else unsynchronised(wrapped):
-                (balancer(losses_of(wrapped, data), present=present[number]) / len(micro)).backward()
+                (balanced(balancer, losses_of(wrapped, data), present=present[number]) / len(micro)).backward()
     return gradients_of(model)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise import MIMO, Balancer, Trajectory
-from equipoise.testing import SmallModel, batch, gradients_of, losses_of, names
+from equipoise.testing import SmallModel, balanced, batch, gradients_of, losses_of, names
 from everything import METHODS, assert_same, parameters_of, taught
 
 OPTIMIZERS: dict[str, Any] = {
@@ -43,7 +43,7 @@ def test_autocast_gives_nearly_the_same_gradient(method: str, count: int, dtype:
         balancer = METHODS[method]().attach(model, optimizer=OPTIMIZERS["sgd"](model))
         taught(balancer, names(count))
         scale = FITS if precision == torch.float16 else 1.0
-        (scale * balancer(half_losses(model, precision))).backward()
+        (scale * balanced(balancer, half_losses(model, precision))).backward()
         found.append(gradients_of(model))
     for block in (*(f"encoders.{name}." for name in names(count)), "heads.", "fused."):
         exact, half = (
@@ -59,7 +59,7 @@ def test_autocast_gives_nearly_the_same_gradient(method: str, count: int, dtype:
 
 def scaled_step(balancer: Balancer, model: nn.Module, optimizer: Any, scaler: torch.amp.GradScaler, seed: int) -> None:
     optimizer.zero_grad()
-    scaler.scale(balancer(half_losses(model, torch.float16, seed))).backward()
+    scaler.scale(balanced(balancer, half_losses(model, torch.float16, seed))).backward()
     scaler.step(optimizer)
     scaler.update()
 
@@ -116,7 +116,7 @@ def test_state_stays_in_single_precision_when_the_model_does_not(method: str) ->
     taught(balancer.bfloat16(), names(2))
     inputs, label = batch(names(2))
     data = ({name: values.bfloat16() for name, values in inputs.items()}, label)
-    balancer(losses_of(model, data)).backward()
+    balanced(balancer, losses_of(model, data)).backward()
     assert all(tensor.dtype in {torch.float32, torch.int64} for tensor in balancer.buffers())
     gradients = gradients_of(model)
     assert all(gradient.dtype == torch.bfloat16 for gradient in gradients.values())

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from equipoise import AGM, EW, MIMO, MLB, OGM, Balancer, Window
+from equipoise import AGM, CGGM, EW, MIMO, MLB, OGM, Balancer, PrimalDual, Window
 from equipoise.balance import collectives
-from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, masks_for, names
-from everything import METHODS, WEIGHING
+from equipoise.testing import SmallModel, attached, balanced, batch, gradients_of, losses_of, masks_for, names
+from everything import METHODS, WEIGHING, opened
 
 TRUE, FALSE = True, False
 
@@ -102,7 +102,7 @@ def test_second_derivatives_of_mimo_are_exact_with_masks() -> None:
 def test_a_sensor_that_no_sample_has_is_neither_ahead_nor_behind(balancer: Balancer) -> None:
     model, data = SmallModel(names(2)), batch(names(2))
     attached(balancer, model)
-    balancer(losses_of(model, data), present={"video": torch.zeros(12)}).backward()
+    balanced(balancer, losses_of(model, data), present={"video": torch.zeros(12)}).backward()
     assert balancer.table.at("fused", "audio") == balancer.table.at("fused", "video") == 1
 
 
@@ -112,7 +112,7 @@ def test_masks_without_gaps_change_nothing(method: str) -> None:
     for present in (None, {name: torch.ones(12) for name in names(2)}):
         model, data = SmallModel(names(2)), batch(names(2))
         balancer = attached(METHODS[method](), model)
-        balancer(losses_of(model, data), present=present).backward()
+        balanced(balancer, losses_of(model, data), present=present).backward()
         found.append(gradients_of(model))
     torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
 
@@ -128,15 +128,15 @@ def test_a_window_with_masks_gives_the_gradient_of_the_whole(method: str) -> Non
         balancer = attached(METHODS[method](), model)
         balancer.refine = lambda modality, mixed, parts: mixed  # noqa: ARG005
         if not windowed:
-            balancer(losses_of(model, whole), present=masks).backward()
+            balanced(balancer, losses_of(model, whole), present=masks).backward()
         else:
             micro = [({name: x[r] for name, x in whole[0].items()}, whole[1][r]) for r in rows]
             present = [{name: mask[r] for name, mask in masks.items()} for r in rows]
             with torch.no_grad():
                 measured = [losses_of(model, one) for one in micro]
-            with Window(balancer).open(measured, present=present):
+            with opened(Window(balancer), measured, present=present):
                 for one, own in zip(micro, present, strict=True):
-                    (balancer(losses_of(model, one), present=own) / 2).backward()
+                    (balanced(balancer, losses_of(model, one), present=own) / 2).backward()
         found.append(gradients_of(model))
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
 
@@ -172,13 +172,13 @@ def test_a_window_that_lags_takes_masks_and_scores_in_every_window() -> None:
     for scored in ({"audio": torch.tensor(0.9), "video": torch.tensor(0.3)}, None):
         for _ in range(2):
             with window.open():
-                balancer(losses_of(model, data), present=masks, scores=scored)
+                balanced(balancer, losses_of(model, data), present=masks, scores=scored)
                 tables.append(balancer.table.numbers())
     assert tables[1] == {key: pytest.approx(row) for key, row in tables[0].items()}
-    balancer(losses_of(model, data), present=masks)
+    balanced(balancer, losses_of(model, data), present=masks)
     expected = balancer.table.numbers()
     with window.open():
-        balancer(losses_of(model, data), present=masks)
+        balanced(balancer, losses_of(model, data), present=masks)
         assert balancer.table.numbers() == {key: pytest.approx(row) for key, row in expected.items()}
 
 
@@ -204,9 +204,13 @@ def test_a_first_batch_without_a_sensor_does_not_hide_what_its_loss_depends_on(m
         balancer.refine = lambda modality, mixed, parts: mixed  # noqa: ARG005
         for mask in (first, torch.arange(12) < 6):
             model.zero_grad()
-            if mask is not first and isinstance(balancer, AGM):
-                balancer.mean_score.zero_()  # which remembers the first batch
-            balancer(stacked_losses(model, mask, hides), present={"video": mask}).backward()
+            if mask is not first and isinstance(balancer, (AGM, CGGM)):  # which remember the first batch
+                (balancer.mean_score if isinstance(balancer, AGM) else balancer.accuracy).zero_()
+            if mask is not first and isinstance(balancer, PrimalDual):
+                balancer.first.fill_(torch.nan)
+                for state in (balancer.multiplier, balancer.violation, balancer.taken):
+                    state.zero_()
+            balanced(balancer, stacked_losses(model, mask, hides), present={"video": mask}).backward()
         found.append(gradients_of(model))
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
 

@@ -13,8 +13,21 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from equipoise import AGM, MGDA, MIMO, OGM, OGMGE, Balancer, MMPareto, Window
-from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
-from everything import GRADIENT_PATH, LOSS_ROUTE, METHODS, MIXING, WEIGHING, Data, assert_same, batches, part, taught
+from equipoise.testing import SmallModel, attached, balanced, batch, gradients_of, losses_of, names
+from equipoise.testing.contract import objectives_of
+from everything import (
+    GRADIENT_PATH,
+    LOSS_ROUTE,
+    METHODS,
+    MIXING,
+    WEIGHING,
+    Data,
+    assert_same,
+    batches,
+    opened,
+    part,
+    taught,
+)
 
 
 class Checkpointed(nn.Module):
@@ -36,7 +49,7 @@ def checkpointed(count: int, *, use_reentrant: bool) -> SmallModel:
 
 def gradients_under(method: str, model: SmallModel, data: Data) -> dict[str, Tensor]:
     balancer = taught(attached(METHODS[method](), model), list(model.encoders))
-    balancer(losses_of(model, data)).backward()
+    balanced(balancer, losses_of(model, data)).backward()
     return {name.replace(".inner", ""): gradient for name, gradient in gradients_of(model).items()}
 
 
@@ -203,7 +216,7 @@ def check_heads(model: Entangled, data: Data) -> None:
 def test_mixtures_are_those_of_all_gradients(method: str, kind: str, count: int, seed: int) -> None:
     model, data = ENTANGLED[kind](count, seed), batch(names(count), seed=seed)
     balancer = attached(MGDA() if method == "mgda" else MMPareto(), model)
-    balancer(losses_of(model, data)).backward()
+    balanced(balancer, losses_of(model, data)).backward()
     for _, tensors in blocks_of(model):
         expected = mixed_by_hand(all_gradients(model, data, tensors), method)
         assert max(float(gradient.norm()) for gradient in expected) > 1e-6
@@ -263,13 +276,13 @@ def test_a_window_gives_the_gradient_of_the_whole(method: str, count: int) -> No
             micro = [part(data, start, start + 12 // pieces) for start in range(0, 12, 12 // pieces)]
             optimizer.zero_grad()
             if pieces == 1:
-                balancer(losses_of(model, data)).backward()
+                balanced(balancer, losses_of(model, data)).backward()
             else:
                 with torch.no_grad():
                     ahead = [losses_of(model, one) for one in micro]
-                with window.open(ahead):
+                with opened(window, ahead):
                     for one in micro:
-                        (balancer(losses_of(model, one)) / pieces).backward()
+                        (balanced(balancer, losses_of(model, one)) / pieces).backward()
             found.append(gradients_of(model))
             optimizer.step()
         results.append((found, {name: buffer.clone() for name, buffer in balancer.named_buffers()}))
@@ -343,7 +356,7 @@ def test_lagged_weights_are_not_exact_and_weights_per_micro_batch_are_worse() ->
 @pytest.mark.parametrize("method", GRADIENT_PATH)
 def test_a_second_backward_says_what_to_do(method: str) -> None:
     model = SmallModel(names(2))
-    loss = attached(METHODS[method](), model)(losses_of(model, batch(names(2))))
+    loss = balanced(attached(METHODS[method](), model), losses_of(model, batch(names(2))))
     loss.backward()
     with pytest.raises(RuntimeError, match="call the balancer again on fresh losses"):
         loss.backward()
@@ -352,7 +365,7 @@ def test_a_second_backward_says_what_to_do(method: str) -> None:
 @pytest.mark.parametrize("method", LOSS_ROUTE)
 def test_a_second_backward_where_losses_are_weighed_is_torchs_own_affair(method: str) -> None:
     model = SmallModel(names(2))
-    loss = attached(METHODS[method](), model)(losses_of(model, batch(names(2))))
+    loss = balanced(attached(METHODS[method](), model), losses_of(model, batch(names(2))))
     loss.backward(retain_graph=True)
     once = gradients_of(model)
     loss.backward()
@@ -377,12 +390,12 @@ def test_parameters_outside_the_model_learn_too(method: str, count: int) -> None
         }
 
     balancer = attached(METHODS[method](), model, optimizer)
-    balancer(losses()).backward()
+    balanced(balancer, losses()).backward()
     table = balancer.table
     for parameter in (warmth, own_warmth):
         expected = torch.zeros(()).double()
-        for objective, loss in losses().items():
-            (gradient,) = torch.autograd.grad(loss.mean(), parameter, allow_unused=True)
+        for objective, loss in objectives_of(balancer, losses()).items():
+            (gradient,) = torch.autograd.grad(loss.mean(), parameter, retain_graph=True, allow_unused=True)
             if gradient is not None:
                 expected += table.at(objective, "heads") * gradient
         assert parameter.grad is not None
@@ -399,7 +412,7 @@ def test_an_encoder_that_did_not_run_is_named(method: str) -> None:
     optimizer = torch.optim.SGD([*model.parameters(), *stranger.parameters()], lr=0.1)
     balancer = METHODS[method]().attach(model, encoders=encoders, optimizer=optimizer)
     with pytest.raises(ValueError, match="no gradient to encoder 'video'"):
-        balancer(losses_of(model, batch(names(2))))
+        balanced(balancer, losses_of(model, batch(names(2))))
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -410,7 +423,7 @@ def test_a_frozen_encoder_stays_and_the_rest_learns_as_before(method: str, count
         model = SmallModel(names(count))
         model.encoders["audio"].requires_grad_(not frozen)
         balancer = without_noise(taught(attached(METHODS[method](), model), names(count)))
-        balancer(losses_of(model, data)).backward()
+        balanced(balancer, losses_of(model, data)).backward()
         results.append({name: p.grad for name, p in model.named_parameters() if "encoders.audio" not in name})
         assert all((p.grad is None) == frozen for p in model.encoders["audio"].parameters())
     assert_same(results[1], results[0], atol=1e-12)
@@ -423,7 +436,7 @@ def test_with_every_encoder_frozen_the_heads_still_learn(method: str) -> None:
         model = SmallModel(names(2))
         model.encoders.requires_grad_(not frozen)
         balancer = taught(attached(METHODS[method](), model), names(2))
-        balancer(losses_of(model, data)).backward()
+        balanced(balancer, losses_of(model, data)).backward()
         results.append({name: p.grad for name, p in model.named_parameters() if "encoders" not in name})
         assert balancer.table.at("fused", "heads") == (0 if method == "unimodal" else 1)
     assert_same(results[1], results[0], atol=1e-12)
@@ -433,15 +446,15 @@ def test_with_every_encoder_frozen_the_heads_still_learn(method: str) -> None:
 def test_detached_heads_are_refused_where_encoders_learn_from_them(method: str) -> None:
     model = SmallModel(names(2), detached=True)
     with pytest.raises(ValueError, match=r"not on detached ones \(LateFusion\(…, unimodal='head'\)\)"):
-        attached(METHODS[method](), model)(losses_of(model, batch(names(2))))
+        balanced(attached(METHODS[method](), model), losses_of(model, batch(names(2))))
 
 
-@pytest.mark.parametrize("method", ["msl", "ogm", "ogmge", "agm", "mslr", "mses"])
+@pytest.mark.parametrize("method", ["msl", "ogm", "ogmge", "agm", "mslr", "mses", "smp", "relearn"])
 def test_detached_heads_are_fine_where_encoders_learn_from_the_fused_loss(method: str) -> None:
     found = []
     for detached in (False, True):
         model = SmallModel(names(2), detached=detached)
         balancer = taught(attached(METHODS[method](), model), names(2))
-        balancer(losses_of(model, batch(names(2)))).backward()
+        balanced(balancer, losses_of(model, batch(names(2)))).backward()
         found.append(gradients_of(model))
     assert_same(found[1], found[0], atol=1e-12)

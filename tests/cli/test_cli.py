@@ -41,6 +41,7 @@ COMMANDS = [
     "check",
     "prepare",
     "toy",
+    "robustness",
     "landscape",
     "ablate",
     "reproduce",

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from equipoise import MIMO, Balancer
-from equipoise.testing import SmallModel, losses_of, names
+from equipoise.testing import SmallModel, balanced, losses_of, names
 from everything import METHODS, Data, assert_same, batches, metrics, parameters_of, train
 
 pytestmark = [
@@ -41,7 +41,7 @@ def module_with(balancer: Balancer, *, inside: bool = True, logs: bool = True) -
             return optimizer
 
         def training_step(self, data: Data, _: int) -> Tensor:
-            return balancer(losses_of(self.model, data))
+            return balanced(balancer, losses_of(self.model, data))
 
         def validation_step(self, _: Data, __: int) -> None:
             for name, own in metrics(names(2), self.current_epoch).items() if logs else ():

@@ -1,18 +1,22 @@
-"""TorchJD: its weightings as ours and ours as its, against each other and against numbers worked out by hand."""
+"""TorchJD: its weightings and scalarizers as ours, ours as its, against each other and numbers worked out by hand."""
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import Tensor, multiprocessing, nn
 from torch.nn import functional as F
-from torchjd import aggregation
+from torchjd import aggregation, scalarization
 from torchjd.autojac import backward, jac_to_grad
 
-from equipoise import MGDA, MIMO, Balancer, MMPareto
+from equipoise import MGDA, MIMO, Balancer, MMPareto, Window
 from equipoise.integrations.torchjd import FromTorchJD, ToTorchJD
 from equipoise.testing import BalancerContract, SmallModel, batch, losses_of, names
 from equipoise.testing.contract import attached, gradients_of
@@ -25,6 +29,21 @@ def exact_mgda() -> aggregation.MGDAWeighting:
 class TestContractOfPCGrad(BalancerContract):
     def make(self) -> Balancer:
         return FromTorchJD(aggregation.PCGradWeighting())
+
+
+class TestContractOfSTCH(BalancerContract):
+    def make(self) -> Balancer:
+        return FromTorchJD(scalarization.STCH(mu=0.1))
+
+
+class TestContractOfGeometricMean(BalancerContract):
+    def make(self) -> Balancer:
+        return FromTorchJD(scalarization.GeometricMean())
+
+
+class TestContractOfMean(BalancerContract):
+    def make(self) -> Balancer:
+        return FromTorchJD(scalarization.Mean())
 
 
 class Entangled(nn.Module):
@@ -100,6 +119,186 @@ def test_the_scale_of_half_precision_plays_no_role(factor: float) -> None:
         (attached(balancer, model)(losses_of(model, batch(names(2)))) * scale).backward()
         found.append(balancer.table.values)
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+# -- their scalarizers --
+
+SCALARIZERS: dict[str, Callable[[int], scalarization.Scalarizer]] = {
+    "Mean": lambda _: scalarization.Mean(),
+    "Sum": lambda _: scalarization.Sum(),
+    "Constant": lambda count: scalarization.Constant(torch.linspace(0.5, 2, count)),
+    "GeometricMean": lambda _: scalarization.GeometricMean(),
+    "STCH": lambda count: scalarization.STCH(0.05, torch.linspace(1, 2, count), torch.linspace(0, 0.5, count)),
+    "COSMOS": lambda count: scalarization.COSMOS(2.0, torch.linspace(0.2, 1, count)),
+    "PBI": lambda count: scalarization.PBI(5.0, torch.linspace(0.2, 1, count, dtype=torch.float64)),
+    "UW": scalarization.UW,
+    "IMTLL": scalarization.IMTLL,
+    "DWA": lambda _: scalarization.DWA(),
+    "FAMO": lambda count: scalarization.FAMO(count, lr=0.2),
+}
+
+
+def run(model: SmallModel, scalarizer: scalarization.Scalarizer, *, ours: bool) -> list[float]:
+    """Train for four epochs of three steps, by TorchJD's own loop or with the scalarizer as a balancer."""
+    modalities = list(model.encoders)
+    own = [p for p in scalarizer.parameters() if not isinstance(scalarizer, scalarization.FAMO)]
+    optimizer = torch.optim.SGD([*model.parameters(), *own], lr=0.3)
+    balancer = FromTorchJD(scalarizer).attach(model, optimizer=optimizer) if ours else None
+    values = []
+    for _ in range(4):
+        for seed in range(3):
+            data = batch(modalities, seed=seed)
+            optimizer.zero_grad()
+            losses = losses_of(model, data)
+            vector = torch.stack([loss.mean() for loss in losses.values()])
+            loss = scalarizer(vector) if balancer is None else balancer(losses)
+            loss.backward()
+            optimizer.step()
+            values.append(float(loss.detach()))
+            if isinstance(scalarizer, scalarization.FAMO):
+                with torch.no_grad():
+                    after = losses_of(model, data)
+                if balancer is None:
+                    scalarizer.update(torch.stack([loss.mean() for loss in after.values()]))
+                else:
+                    balancer.update(after)
+        if balancer is not None:
+            balancer.end_epoch()
+        elif isinstance(scalarizer, scalarization.DWA):
+            scalarizer.step()
+    return values
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", SCALARIZERS)
+def test_a_scalarizer_trains_as_in_a_loop_of_torchjd(name: str, count: int) -> None:
+    models, scalarizers, values = [], [], []
+    for ours in (False, True):
+        models.append(SmallModel(names(count)))
+        scalarizers.append(SCALARIZERS[name](count + 1))
+        values.append(run(models[-1], scalarizers[-1], ours=ours))
+    assert values[1] == pytest.approx(values[0], rel=1e-9)
+    torch.testing.assert_close(models[1].state_dict(), models[0].state_dict(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(scalarizers[1].state_dict(), scalarizers[0].state_dict(), rtol=1e-6, atol=1e-9)
+    if list(scalarizers[0].parameters()):  # what is learnt has moved
+        assert all(bool(p.any()) for p in scalarizers[1].parameters())
+
+
+def test_weights_are_the_derivative_by_hand() -> None:
+    balancer = FromTorchJD(scalarization.UW(3))
+    loss = balancer({"fused": torch.tensor(1.0), "audio": torch.tensor(2.0), "video": torch.tensor(5.0)})
+    assert float(loss.detach()) == 4.0  # half of the sum
+    assert balancer.table.values[:, -1].tolist() == [0.5, 0.5, 0.5]
+
+
+def test_a_learnt_scalarizer_gets_its_gradient_from_above_and_in_windows() -> None:
+    whole, parts = scalarization.UW(3), scalarization.UW(3)
+    model = SmallModel(names(2))
+    inputs, label = batch(names(2))
+    (FromTorchJD(whole)(losses_of(model, (inputs, label))) * 8).backward()
+    halves = [({name: x[rows] for name, x in inputs.items()}, label[rows]) for rows in (slice(6), slice(6, 12))]
+    with torch.no_grad():
+        measured = [losses_of(model, half) for half in halves]
+    balancer = FromTorchJD(parts)
+    with Window(balancer).open(measured):
+        for half in halves:
+            (balancer(losses_of(model, half)) * 8 / 2).backward()
+    assert whole.log_var.grad is not None
+    assert bool(whole.log_var.grad.any())
+    torch.testing.assert_close(parts.log_var.grad, whole.log_var.grad)
+
+
+def test_second_derivatives_are_those_of_the_scalarizer() -> None:
+    found = []
+    for ours in (False, True):
+        model = SmallModel(names(2))
+        losses = {name: loss.mean() for name, loss in losses_of(model, batch(names(2))).items()}
+        scalarizer = scalarization.STCH(mu=0.2)
+        value = FromTorchJD(scalarizer)(losses) if ours else scalarizer(torch.stack(list(losses.values())))
+        gradients = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
+        torch.stack([g.square().sum() for g in gradients]).sum().backward()
+        found.append(gradients_of(model))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SCALARIZERS)
+def test_an_evaluation_leaves_no_trace_in_a_scalarizer(name: str) -> None:
+    scalarizer = SCALARIZERS[name](3)
+    balancer, model = FromTorchJD(scalarizer), SmallModel(names(2))
+    balancer(losses_of(model, batch(names(2)))).backward()
+    before = copy.deepcopy(vars(scalarizer))
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert not balancer(losses_of(model, batch(names(2), seed=1))).requires_grad
+    assert repr(vars(scalarizer)) == repr(before)
+
+
+@pytest.mark.parametrize("name", SCALARIZERS)
+def test_what_a_scalarizer_has_learnt_follows_the_names(name: str) -> None:
+    count, forth = 3, names(3)
+    scalarizer, model = SCALARIZERS[name](count + 1), SmallModel(forth)
+    own = [p for p in scalarizer.parameters() if not isinstance(scalarizer, scalarization.FAMO)]
+    for moved in own:
+        nn.init.normal_(moved, generator=torch.Generator().manual_seed(0))
+    first = attached(FromTorchJD(scalarizer), model, torch.optim.SGD([*model.parameters(), *own], lr=0.1))
+    first(losses_of(model, batch(forth)))
+    turned, again = SmallModel(forth[::-1]), SCALARIZERS[name](count + 1)
+    turned.load_state_dict(model.state_dict())
+    second = FromTorchJD(again).attach(turned)
+    second.load_state_dict(first.state_dict())
+    second(losses_of(turned, batch(forth)))
+    for objective, row in first.table.numbers().items():
+        assert second.table.numbers()[objective] == pytest.approx(row, rel=1e-6)
+
+
+def test_one_that_nobody_trains_is_told() -> None:
+    model = SmallModel(names(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    balancer = FromTorchJD(scalarization.UW(3)).attach(model, optimizer=optimizer)
+    with pytest.warns(UserWarning, match=r"UW has parameters, which no attached optimiser moves: type SGD\(\[\*model"):
+        balancer(losses_of(model, batch(names(2))))
+    balancer(losses_of(model, batch(names(2))))  # once
+    famo = FromTorchJD(scalarization.FAMO(3)).attach(model, optimizer=optimizer)
+    optimizer.step()
+    with pytest.warns(UserWarning, match=r"FAMO learns .* type balancer\.update\(losses\) after each"):
+        optimizer.step()
+    famo.eval()
+    with pytest.raises(TypeError, match="expected FAMO, which reads losses after a step; found UW"):
+        balancer.update(losses_of(model, batch(names(2))))
+
+
+def _on_one_of_two_ranks(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    whole = batch(names(2))
+    half = {name: x[6 * rank : 6 * rank + 6] for name, x in whole[0].items()}, whole[1][6 * rank : 6 * rank + 6]
+    for name in ("UW", "STCH", "GeometricMean"):
+        shared, alone = SmallModel(names(2)), SmallModel(names(2))
+        scalarizers = [SCALARIZERS[name](3), SCALARIZERS[name](3)]
+        wrapped = nn.parallel.DistributedDataParallel(shared)
+        FromTorchJD(scalarizers[0]).attach(wrapped)(losses_of(wrapped, half)).backward()
+        FromTorchJD(scalarizers[1]).attach(alone, group=None)(losses_of(alone, whole)).backward()
+        torch.testing.assert_close(gradients_of(shared), gradients_of(alone))
+        learnt = [[parameter.grad for parameter in one.parameters()] for one in scalarizers]
+        torch.testing.assert_close(learnt[0], learnt[1])
+    torch.manual_seed(rank)  # what is drawn differs between ranks
+    balancer = FromTorchJD(scalarization.Random())
+    balancer(losses_of(SmallModel(names(2)), half))
+    weights = balancer.table.values[:, -1].contiguous()
+    gathered = [torch.zeros_like(weights) for _ in range(2)]
+    dist.all_gather(gathered, weights)
+    assert torch.equal(*gathered)
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_ranks_do_what_one_process_does(tmp_path: Path) -> None:
+    multiprocessing.spawn(_on_one_of_two_ranks, (str(tmp_path),), nprocs=2)
+
+
+def test_a_loss_of_zero_is_told_where_a_scalarizer_has_no_derivative_there() -> None:
+    losses = {"fused": torch.tensor(1.0), "audio": torch.tensor(0.0), "video": torch.tensor(5.0)}
+    with pytest.raises(FloatingPointError, match=r"FromTorchJD\.weigh: expected finite weights"):
+        FromTorchJD(scalarization.GeometricMean())(losses)
 
 
 def test_what_is_no_weighting_is_refused() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 import equipoise
 from equipoise.data import Part
@@ -28,8 +27,15 @@ METHODS = [
     equipoise.AGM,
     equipoise.MSLR,
     equipoise.MSES,
+    equipoise.SMP,
+    equipoise.InfoReg,
+    equipoise.Relearn,
     equipoise.DGL,
     equipoise.MLB,
+    equipoise.ARL,
+    equipoise.CGGM,
+    equipoise.MCR,
+    equipoise.PDMP,
     equipoise.Unimodal,
 ]
 
@@ -55,7 +61,7 @@ def test_every_method_is_timed_and_nothing_changes(
     part = series_part()
     mover = optimizer(model.parameters(), lr=0.1)
     balancer = method().attach(model, optimizer=mover)
-    balancer({n: F.cross_entropy(z, part.label, reduction="none") for n, z in model(part.inputs).items()}).backward()
+    balancer(**timing.step_arguments(model, balancer, part)[0]).backward()
     mover.step()
     model.eval()
 
@@ -104,8 +110,7 @@ def test_a_timed_step_trains_as_the_method_does(method: type[equipoise.Balancer]
         if timed:
             timing.timed_step(model, balancer, mover)(Stopwatch(CPU), part)
         else:
-            losses, beside, _ = timing.step_losses(model, balancer, part)
-            balancer(losses, extra=beside).backward()
+            balancer(**timing.step_arguments(model, balancer, part)[0]).backward()
             mover.step()
         weights.append(torch.cat([each.detach().flatten() for each in model.parameters()]))
     assert torch.equal(*weights)
@@ -194,13 +199,13 @@ def test_seconds_are_divided_as_described(
 
 def test_a_batch_larger_than_the_part_is_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    losses = timing.step_losses
+    losses = timing.step_arguments
 
     def noting(model: Any, balancer: Any, part: Part) -> Any:
         sizes.append(len(part))
         return losses(model, balancer, part)
 
-    monkeypatch.setattr(timing, "step_losses", noting)
+    monkeypatch.setattr(timing, "step_arguments", noting)
     model = random_model(1)
     mover = torch.optim.SGD(model.parameters(), lr=0.1)
     step_seconds(model, equipoise.EW(), mover, random_part(1, samples=10), batch=99, steps=1)

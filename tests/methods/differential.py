@@ -20,7 +20,7 @@ from methods.expected import FUSED, Gradients, Layout, Plain, Question, measure
 from methods.random_cases import LEARNS_FROM_FUSED_LOSS, LEARNS_FROM_OWN_LOSS, RULES, Case, draw_case
 from methods.random_models import batch, build, encoders_of, extra_of, losses_of
 
-MODULATES = frozenset({"OGM", "OGMGE", "AGM fast", "MSLR", "MLB"})
+MODULATES = frozenset({"OGM", "OGMGE", "AGM fast", "MSLR", "MLB", "ARL", "PDMP", "SMP", "CGGM"})
 """Methods whose factors act on updates where the optimiser is Adam."""
 HOOK, RATE, EPSILON = 0.1, 0.05, 1e-3
 
@@ -104,6 +104,8 @@ class Run:
         self.copy = copy.deepcopy(self.model)  # before anything is attached to the model, or hooked
         self.layout = layout_of(self.copy, case)
         self.rule = RULES[case.method](self.layout, case.options)
+        self.rule.parameters = dict(self.copy.named_parameters())
+        self.rule.follows = case.optimizer != "none"
         self.noise: list[Tensor] = []
         self.parameters = dict(self.model.named_parameters())
         trainable = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
@@ -153,7 +155,12 @@ class Run:
         case = self.case
         for _ in range(case.epochs[step] if balancer.modalities else 0):
             metrics = {
-                name: {"loss": self.draw.uniform(0.5, 2), "accuracy": self.draw.uniform(0.2, 0.9)}
+                name: {
+                    "loss": self.draw.uniform(0.5, 2),
+                    "accuracy": self.draw.uniform(0.2, 0.9),
+                    "purity_train": self.draw.uniform(0.2, 0.9),
+                    "purity_validation": self.draw.uniform(0.2, 0.9),
+                }
                 for name in case.shape.modalities
             }
             balancer.end_epoch(metrics)
@@ -171,7 +178,8 @@ class Run:
         plain, self._next = self._next or self._measured(seed), None
         scores = None
         if case.scores:
-            shapes = {name: self.draw.choice(((), (3,))) for name in case.shape.modalities}
+            columns = (2,) if case.options.get("form") == "given" else ()
+            shapes = {name: (*self.draw.choice(((), (3,))), *columns) for name in case.shape.modalities}
             random_numbers = torch.Generator().manual_seed(seed)
             scores = {
                 name: torch.rand(shape, generator=random_numbers, dtype=torch.float64) + 0.1
@@ -191,6 +199,7 @@ class Run:
         if allowed.required:
             raise DifferenceError("no refusal", f"expected one of {allowed.patterns}")
         delivered = self.rule.deliver(plain, scores, counts_steps=case.attach != "none" and self.optimizer is not None)
+        plain = _with_own_loss(plain, delivered)
         self._compare(before, delivered, plain)
         self.factors.append(dict(delivered.factors))
         if delivered.value is not None:
@@ -289,22 +298,25 @@ class Run:
         before = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         optimizer.step()
         self.rule.optimizer_steps += 1
+        self.rule.stepped({name: p.grad for name, p in self.parameters.items() if p.grad is not None})
         assert self.plain_optimizer is not None
         for name, parameter in self.copy.named_parameters():
             parameter.grad = self.parameters[name].grad
         self.plain_optimizer.step()
-        tolerance = rules.HISTORY if self.case.method == "AGM" else rules.SINGLE
+        tolerance = rules.HISTORY if self.case.method in ("AGM", "CGGM") else rules.SINGLE
         with torch.no_grad():
             for name, parameter in self.copy.named_parameters():
                 offs = []
                 for factor in self._factors_on_update(name, parameter.shape[-1]):
                     wanted = before[name] + factor * (parameter - before[name])
+                    wanted = self.rule.put_back(name, wanted)
                     limit = tolerance * RATE * max(1.0, float(torch.as_tensor(factor).max()))
                     offs.append(float((wanted - self.parameters[name]).abs().max()) / limit)
                 if not min(offs) <= 1 + 1e-12 / RATE / tolerance * float(before[name].abs().max()):
                     raise DifferenceError("update", f"{name} is off by {min(offs):.2e} times what is allowed")
                 parameter.copy_(self.parameters[name])
                 parameter.grad = None
+        self.rule.amounts = {}
 
     def _factors_on_update(self, name: str, size: int) -> list[float | Tensor]:
         """What the update of a parameter may be multiplied by."""
@@ -319,6 +331,14 @@ class Run:
         mean = sum(factors.get(name, 1.0) for factors in self.factors) / len(self.factors)
         # A layer that the fused loss does not reach may be taken for part of the encoder, or for a head.
         return [mean, 1.0] if name in self.layout.groups_of and name not in self.from_fused else [mean]
+
+
+def _with_own_loss(plain: Plain, delivered: rules.Delivered) -> Plain:
+    """The batch, with a loss of the method's own beside those that belong to no modality."""
+    extra = dict(plain.extra)
+    for name, gradient in delivered.own.items():
+        extra[name] = extra[name] + gradient if name in extra else gradient
+    return plain._replace(extra=extra, extra_value=plain.extra_value + delivered.own_value)
 
 
 def _optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer | None:

@@ -30,13 +30,21 @@ RULES: dict[str, type[rules.Rule]] = {
     "AGM": rules.AGM,
     "MSLR": rules.MSLR,
     "MSES": rules.MSES,
+    "SMP": rules.SMP,
+    "InfoReg": rules.InfoReg,
+    "Relearn": rules.Relearn,
     "DGL": rules.DGL,
     "MLB": rules.MLB,
+    "ARL": rules.ARL,
+    "CGGM": rules.CGGM,
+    "PDMP": rules.PDMP,
 }
 ADDITIVE = ("concat", "sum")
 VIEWS: tuple[View, ...] = ("split", "split", "head", "detached")
-LEARNS_FROM_OWN_LOSS = frozenset({"EW", "Unimodal", "MIMO", "MGDA", "MMPareto", "DGL", "MLB"})
-LEARNS_FROM_FUSED_LOSS = frozenset({"MSL", "MGDA", "MMPareto", "OGM", "OGMGE", "AGM", "MSLR", "MSES"})
+LEARNS_FROM_OWN_LOSS = frozenset({"EW", "Unimodal", "MIMO", "MGDA", "MMPareto", "DGL", "MLB", "ARL", "InfoReg"})
+LEARNS_FROM_FUSED_LOSS = frozenset(
+    {"MSL", "MGDA", "MMPareto", "OGM", "OGMGE", "AGM", "MSLR", "MSES", "PDMP", "SMP", "CGGM", "Relearn"}
+)
 
 
 @final
@@ -143,7 +151,7 @@ class Case:
         if self.options.get("form") == "responses":
             model = ShapleyResponses(model, list(self.shape.modalities))
             options["responses"] = model
-        if self.options.get("form") in ("published", "responses"):
+        if self.options.get("form") in ("published", "responses", "given"):
             del options["form"]  # it is what the method does by itself
         elif self.method == "MIMO" and options["optimum"] is not None:
             rows: dict[str, list[float]] = options["optimum"]
@@ -198,12 +206,18 @@ def draw_case(seed: str) -> Case:
     scalars: set[str] = draw.choice((set(), set(given)))
     if not stacks and draw.random() < 0.2:
         scalars = {name for name in sorted(given) if draw.random() < 0.5}
-    steps, learns = draw.choice((1, 1, 1, 2, 3)), method in ("MSLR", "MSES") or "start" in options
+    steps, learns = (
+        draw.choice((1, 1, 1, 2, 3)),
+        method in ("MSLR", "MSES", "PDMP", "SMP", "InfoReg", "Relearn") or "start" in options,
+    )
     steps += learns and draw.random() < 0.5
     optimizer = draw.choice(("none", "none", "sgd", "adam"))
     exact = form in ("published", "responses")  # there factors act on the fused output, whoever reads it
     special = draw.random() < 0.25 and method in ("MGDA", "MMPareto", "EW", "MIMO")
     masks = random.Random(f"{seed} masks")  # drawn apart
+    has_to_be_told = (
+        method == "CGGM" or options.get("form") == "given" or (form == "published" and shape.unimodal != "split")
+    )
     masked = sorted(given - scalars - {"fused"}) if masks.random() < 0.4 else []
     return Case(
         seed,
@@ -224,7 +238,7 @@ def draw_case(seed: str) -> Case:
         scale=draw.choice((1.0, 1.0, 2.0 ** draw.randrange(1, 17))),
         extra=draw.choice(("decay", "some", "decay" if exact else "outputs")) if draw.random() < 0.2 else "",
         # The losses of heads are not those of responses: what modalities are compared by has to be told then.
-        scores=draw.random() < 0.2 or (form == "published" and shape.unimodal != "split"),
+        scores=draw.random() < 0.2 or has_to_be_told,
         masked=frozenset(name for name in masked if masks.random() < 0.7),
     )
 
@@ -267,7 +281,7 @@ def _shape(draw: random.Random, method: str, form: str, modalities: tuple[str, .
 
 def _options(draw: random.Random, method: str, form: str, modalities: tuple[str, ...]) -> dict[str, Any]:
     window: dict[str, Any] = {}
-    if method in ("OGM", "OGMGE", "AGM", "MSLR", "MLB") and draw.random() < 0.3:
+    if method in ("OGM", "OGMGE", "AGM", "MSLR", "MLB", "ARL") and draw.random() < 0.3:
         window = {"start": draw.choice((0, 1)), "stop": draw.choice((None, 1, 2))}
     at = draw.choice(("parameters", "parameters", "features"))
     heads = draw.choice(("scaled", "plain"))
@@ -310,8 +324,33 @@ def _options(draw: random.Random, method: str, form: str, modalities: tuple[str,
         case "MSES":
             smoothing = draw.choice(("two-tap", "recursive"))
             return {"patience": draw.choice((0, 1)), "smoothing": smoothing, "heads": heads}
+        case "Relearn":
+            return {"strength": draw.choice((0.5, 3.0)), "every": draw.choice((1, 2)), "times": draw.choice((1, 2))}
+        case "InfoReg":
+            several = {name: draw.choice((0.0, 0.1, 0.95)) for name in modalities}
+            return {
+                "strength": draw.choice((0.1, 0.95)),
+                "strengths": draw.choice((None, several)),
+                "threshold": draw.choice((0.05, 0.3)),
+                "memory": draw.choice((1, 2)),
+                "sharpness": draw.choice((1.0, 64.0)),
+            }
+        case "SMP":
+            order = draw.choice((None, draw.sample(modalities, len(modalities))))
+            return {"stage": draw.choice((1, 2)), "order": order, "start": draw.choice((None, 1, 2))}
         case "DGL":
             return {"weight": draw.choice((1.0, 4.0))}
+        case "ARL":
+            form = draw.choice(("given", "given", "released"))  # "published", whose scores have to be given
+            weight, sharpness = draw.choice((0.5, 4.0)), draw.choice((0.0, 1.0, 8.0))
+            return {"weight": weight, "sharpness": sharpness, "form": form, **window}
+        case "CGGM":
+            # The direction term is a second derivative, and compared elsewhere.
+            return {"strength": draw.choice((1.0, 1.3)), "direction": 0.0}
+        case "PDMP":
+            factors = {name: draw.choice((0.0, 0.7, 1.4)) for name in modalities}
+            given = draw.choice(({}, {}, {"dominant": modalities[0]}, {"factors": factors}))
+            return {"boost": draw.choice((1.25, 2.0)), "rest": 0.5, "after": draw.choice((1, 2)), **given}
         case "MLB":
             return {"strength": draw.choice((0.4, 1.6)), "ceiling": draw.choice((1.0, 1.5, 2.0)), **window}
     return {}

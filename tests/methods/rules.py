@@ -34,6 +34,8 @@ class Delivered(NamedTuple):
         linear: Whether the table alone says what encoders got.
         value: The scalar, where its formula is documented.
         untouched: Parameters that got something else than the table says of their block.
+        own: The gradient of a loss of the method's own, which counts at weight one everywhere.
+        own_value: That loss.
     """
 
     total: Total
@@ -44,6 +46,8 @@ class Delivered(NamedTuple):
     linear: bool = True
     value: float | None = None
     untouched: frozenset[str] = frozenset()
+    own: Mapping[str, Tensor] = MappingProxyType({})
+    own_value: float = 0.0
 
 
 class Rule(ABC):
@@ -57,6 +61,23 @@ class Rule(ABC):
     def __init__(self, layout: Layout, options: Mapping[str, Any]) -> None:
         self.layout, self.options, self.epoch, self.optimizer_steps, self.calls = layout, options, 0, 0, 0
         self.names = layout.modalities
+        self.parameters: Mapping[str, Tensor] = {}
+        """Of the copy of the model, which moves as the model does."""
+        self.follows = False
+        """Whether an optimiser is attached."""
+        self.amounts: dict[str, float] = {}
+        """How far the next step puts an encoder back to what it began with."""
+        self.initial: dict[str, Tensor] = {}
+
+    def stepped(self, gradients: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """An optimiser took a step with these gradients."""
+
+    def put_back(self, name: str, parameter: Tensor) -> Tensor:
+        """A parameter after a step, put back towards what it began with by each encoder that it belongs to."""
+        for modality, amount in self.amounts.items():
+            if name in self.layout.blocks[modality]:
+                parameter = (1 - amount) * parameter + amount * self.initial[name]
+        return parameter
 
     @abstractmethod
     def deliver(self, plain: Plain, scores: Scores, *, counts_steps: bool) -> Delivered:
@@ -224,6 +245,65 @@ class MLB(Rule):
 
 
 @final
+class ARL(Rule):
+    def deliver(self, plain: Plain, scores: Scores, *, counts_steps: bool) -> Delivered:  # noqa: ARG002
+        count = len(self.names)
+        factors = dict.fromkeys(self.names, 1.0 if count == 1 or not self.active else 1.5)
+        if self.options["form"] == "given" and count > 1 and self.active:
+            assert scores is not None
+            entropy, magnitude = ({n: float(s.reshape(-1, 2)[:, i].mean()) for n, s in scores.items()} for i in (0, 1))
+            inverse = {n: 1 / max(entropy[n] / sum(entropy.values()), 0.6 / count) for n in self.names}
+            powers = {}
+            for name in self.names:
+                others = sum(magnitude[other] for other in self.others(name)) / sum(magnitude.values()) / (count - 1)
+                product = others * inverse[name] / sum(inverse.values())
+                powers[name] = math.exp(self.options["sharpness"] * product * (count / 2) ** 2)
+            factors = {name: 1 + count / 2 * powers[name] / sum(powers.values()) for name in self.names}
+        weight = self.options["weight"] if self.active else 1.0
+        weights = {name: 1.0 if name == FUSED else weight for name in plain.losses}
+        value = sum(weights[name] * float(loss.mean()) for name, loss in plain.losses.items())
+        return self.combined(plain, weights, weights, factors=factors, value=value)
+
+
+@final
+class CGGM(Rule):
+    def __init__(self, layout: Layout, options: Mapping[str, Any]) -> None:
+        super().__init__(layout, options)
+        self.before = dict.fromkeys(self.names, 0.0)
+
+    def deliver(self, plain: Plain, scores: Scores, *, counts_steps: bool) -> Delivered:  # noqa: ARG002
+        assert scores is not None
+        now = {name: float(scores[name].mean()) for name in self.names}
+        rises = {name: max(now[name] - self.before[name], 0.0) for name in self.names}
+        self.before = now
+        count, total = len(self.names), sum(rises.values())
+        shares = {name: rises[name] / total if total else 1 / count for name in self.names}
+        factors = {name: 1.0 if count == 1 else self.options["strength"] * (1 - shares[name]) for name in self.names}
+        return self.joint(plain, factors, tolerance=HISTORY)
+
+
+@final
+class PDMP(Rule):
+    def __init__(self, layout: Layout, options: Mapping[str, Any]) -> None:
+        super().__init__(layout, options)
+        best, alone = options.get("dominant"), len(self.names) == 1
+        self.factors = options.get("factors") or dict.fromkeys(self.names, 1.0)
+        if best is not None and not alone:
+            self.factors = {name: options["boost"] if name == best else options["rest"] for name in self.names}
+
+    def deliver(self, plain: Plain, scores: Scores, *, counts_steps: bool) -> Delivered:  # noqa: ARG002
+        return self.joint(plain, self.factors)
+
+    def end_epoch(self, metrics: Mapping[str, Mapping[str, float]]) -> None:
+        super().end_epoch(metrics)
+        known = {"dominant", "factors"} & self.options.keys()
+        if self.epoch == self.options["after"] and not known and len(self.names) > 1:
+            best = max(metrics[name]["accuracy"] for name in self.names)
+            ahead = {name for name in self.names if metrics[name]["accuracy"] == best}
+            self.factors = {name: self.options["boost" if name in ahead else "rest"] for name in self.names}
+
+
+@final
 class OGM(Rule):
     """OGM, and OGM-GE where the options speak of noise."""
 
@@ -335,3 +415,86 @@ class MSES(Rule):
                 self.best[name] = (smooth, self.epoch)
             if self.epoch - self.best[name][1] > self.options["patience"]:
                 self.stopped.add(name)
+
+
+@final
+class SMP(Rule):
+    def __init__(self, layout: Layout, options: Mapping[str, Any]) -> None:
+        super().__init__(layout, options)
+        self.order = options["order"]
+        self.first = options["start"] if options["start"] is not None else int(self.order is None)
+
+    def deliver(self, plain: Plain, scores: Scores, *, counts_steps: bool) -> Delivered:  # noqa: ARG002
+        factors = dict.fromkeys(self.names, 1.0)
+        alone = [name for name in (self.order or self.names)[:-1] for _ in range(self.options["stage"])]
+        if 0 <= self.epoch - self.first < len(alone):
+            factors = {name: float(name == alone[self.epoch - self.first]) for name in self.names}
+        return self.joint(plain, factors)
+
+    def end_epoch(self, metrics: Mapping[str, Mapping[str, float]]) -> None:
+        super().end_epoch(metrics)
+        if self.order is None and self.epoch == self.first:
+            self.order = sorted(self.names, key=lambda name: metrics[name]["accuracy"])
+
+
+@final
+class InfoReg(Rule):
+    def __init__(self, layout: Layout, options: Mapping[str, Any]) -> None:
+        super().__init__(layout, options)
+        self.start: dict[str, Tensor] = {}
+        self.traces: dict[str, list[float]] = {name: [] for name in self.names}
+        self.now = dict.fromkeys(self.names, 0.0)
+        self.open = dict.fromkeys(self.names, True)
+
+    def deliver(self, plain: Plain, scores: Scores, *, counts_steps: bool) -> Delivered:  # noqa: ARG002
+        self.start = self.start or {name: tensor.detach().clone() for name, tensor in self.parameters.items()}
+        likely, own, value = self.likelihoods(plain, scores), {}, 0.0
+        for name in self.names:
+            lead = likely[name] - float(np.mean([likely[other] for other in self.others(name)]))
+            if not self.open[name] or not lead > 1e-12:  # which for a single modality is rounding
+                continue
+            strength = (self.options["strengths"] or dict.fromkeys(self.names, self.options["strength"]))[name]
+            strength *= math.exp(math.tanh(self.options["sharpness"] * lead))
+            for key in self.layout.blocks.get(name, ()):
+                apart = self.parameters[key].detach() - self.start[key]
+                own[key] = own.get(key, 0) + strength * apart
+                value += strength * float(apart.square().sum()) / 2
+        ones = dict.fromkeys(plain.losses, 1.0)
+        total = sum(float(loss.mean()) for loss in plain.losses.values())
+        return self.combined(plain, ones, ones, tolerance=SINGLE, own=own, own_value=value, value=total)
+
+    def stepped(self, gradients: Mapping[str, Tensor]) -> None:
+        for name, block in self.layout.blocks.items():
+            weights = [gradients[key] for key in block if key in gradients and gradients[key].dim() > 1]
+            self.now[name] += sum(float(gradient.square().mean()) for gradient in weights)
+
+    def end_epoch(self, metrics: Mapping[str, Mapping[str, float]]) -> None:
+        super().end_epoch(metrics)
+        for name, before in self.traces.items():
+            before.append(self.now[name])
+            padded = [0.0] * (self.options["memory"] + 1) + before
+            now, last = sum(padded[-self.options["memory"] :]), sum(padded[-self.options["memory"] - 1 : -1])
+            self.open[name] = now == 0 or (now - last) / now > self.options["threshold"]
+        self.now = dict.fromkeys(self.names, 0.0)
+        self.start = {name: tensor.detach().clone() for name, tensor in self.parameters.items()}
+
+
+@final
+class Relearn(Rule):
+    def deliver(self, plain: Plain, scores: Scores, *, counts_steps: bool) -> Delivered:  # noqa: ARG002
+        self.initial = self.initial or {name: tensor.detach().clone() for name, tensor in self.parameters.items()}
+        return self.joint(plain)
+
+    def end_epoch(self, metrics: Mapping[str, Mapping[str, float]]) -> None:
+        super().end_epoch(metrics)
+        if self.epoch not in [self.options["every"] * (time + 1) for time in range(self.options["times"])]:
+            return
+        for name in self.names:
+            gap = abs(metrics[name]["purity_train"] - metrics[name]["purity_validation"])
+            self.amounts[name] = math.tanh(self.options["strength"] * gap)
+        if not self.follows and self.initial:
+            with torch.no_grad():
+                for name, parameter in self.parameters.items():
+                    parameter.copy_(self.put_back(name, parameter))
+        if not self.follows:
+            self.amounts = {}

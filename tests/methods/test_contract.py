@@ -1,7 +1,46 @@
 """Every method, held to the contract."""
 
-from equipoise import AGM, DGL, EW, MGDA, MIMO, MLB, MSES, MSL, MSLR, OGM, OGMGE, Balancer, MMPareto, ModDrop, Unimodal
+from equipoise import (
+    AGM,
+    ARL,
+    CGGM,
+    DGL,
+    EW,
+    MCR,
+    MGDA,
+    MIMO,
+    MLB,
+    MSES,
+    MSL,
+    MSLR,
+    OGM,
+    OGMGE,
+    PDMP,
+    SMP,
+    Balancer,
+    InfoReg,
+    MMPareto,
+    ModDrop,
+    PrimalDual,
+    Relearn,
+    Unimodal,
+)
 from equipoise.testing import BalancerContract
+
+
+class TestPrimalDual(BalancerContract):
+    def make(self) -> Balancer:
+        return PrimalDual(optimum=0.1)
+
+
+class TestPrimalDualScaledHeads(BalancerContract):
+    def make(self) -> Balancer:
+        return PrimalDual(optimum="zero", heads="scaled", memory=1, ceiling=0.5)
+
+
+class TestMIMORelative(BalancerContract):
+    def make(self) -> Balancer:
+        return MIMO(smoothing=0.1, relative=True, optimum=0.2)
 
 
 class TestMIMO(BalancerContract):
@@ -104,6 +143,21 @@ class TestMSES(BalancerContract):
         return MSES(patience=1, rollback=True)
 
 
+class TestSMP(BalancerContract):
+    def make(self) -> Balancer:
+        return SMP(stage=4)  # after seven epochs two of three modalities wait
+
+
+class TestInfoReg(BalancerContract):
+    def make(self) -> Balancer:
+        return InfoReg(memory=2)
+
+
+class TestRelearn(BalancerContract):
+    def make(self) -> Balancer:
+        return Relearn(every=2)
+
+
 class TestDGL(BalancerContract):
     def make(self) -> Balancer:
         return DGL()
@@ -112,3 +166,43 @@ class TestDGL(BalancerContract):
 class TestMLB(BalancerContract):
     def make(self) -> Balancer:
         return MLB(ceiling=1.5)
+
+
+class TestARL(BalancerContract):
+    def make(self) -> Balancer:
+        return ARL(start=1, stop=5)
+
+
+class TestARLReleased(BalancerContract):
+    def make(self) -> Balancer:
+        return ARL(form="released")
+
+
+class TestPDMP(BalancerContract):
+    def make(self) -> Balancer:
+        return PDMP(after=2)
+
+
+class TestPDMPGiven(BalancerContract):
+    def make(self) -> Balancer:
+        return PDMP(dominant="audio")
+
+
+class TestCGGM(BalancerContract):
+    def make(self) -> Balancer:
+        return CGGM()
+
+
+class TestMCR(BalancerContract):
+    def make(self) -> Balancer:
+        return MCR(penalty=2.0)
+
+
+class TestMCRIndependent(BalancerContract):
+    def make(self) -> Balancer:
+        return MCR(game="independent", weight=0.0)
+
+
+class TestMCRCollaborative(BalancerContract):
+    def make(self) -> Balancer:
+        return MCR(game="collaborative")

@@ -52,8 +52,19 @@ OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("AGM", {"cap": 0.2}),
     ("MSLR", {"rates": None}),
     ("MSES", {"patience": 1}),
+    ("InfoReg", {"strength": 0.9, "strengths": None}),
+    ("InfoReg", {"threshold": 2.0}),
+    ("InfoReg", {"sharpness": 2.0}),
+    ("Relearn", {"strength": 1.0}),
+    ("Relearn", {"times": 0}),
+    ("SMP", {"stage": 3}),
+    ("SMP", {"start": 3}),
     ("DGL", {"weight": 3.9999}),
     ("MLB", {"ceiling": 1.75}),
+    ("ARL", {"sharpness": 7.99}),
+    ("ARL", {"weight": 3.9999}),
+    ("PDMP", {"boost": 1.9999}),
+    ("CGGM", {"strength": 1.2999}),
 ]
 
 

@@ -133,7 +133,9 @@ def test_an_ensemble_of_its_heads_votes_as_that_of_late_fusion() -> None:
     assert_close(found.predict(inputs_of(9)), expected.predict(inputs_of(9)))
 
 
-@pytest.mark.parametrize("name", [name for name in all_methods() if name not in ("dgl", "ensemble", "moddrop")])
+@pytest.mark.parametrize(
+    "name", [name for name in all_methods() if name not in ("arl", "dgl", "ensemble", "inforeg", "mcr", "moddrop")]
+)
 def test_it_is_trained_as_late_fusion_is(name: str) -> None:
     """The heads of the one are detached by the model where those of the other are kept apart by the balancer.
 
@@ -155,10 +157,11 @@ def test_it_is_trained_as_late_fusion_is(name: str) -> None:
         assert_close(found[key], value, rtol=1e-4, atol=1e-5, msg=f"{name}: {key}")
 
 
-def test_dgl_takes_the_outputs_of_the_model_where_there_are_no_shares() -> None:
+@pytest.mark.parametrize("name", ["dgl", "arl", "inforeg"])
+def test_methods_of_shares_take_the_outputs_of_the_model_where_there_are_none(name: str) -> None:
     """Late fusion without shares detaches its heads, and is refused; those of a module of one's own reach encoders."""
     settings = Settings(epochs=2, model="own_models.Same", features=6, lr=0.05, device="cpu")
-    found = train(two_sensors(), all_methods()["dgl"].make(), settings)
+    found = train(two_sensors(), all_methods()[name].make(), settings)
     assert found.curves[-1]["validation"]["easy"] > 0.5
 
 

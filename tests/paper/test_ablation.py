@@ -186,7 +186,7 @@ def test_divergence_is_an_answer_and_other_failures_are_not(
         on_event("failed", jobs[1], {"reason": "the process of the run ended without a message"})
         raise FailedRuns("lost")
 
-    monkeypatch.setattr("equipoise.paper.claims.run_study", broken)
+    monkeypatch.setattr("equipoise.study.study.run_study", broken)
     with pytest.raises(FailedRuns, match="ended without a message"):
         equipoise_ablate(*SHORT, "lr=0.01,0.1", "--method", "ew", "--seeds", "1", "--out", tmp_path)
 

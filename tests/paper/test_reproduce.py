@@ -473,7 +473,7 @@ def test_a_run_that_diverges_is_an_answer_and_one_that_breaks_is_not(
                 store.append({**made_up(table, own, job.seed, 0.0), "config": job.config})
         raise FailedRuns("agm")
 
-    monkeypatch.setattr("equipoise.paper.claims.run_study", study)
+    monkeypatch.setattr("equipoise.study.study.run_study", study)
     words = ("ave", "--scale", "small", "--no-grid")
     equipoise_reproduce(*words, "--out", tmp_path / "one")
     assert "AGM: 3 of 3 failed (FloatingPointError: loss)" in " ".join(capsys.readouterr().out.split())
@@ -491,6 +491,6 @@ def test_a_grid_of_which_nothing_came_to_an_end_stops_it(
             on_event("failed", job, {"reason": "FloatingPointError: loss"})
         raise FailedRuns("all")
 
-    monkeypatch.setattr("equipoise.paper.claims.run_study", study)
+    monkeypatch.setattr("equipoise.study.study.run_study", study)
     with pytest.raises(FailedRuns, match=r"no point of the grid.*smaller lr"):
         equipoise_reproduce("ave", "--scale", "small", "--out", tmp_path)

@@ -13,7 +13,6 @@ from equipoise.paper.toy import (
     ToySettings,
     Trace,
     TwoLayer,
-    fastest,
     generate,
     losses,
     manifolds,
@@ -23,7 +22,7 @@ from equipoise.paper.toy import (
     samples_where_noise_ends,
     steps_to_level,
 )
-from equipoise.paper.toy_results import closed_form, delivered_gradients, measure_seed, printed_form
+from equipoise.paper.toy_results import closed_form, delivered_gradients, fastest, measure_seed, printed_form
 
 SMALL = ToySettings(samples=60, inputs=4, hidden=6, level=0.5)
 THREE = dataclasses.replace(SMALL, scales=(5.0, 0.5, 1.0), coefficients=(0.001, 1.0, 0.3))

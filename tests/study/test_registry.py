@@ -6,16 +6,22 @@ import pickle
 import pytest
 
 from equipoise.data import Splits
-from equipoise.data.source import all_data
+from equipoise.data.source import all_data, data_set
+from equipoise.study.budget import budget_line
 from equipoise.study.registry import all_methods, entries
+from equipoise.study.study import plan
 from equipoise.training.settings import Settings
-from equipoise.util.errors import look_up
+from equipoise.util.errors import BadInput, look_up
 
 NAMES = [
     "agm",
+    "arl",
+    "cggm",
     "dgl",
     "ensemble",
     "ew",
+    "inforeg",
+    "mcr",
     "mgda",
     "mimo",
     "mlb",
@@ -26,6 +32,10 @@ NAMES = [
     "mslr",
     "ogm",
     "ogmge",
+    "pdmp",
+    "primaldual",
+    "relearn",
+    "smp",
     "unimodal",
 ]
 
@@ -141,3 +151,17 @@ def test_looking_up() -> None:
     assert look_up("data set", "watch", all_data()).name == "watch"
     with pytest.raises(ValueError, match=r"unknown data set .wach.; did you mean .watch.\?"):
         look_up("data set", "wach", all_data())
+
+
+def test_an_optimum_for_other_modalities_is_refused_before_a_run() -> None:
+    chosen = entries(["mimo", "primaldual"], ["mimo.optimum=easy:0.1,hrad:0.5", "primaldual.optimum=easy:0.1"])
+    with pytest.raises(BadInput) as found:
+        plan(chosen, data_set("generated"), [0], [None])
+    assert "mimo.optimum: expected one number for each of easy, hard, found easy, hrad" in str(found.value)
+    assert "primaldual.optimum: expected one number for each of easy, hard, found easy;" in str(found.value)
+
+
+def test_the_budget_counts_the_uni_modal_run_once() -> None:
+    words = ["epochs=2", "mimo.optimum=final", "primaldual.optimum=trajectory"]
+    jobs, splits = plan(entries(["msl", "mimo", "primaldual"], words), data_set("generated"), [0, 1], [None])
+    assert budget_line(jobs, splits).startswith("budget: 7 trainings, ")  # three methods, two seeds, and one run

@@ -8,6 +8,7 @@ import torch
 
 from equipoise import EW, MIMO
 from equipoise.data import Splits
+from equipoise.models import rocket
 from equipoise.models.frozen import FrozenFeatures
 from equipoise.models.rocket import COMPONENTS, Rocket
 from equipoise.training import components
@@ -106,3 +107,12 @@ def test_what_is_read_after_training_is_computed_once_by_all_runs_of_a_study(mon
 def trained_encoders(splits: Splits) -> list[tuple[str, Rocket]]:
     model = train(splits, EW(), SETTINGS.changed({"epochs": 1})).model
     return [(name, one) for name, one in model.encoders.items() if isinstance(one, Rocket)]
+
+
+def test_a_file_that_is_renamed_meanwhile_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").mkdir()
+    kept = tmp_path / "one" / "kept.npy"
+    kept.write_bytes(b"12345")
+    gone = tmp_path / "one" / "kept.77"  # listed, and given its name by another run before it is looked at
+    monkeypatch.setattr(Path, "glob", lambda _, __: iter([gone, kept]))
+    assert rocket._bytes_in(tmp_path) == 5

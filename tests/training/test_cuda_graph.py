@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equipoise import AGM, MSES, MSLR, OGM, Balancer
+from equipoise import AGM, MSES, MSLR, OGM, SMP, Balancer
 from equipoise.balance.balancer import Balancer as Base
 from equipoise.data import Part, Splits
 from equipoise.data.bundled import two_sensors
@@ -30,6 +30,7 @@ MORE: dict[str, Callable[[], Balancer]] = {
     "ogm-window": lambda: OGM(start=2, stop=4),
     "agm-window": lambda: AGM(strength=2.0, start=1, stop=3),
     "mslr-rates": lambda: MSLR(rates={"easy": 0.5, "hard": 1.5}, memory=1),
+    "smp-order": lambda: SMP(stage=2, order=["hard", "easy"], start=1),
     "mses-rollback": lambda: MSES(patience=1, rollback=True),
 }
 
@@ -108,6 +109,7 @@ def test_with_optimisers_that_keep_more(name: str, optimizer: str) -> None:
         {"schedule": "warmup-cosine"},
         {"average": 0.99},
         {"label_smoothing": 0.1, "select": "loss"},
+        {"loss": "tcmax"},
     ],
     ids=str,
 )

@@ -16,6 +16,7 @@ from equipoise.models import CNN1d
 from equipoise.study.registry import entries
 from equipoise.study.store import Store
 from equipoise.study.study import plan, run_study
+from equipoise.testing import balanced
 from equipoise.training.settings import Precision, Settings
 from equipoise.training.train import train
 from everything import METHODS
@@ -46,7 +47,7 @@ def test_no_step_waits_for_the_device(name: str, gaps: bool) -> None:
         try:
             losses = {key: F.cross_entropy(z, label, reduction="none") for key, z in model(inputs).items()}
             optimizer.zero_grad()
-            balancer(losses, present=present).backward()
+            balanced(balancer, losses, present=present).backward()
             optimizer.step()
         finally:
             torch.cuda.set_sync_debug_mode("default")

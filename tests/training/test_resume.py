@@ -10,33 +10,16 @@ import torch
 
 from equipoise import MIMO
 from equipoise.data.bundled import two_sensors
-from equipoise.data.feed import Feed
 from equipoise.data.splits import Part, Splits
 from equipoise.training import checkpoint
 from equipoise.training.checkpoint import Checkpoints
 from equipoise.training.recipe import RECIPE
 from equipoise.training.settings import Settings
 from equipoise.training.train import Run, train
+from killed import Killed, dying
 
 DATA = two_sensors(samples=300)
 SETTINGS = Settings(epochs=3, batch=16, features=8, dropout=0.2, optimizer="adamw", select="best")
-
-
-class Killed(Exception):  # noqa: N818
-    """The end of a sitting."""
-
-
-def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Let training die after so many batches, once."""
-    left, healthy = [after], Feed.seed_views
-
-    def seed_views(self: Feed, epoch: int, number: int) -> None:
-        left[0] -= 1
-        if left[0] == -1:
-            raise Killed
-        healthy(self, epoch, number)
-
-    monkeypatch.setattr(Feed, "seed_views", seed_views)
 
 
 def _as_series(part: Part) -> Part:

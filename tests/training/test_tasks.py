@@ -84,7 +84,9 @@ def test_a_regression_learns_in_the_units_of_its_target() -> None:
 @pytest.mark.parametrize(
     ("kind", "words", "message"),
     [
-        ("classes", {"loss": "mse"}, "loss=mse: expected auto for a task of classes"),
+        ("classes", {"loss": "mse"}, "loss=mse: expected auto or tcmax for a task of classes"),
+        ("labels", {"loss": "tcmax"}, "loss=tcmax: expected auto for a task of labels"),
+        ("regression", {"loss": "tcmax"}, "loss=tcmax: expected auto or huber or mse or mae for a task of regression"),
         ("regression", {"class_weight": "balanced"}, "a regression has no classes to weigh"),
         ("labels", {"metric": "mae"}, "metric=mae: expected one that fits a task of labels"),
     ],

@@ -284,6 +284,14 @@ class Attachment:
             else {}
         )
 
+    def output_layers(self) -> dict[str, tuple[Tensor, ParameterPart]]:
+        """Return of each modality the weight of its own output layer, and its part of the fused one, of equal shape.
+
+        Empty where the model does not tell.
+        """
+        tells = getattr(self.model, "output_layers", None)
+        return {name: (own, ParameterPart(*part)) for name, (own, part) in tells().items()} if tells is not None else {}
+
     def follow(self, method: MethodHooks) -> None:
         """Watch the optimisers where gradients alone do not decide what happens to an encoder.
 

@@ -21,9 +21,9 @@ from equipoise.balance import collectives
 from equipoise.balance.attach import Attachment, Encoders
 from equipoise.balance.autograd import weighted_sum
 from equipoise.balance.graph import STATIC_GRAPH, Dependence, HiddenGraphError
-from equipoise.balance.losses import FUSED, FiniteCheck, LossValues, Step, Table, Tensors, sum_of_extra
+from equipoise.balance.losses import FUSED, FiniteCheck, LossValues, Step, Table, Tensors, scalar, sum_of_extra
 from equipoise.balance.method import ScheduledMethod
-from equipoise.balance.presence import divisor, masked, masks_of, neutral, scalars_of
+from equipoise.balance.presence import divisor, masked, masks_of, mean_where, neutral, scalars_of
 from equipoise.balance.routes import route_of
 from equipoise.util.errors import name_problems, raise_all
 
@@ -60,6 +60,7 @@ class Balancer(ScheduledMethod):
             scores: Tensors | None = None,
             extra: Tensors | None = None,
             present: Tensors | None = None,
+            further: Tensors | None = None,
         ) -> Tensor:
             """Do what `forward` does."""
             ...
@@ -72,6 +73,7 @@ class Balancer(ScheduledMethod):
         scores: Tensors | None = None,
         extra: Tensors | None = None,
         present: Tensors | None = None,
+        further: Tensors | None = None,
     ) -> Tensor:
         """Return a scalar to call ``backward`` on.
 
@@ -79,13 +81,14 @@ class Balancer(ScheduledMethod):
             losses: ``{"fused": …, "audio": …, "video": …}``, each one value per sample, or a scalar. Methods that
                 compare modalities by the probability of the right class need one value per sample, or ``scores``.
             scores: One score per modality, or one per sample of each, where the method compares modalities and losses
-                do not say who is ahead.
+                do not say who is ahead; [B, S] for a method that is scored by S numbers (its ``scored_by``).
             extra: Losses that belong to no modality; they count with weight one everywhere.
             present: ``{"camera": mask, …}`` where samples may lack a sensor: one value per sample, True where it has
                 it; a modality that is not named is complete. Its loss is the mean over the samples that have it, of all
                 ranks, which all give masks or none. What stands in the losses of the others, also NaN, changes
                 nothing; their gradient is zero, and the model must not make NaN of that (0 · ∞). A sensor that no
                 sample has counts as neither ahead nor behind in this step.
+            further: One more loss per modality, for a method that has objectives beyond one per modality (MCR).
         """
         held = self._held
         if held is not None and held.weights is not None and not held.lag:
@@ -93,9 +96,13 @@ class Balancer(ScheduledMethod):
                 if given is not None:
                     instead = f"type Window(…).open(losses, {name}=[…])"
                     raise ValueError(f"{name}: a Window holds the decision; expected none here, {instead}")
-        values = self.values_of(losses, scores, present)
+        values = self.values_of(losses, scores, present, further)
         scalars = scalars_of(losses, self.objectives, present, values.presence)
         unmasked = None if values.presence is None else [losses.get(name) for name in self.objectives]
+        if further is not None:
+            beyond = [further[name] for name in self.modalities]
+            scalars += [scalar(loss) for loss in beyond]
+            unmasked = None if unmasked is None else [*unmasked, *beyond]
         rest = sum_of_extra(extra) if extra else None
         if self.route == "gram":
             return self._deliver(Step(scalars, rest, values, None, values.fused + values.unimodal.sum(), unmasked))
@@ -111,10 +118,12 @@ class Balancer(ScheduledMethod):
             held.present.append(present)
         self.fill(weights.table(len(self.modalities)))
         if torch.is_grad_enabled() and scalars[0] is not None and scalars[0].requires_grad:
-            self.act(losses, weights, scored=scores is not None or (held is not None and held.scored))
+            means = {name: one for name, one in zip(self.objectives, scalars, strict=False) if one is not None}
+            own = self.act(means, weights, scored=scores is not None or (held is not None and held.scored))
+            rest = own if rest is None else rest if own is None else rest + own
         value = weights.value
         if value is None:
-            value = torch.dot(weights.losses, torch.cat([values.fused[None], values.unimodal]))
+            value = torch.dot(weights.losses if weights.losses.dim() == 1 else weights.on_heads, values.all)
         return self._deliver(Step(scalars, rest, values, weights, value, unmasked))
 
     @final
@@ -174,7 +183,7 @@ class Balancer(ScheduledMethod):
         """
         if self._finite is not None:
             self._finite.check()
-        needs, names, given = self.needs, self.modalities, metrics or {}
+        needs, names, given = self.needs_now, self.modalities, metrics or {}
         absent = [f"{name!r}: {need!r}" for need in needs for name in names if need not in given.get(name, {})]
         if absent or (needs and not names):
             example = {name: dict.fromkeys(needs, 0.5) for name in names or ("audio",)}
@@ -198,15 +207,23 @@ class Balancer(ScheduledMethod):
         if self._table.numel() == 0:
             raise RuntimeError("table: no step has been taken yet; call the balancer on losses first: balancer(losses)")
         count, rows = len(self.modalities), self._reached
-        if len(rows) != count + 1 or len(rows[0]) != count + 1:
-            rows = [[loss in (0, block) for block in range(1, count + 1)] + [True] for loss in range(count + 1)]
+        objectives = len(self._table)
+        if len(rows) != objectives or len(rows[0]) != count + 1:
+            alone = range(1, count + 1)
+            rows = [[loss not in alone or loss == block for block in alone] + [True] for loss in range(objectives)]
         values = self._table.masked_fill(~torch.tensor(rows, device=self._table.device), torch.nan)
-        return Table.of(self.modalities, values)
+        return Table.of(self.modalities, values, self.further_names)
 
     # -- how it is done --
 
     @final
-    def values_of(self, losses: Tensors, scores: Tensors | None = None, present: Tensors | None = None) -> LossValues:
+    def values_of(
+        self,
+        losses: Tensors,
+        scores: Tensors | None = None,
+        present: Tensors | None = None,
+        further: Tensors | None = None,
+    ) -> LossValues:
         """Return the values of a step's losses, checked, and averaged over samples and ranks."""
         modalities = self._check(losses)
         device = next(iter(losses.values())).device
@@ -214,8 +231,9 @@ class Balancer(ScheduledMethod):
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             self.settle(modalities, device)
             if self._finite is None or (self._finite.names, self._finite.device) != (self.objectives, device):
-                self._finite = FiniteCheck(self.objectives, device, type(self).__name__)
-        decided = self._held is not None and self._held.weights is not None
+                self._finite = FiniteCheck(self.objectives, device, type(self).__name__, self.further_names)
+        decided = self.held_decision is not None
+        self._check_beside(scores, further, decided=decided)
         if self.logarithmic_scores and scores is None and not self._warned and not decided:
             self._warned = any(losses[name].dim() == 0 for name in self.modalities if name in losses)
             if self._warned:
@@ -225,8 +243,30 @@ class Balancer(ScheduledMethod):
         if present is not None or held is not None:
             masks = masks_of({} if present is None else present, losses, self.modalities)
         values = self._read(losses, scores, masks, held)
+        if further is not None:
+            means = torch.stack([further[name].detach().to(values.fused).mean() for name in self.modalities])
+            values = values._replace(further=collectives.mean(means, self.group))
         self._finite.note(values)
         return values
+
+    def _check_beside(self, scores: Tensors | None, further: Tensors | None, *, decided: bool) -> None:
+        """Raise one message where scores or further objectives that the method needs are missing, or are too many."""
+        name, problems = type(self).__name__, []
+        if self.scored_by and scores is None and not decided:
+            shape = f"[B, {len(self.scored_by)}]" if len(self.scored_by) > 1 else "[B]"
+            problems.append(
+                f"{name} compares modalities by {' and '.join(self.scored_by)}, which losses do not tell: pass "
+                f"scores={{name: …}}, {shape} of each modality"
+            )
+        absent = [modality for modality in self.modalities if modality not in (further or {})]
+        if self.further and further is not None and absent:
+            problems.append(f"further: expected one loss for each of {list(self.modalities)}, found none for {absent}")
+        if self.further and further is None and torch.is_grad_enabled() and self._held is None:
+            problems.append(f"{name} has one more objective per modality: pass further={{name: loss}}")
+        if not self.further and further is not None:
+            problems.append(f"further: {name} has no objectives beyond one per modality; leave them out")
+        if problems:
+            raise ValueError("; ".join(problems))
 
     @torch.no_grad()
     def _read(self, losses: Tensors, given: Tensors | None, masks: Tensors | None, held: Tensor | None) -> LossValues:
@@ -253,9 +293,12 @@ class Balancer(ScheduledMethod):
             scores = torch.stack([self.score(loss) for loss in at_hand])
         else:
             measured = [torch.as_tensor(given[name]).to(values) for name in self.modalities]
-            pairs = zip(measured, rows, strict=True)
-            known = [row if mask is None or row.shape == mask.shape else row.mean() for row, mask in pairs]
-            scores = torch.stack([row.mean() for row in masked(known, rows, 0.0)])
+            if len(self.scored_by) > 1:
+                scores = torch.stack([mean_where(row, mask) for row, mask in zip(measured, rows, strict=True)])
+            else:
+                pairs = zip(measured, rows, strict=True)
+                known = [row if mask is None or row.shape == mask.shape else row.mean() for row, mask in pairs]
+                scores = torch.stack([row.mean() for row in masked(known, rows, 0.0)])
         if not self.logarithmic_scores:
             scores = collectives.mean(scores, self.group)
         else:
@@ -265,7 +308,8 @@ class Balancer(ScheduledMethod):
             scores = collectives.log_mean_exp(scores, self.group)
         if presence is None:
             return LossValues(values[0], values[1:], scores)
-        scores = scores - presence.log() if self.logarithmic_scores else scores / presence
+        share = presence if scores.dim() == 1 else presence[:, None]
+        scores = scores - share.log() if self.logarithmic_scores else scores / share
         return LossValues(values[0], values[1:], neutral(scores, presence), presence if held is None else held)
 
     def _check(self, losses: Tensors) -> tuple[str, ...]:
@@ -303,6 +347,11 @@ class Balancer(ScheduledMethod):
         if problems:
             raise ValueError("losses: " + "; ".join(problems))
         return modalities or names
+
+    @final
+    def encoder_parameters(self) -> dict[str, list[Tensor]]:
+        """Every trainable parameter of each attached encoder, as they are now; nothing until a model is attached."""
+        return self._attachment.parameters() if self._attachment is not None else {}
 
     @final
     def tensors_of(self, modality: str) -> list[Tensor]:

@@ -24,23 +24,35 @@ class LossValues(NamedTuple):
         fused: The fused loss, or zero where none was given.
         unimodal: One loss per modality, zero where none was given.
         scores: One score per modality, as the method's own ``score`` reads them off the samples.
+            Of a method that is scored by several numbers, one column each, [K, S].
         presence: The share of samples that have each sensor, where masks were given; None where all have all. A sensor
             that no sample has: its loss is zero, and its score the mean of the others'.
+        further: The objectives beyond one per modality; None where none were given.
     """
 
     fused: Tensor
     unimodal: Tensor
     scores: Tensor
     presence: Tensor | None = None
+    further: Tensor | None = None
+
+    @property
+    def all(self) -> Tensor:
+        """Every objective in the order of the table: the fused loss, one per modality, and those beyond."""
+        further = [] if self.further is None else [self.further]
+        return torch.cat([self.fused[None], self.unimodal, *further])
 
 
 class Weights(NamedTuple):
     """A method's answer to `weigh`: encoder b moves along encoders[b] · Σ_i losses[i] · ∇_b f_i.
 
+    n is the number of objectives: K + 1, and more where a method has further ones.
+
     Args:
-        losses: Weight of the fused loss and of each uni-modal one, shape [K + 1].
+        losses: Weight of the fused loss, of each uni-modal one and of each further one, shape [n]; of a method on the
+            "table" route a weight for each encoder, shape [n, K].
         encoders: Factor on each encoder's gradient, shape [K]; None means ones.
-        heads: Weight of each loss on the heads, shape [K + 1]; None means the same as ``losses``.
+        heads: Weight of each loss on the heads, shape [n]; None means the same as ``losses``, where that is [n].
         value: The value of the returned scalar; None means Σ_i losses[i] · f_i.
         recompute: Computes ``losses`` from the fused and the uni-modal losses, [K + 1], with their graph, where it
             depends on them; second derivatives are exact with it. None means that ``losses`` is constant.
@@ -70,14 +82,15 @@ class Weights(NamedTuple):
     def table(self, modalities: int) -> Tensor:
         """The coefficients c[objective, block] these weights stand for."""
         factors = self.encoders if self.encoders is not None else self.losses.new_ones(modalities)
-        return torch.cat([self.losses[:, None] * factors, self.on_heads[:, None]], dim=1)
+        columns = self.losses if self.losses.dim() == 2 else self.losses[:, None]
+        return torch.cat([columns * factors, self.on_heads[:, None]], dim=1)
 
 
 class Step(NamedTuple):
     """The losses of one step and the method's decision.
 
     Args:
-        losses: The fused scalar and one per modality, with their graph; None where not given.
+        losses: The fused scalar, one per modality and the further ones, with their graph; None where not given.
         extra: The sum of losses that belong to no modality.
         values: The values of the losses.
         weights: The method's decision; None for a mixture, which gradients decide.
@@ -117,9 +130,9 @@ class Table(NamedTuple):
     values: Tensor
 
     @staticmethod
-    def of(modalities: Sequence[str], values: Tensor) -> Table:
-        """Name the rows and columns of coefficients."""
-        return Table((FUSED, *modalities), (*modalities, "heads"), values)
+    def of(modalities: Sequence[str], values: Tensor, further: Sequence[str] = ()) -> Table:
+        """Name the rows and columns of coefficients; rows of further objectives come last."""
+        return Table((FUSED, *modalities, *further), (*modalities, "heads"), values)
 
     def at(self, objective: str, block: str) -> Tensor:
         """Return the coefficient of one objective on one block, still on its device."""
@@ -176,21 +189,23 @@ class HeldDecision:
         return None if self.lag or self.values is None else self.values.presence
 
 
-def check_weights(method: str, weights: object, objectives: Sequence[str]) -> None:
+def check_weights(method: str, weights: object, objectives: Sequence[str], modalities: int, *, table: bool) -> None:
     """Raise an error that says what `weigh` should return, where it returned something else.
 
     Args:
         method: The name of its class.
         weights: What it returned.
-        objectives: The fused loss and the modalities.
+        objectives: The fused loss, the modalities, and further objectives.
+        modalities: Their number K.
+        table: True for a method that answers with a weight for each encoder.
     """
     count = len(objectives)
     if not isinstance(weights, Weights):
         found = f"a tensor of shape {list(weights.shape)}" if isinstance(weights, Tensor) else type(weights).__name__
         wrong = [f"{found} instead"]
     else:
-        sizes = {"losses": count, "encoders": count - 1, "heads": count}
-        given = {name: (value, [sizes[name]]) for name, value in weights._asdict().items() if name in sizes}
+        sizes = {"losses": [count, modalities] if table else [count], "encoders": [modalities], "heads": [count]}
+        given = {name: (value, sizes[name]) for name, value in weights._asdict().items() if name in sizes}
         wrong = [
             f"{name} of shape {list(value.shape)}, expected {shape}"
             if isinstance(value, Tensor)
@@ -198,8 +213,10 @@ def check_weights(method: str, weights: object, objectives: Sequence[str]) -> No
             for name, (value, shape) in given.items()
             if not ((isinstance(value, Tensor) and list(value.shape) == shape) or (value is None and name != "losses"))
         ]
+        wrong += ["heads of None, expected a tensor"] if table and weights.heads is None else []
     if wrong:
-        expected = f"equipoise.Weights(losses=…), a tensor of {count} weights, of {', '.join(objectives)}"
+        each = f" for each of {modalities} encoders, and heads=…" if table else ""
+        expected = f"equipoise.Weights(losses=…), a tensor of {count} weights{each}, of {', '.join(objectives)}"
         raise BadInput(f"{method}.weigh: expected it to return {expected}; found {'; '.join(wrong)}")
 
 
@@ -229,26 +246,34 @@ class FiniteCheck:
     """Notes on the device which losses, scores and weights were not finite, until `check` is called.
 
     Args:
-        names: Of the losses.
+        names: Of the fused loss and the modalities.
         device: Of the losses.
         method: The name of the method that weighs them.
+        further: Names of further objectives.
     """
 
-    def __init__(self, names: tuple[str, ...], device: torch.device, method: str) -> None:
-        self.names, self.device, self.method = names, device, method
-        self._finite = torch.ones(2 * len(self.names) - 1, dtype=torch.bool, device=device)
+    def __init__(
+        self, names: tuple[str, ...], device: torch.device, method: str, further: tuple[str, ...] = ()
+    ) -> None:
+        self.names, self.device, self.method, self.further = names, device, method, further
+        self._finite = torch.ones(2 * len(names) - 1 + len(further), dtype=torch.bool, device=device)
         self._weighed = torch.ones((), dtype=torch.bool, device=device)
 
     def note(self, values: LossValues) -> None:
         """Add the values of a step, and check at once where that costs nothing; elsewhere it would stall the device."""
-        self._finite &= torch.cat([values.fused[None], values.unimodal, values.scores]).isfinite()
+        scores = values.scores if values.scores.dim() == 1 else values.scores.sum(dim=1)
+        known = torch.cat([values.all, scores]).isfinite()
+        if len(known) < len(self._finite):  # further objectives were not given: the losses are those of a window
+            count = len(self.names)
+            known = torch.cat([known[:count], torch.ones_like(self._finite[: len(self.further)]), known[count:]])
+        self._finite &= known
         if self.device.type == "cpu":
             self.check()
 
     def note_weights(self, weights: Weights) -> None:
         """Add the weights of a step, after its losses; where a loss was not finite, its weights are not to blame."""
         given = (weights.losses, weights.encoders, weights.heads)
-        finite = torch.cat([each for each in given if each is not None]).isfinite().all()
+        finite = torch.cat([each.reshape(-1) for each in given if each is not None]).isfinite().all()
         if self.device.type != "cpu":
             self._weighed &= finite | ~self._finite.all()
         elif not finite:  # the losses were checked when they were noted
@@ -267,8 +292,9 @@ class FiniteCheck:
                 f"{self.method}.weigh: expected finite weights, found NaN or infinite ones, of losses that are finite. "
                 "Look for a division by zero, a logarithm of zero, or an exponential of a large number"
             )
-        losses = [name for name, fine in zip(self.names, finite, strict=False) if not fine]
-        scores = [name for name, fine in zip(self.names[1:], finite[len(self.names) :], strict=True) if not fine]
+        every = (*self.names, *self.further)
+        losses = [name for name, fine in zip(every, finite, strict=False) if not fine]
+        scores = [name for name, fine in zip(self.names[1:], finite[len(every) :], strict=True) if not fine]
         listed = ", ".join(map(repr, losses or scores))
         if not losses:
             raise ValueError(f"score of {listed}: expected finite numbers of zero or more, found others")

@@ -14,7 +14,8 @@ from equipoise.balance import collectives
 from equipoise.balance.losses import FUSED, HeldDecision, LossValues, Weights, check_weights
 from equipoise.util.errors import demand
 
-RouteName: TypeAlias = Literal["loss", "fused", "weighted", "gram"]
+RouteName: TypeAlias = Literal["loss", "fused", "weighted", "table", "gram"]
+Score: TypeAlias = Literal["accuracy", "entropy", "magnitude"]
 View: TypeAlias = Literal["head", "detached", "split"]
 
 
@@ -48,7 +49,7 @@ class ModalityState(nn.Module, ABC):
 
     @property
     def objectives(self) -> tuple[str, ...]:
-        """The names of the losses, the fused one first."""
+        """The names of the losses, the fused one first, without further objectives."""
         return (FUSED, *self.modalities)
 
     def extra_repr(self) -> str:
@@ -139,7 +140,8 @@ class MethodHooks(ModalityState):
     """The hooks that a balancer calls on its method, and what it needs to know of it beforehand."""
 
     # How encoders learn: "loss" (one weighted sum for all parameters), "fused" (from the fused loss, times a factor),
-    # "weighted" (from their own weighted sum, times a factor), "gram" (from a mixture that their gradients decide).
+    # "weighted" (from their own weighted sum, times a factor), "table" (each encoder from a weighted sum of its own),
+    # "gram" (from a mixture that their gradients decide).
     route: RouteName = "loss"
     # Where the "gram" route takes the gradients that decide: at an encoder's parameters, or at its output.
     at: Literal["parameters", "features"] = "parameters"
@@ -149,18 +151,29 @@ class MethodHooks(ModalityState):
     modality_dropout: float = 0.0
     # Values worth trying for each parameter, for tuning that gives every method the same number of trials.
     search: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    # Readers of parameters whose values a plain word cannot express, for `name=value` on a command line.
+    words: ClassVar[Mapping[str, Callable[[str], Any]]] = {}
     # Metrics per modality that `end_epoch` must be given.
-    needs: ClassVar[tuple[str, ...]] = ()
+    needs: tuple[str, ...] = ()
     needs_fused: ClassVar[bool] = True
     needs_unimodal: ClassVar[bool] = True
     # True if a method off the "loss" route has to know the encoders.
     needs_encoders: bool = True
+    # Scores of each modality that have to be given beside the losses, which do not tell them: the "accuracy" of its
+    # answers, their "entropy", the mean "magnitude" of its outputs; several of them one column each.
+    scored_by: tuple[Score, ...] = ()
+    # Prefix of the further objectives, one per modality, that have to be given beside the losses; "" for none.
+    further: ClassVar[str] = ""
+    # Over how many permutations of features the further objectives are averaged, where that is what they are.
+    permutations: int = 0
     # True if scores are logarithms of probabilities, so that their mean over ranks is taken inside.
     logarithmic_scores: ClassVar[bool] = False
     # True if `weigh` answers with a factor per encoder that acts on gradients or updates.
     modulates: bool = False
     # True if the factor of an encoder also acts on its modality's part of an additive fused head.
     scales_heads: bool = False
+    # True if the fused head also learns from the uni-modal losses of its own shares, on the "weighted" route.
+    shares_train_heads: ClassVar[bool] = False
     refines: ClassVar[bool] = False
     # True if the method puts encoders back itself after a step of the optimiser.
     restores: ClassVar[bool] = False
@@ -199,7 +212,12 @@ class MethodHooks(ModalityState):
         return mixed
 
     def learn(self, metrics: dict[str, Tensor]) -> None:
-        """Learn from the end of an epoch. ``metrics`` holds what ``needs`` names, one value per modality."""
+        """Learn from the end of an epoch. ``metrics`` holds what ``needs_now`` named, one value per modality."""
+
+    @property
+    def needs_now(self) -> tuple[str, ...]:
+        """The metrics that the end of the present epoch has to be given: `needs`, where a method says nothing else."""
+        return self.needs
 
     def score(self, losses: Tensor) -> Tensor:
         """Return a modality's score from the losses of its samples, for methods that compare modalities.
@@ -213,13 +231,16 @@ class MethodHooks(ModalityState):
         flat = losses.reshape(-1)
         return torch.logsumexp(-flat, dim=0) - math.log(flat.numel()) if self.logarithmic_scores else losses.mean()
 
-    def act(self, losses: Mapping[str, Tensor], weights: Weights, *, scored: bool) -> None:
+    def act(self, losses: Mapping[str, Tensor], weights: Weights, *, scored: bool) -> Tensor | None:
         """Act on the graph of a step, once its weights are known, fresh or held.
 
         Args:
-            losses: As they were passed, with their graph.
+            losses: The mean of each over the samples that have the sensor, with its graph.
             weights: The method's decision.
             scored: True if scores were passed beside the losses.
+
+        Returns:
+            A loss of the method's own, a scalar with its graph that counts at weight one everywhere; None for none.
         """
 
     def attached(self, model: nn.Module | None) -> None:
@@ -300,6 +321,11 @@ class ScheduledMethod(MethodHooks):
         return inside if self.stop is None else inside & (self.epoch < self.stop)
 
     @property
+    def further_names(self) -> tuple[str, ...]:
+        """The names of the further objectives, in the order of the modalities."""
+        return tuple(f"{self.further} {name}" for name in self.modalities) if self.further else ()
+
+    @property
     def _always(self) -> bool:
         return self.start == 0 and self.stop is None
 
@@ -312,7 +338,8 @@ class ScheduledMethod(MethodHooks):
     def decide(self, values: LossValues) -> Weights:
         """Call `weigh`, within the method's epochs."""
         weights = self.weigh(values)
-        check_weights(type(self).__name__, weights, self.objectives)
+        names = (*self.objectives, *self.further_names)
+        check_weights(type(self).__name__, weights, names, len(self.modalities), table=self.route == "table")
         return weights if weights.encoders is None else weights._replace(encoders=self.gated(weights.encoders))
 
     @final
@@ -336,7 +363,7 @@ class ScheduledMethod(MethodHooks):
     @final
     def advance_once(self, values: LossValues, finite: Tensor) -> None:
         """Call `advance`, when training, and once for all micro-batches of a window."""
-        held = self._held if self._held is not None and self._held.weights is not None else None
+        held = self.held_decision
         if not self.training or (held is not None and held.advanced):
             return
         if held is not None:
@@ -347,6 +374,16 @@ class ScheduledMethod(MethodHooks):
     def hold(self, decision: HeldDecision | None) -> None:
         """Keep one decision for every call until told otherwise: what `Window` does."""
         self._held = decision
+
+    @final
+    def averaged_over_ranks(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the mean of each tensor over the ranks that train one model, each with its weight."""
+        return [collectives.mean(tensor, self.group) for tensor in tensors]
+
+    @property
+    def held_decision(self) -> HeldDecision | None:
+        """The decision that is held for several calls; None where each call decides for itself."""
+        return self._held if self._held is not None and self._held.weights is not None else None
 
     @final
     def fill(self, values: Tensor) -> None:

@@ -55,6 +55,17 @@ def masked(losses: Sequence[Tensor], masks: Sequence[Tensor | None], value: floa
     return [loss if mask is None else torch.where(mask, loss, value) for loss, mask in pairs]
 
 
+def mean_where(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean of each column of scores [B, S], with zeros for samples that lack the sensor.
+
+    Scores [S] are means over the samples that have it; so are those of other samples than the mask's.
+    """
+    if mask is not None and scores.dim() == 2 and len(scores) == len(mask):
+        return torch.where(mask[:, None], scores, 0.0).mean(dim=0)
+    mean = scores if scores.dim() == 1 else scores.mean(dim=0)
+    return mean if mask is None else mean * mask.to(mean.dtype).mean()
+
+
 def divisor(presence: Tensor) -> Tensor:
     """Return shares of samples to divide by: one where no sample has the sensor, since its loss is zero then."""
     return torch.where(presence > 0, presence, 1.0)
@@ -92,8 +103,9 @@ def scalars_of(
 def neutral(scores: Tensor, presence: Tensor) -> Tensor:
     """Give sensors that no sample has the mean score of those that some sample has: neither ahead nor behind."""
     here = presence > 0
-    mean = torch.where(here, scores, 0.0).sum() / here.sum().clamp(min=1)
-    return torch.where(here, scores, mean)
+    rows = here if scores.dim() == 1 else here[:, None]
+    mean = torch.where(rows, scores, 0.0).sum(dim=0) / here.sum().clamp(min=1)
+    return torch.where(rows, scores, mean)
 
 
 def together(losses: Sequence[Tensors], present: Sequence[Tensors | None]) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """The routes from losses to gradients, one class each.
 
-Encoders learn from the fused loss (`FusedRoute`), from a weighted sum (`WeightedRoute`), or from a mixture that their
-gradients decide, taken at their parameters (`ParameterMixture`) or at their outputs (`FeatureMixture`).
+Encoders learn from the fused loss (`FusedRoute`), from a weighted sum (`WeightedRoute`), each from a sum of its own
+(`TableRoute`), or from a mixture that their gradients decide, taken at their parameters (`ParameterMixture`) or at
+their outputs (`FeatureMixture`).
 """
 
 from abc import ABC, abstractmethod
@@ -62,7 +63,7 @@ class Route(ABC):
     def problems(self) -> list[str]:
         """Say why this model and method do not fit; empty when they do."""
         method, reach, problems = self.method, self.reach, []
-        learns_from_own = method.unimodal == "head" or method.route == "weighted"
+        learns_from_own = method.unimodal == "head" or method.route in {"weighted", "table"}
         for block, name in enumerate(method.modalities[: len(reach.encoders)]):
             if block in reach.frozen:
                 continue
@@ -120,15 +121,18 @@ class _SumRoute(Route):
     """Encoders learn from a sum of losses, times a factor each: one pass through them."""
 
     @abstractmethod
-    def passes(self, weights: Weights) -> list[Pass]:
-        """Return the passes of a step; the last one goes through the encoders."""
+    def passes(self, weights: Weights) -> tuple[list[Pass], list[Pass]]:
+        """Return the passes of a step through heads alone, and those through the encoders, each through some."""
 
     def gradients(self, scale: Tensor, *, keep_graph: bool) -> Gradients:
         """Compute the sum, scale each encoder by its factor, and let the method refine it."""
         method, weights = self.method, self.step.weights
         assert weights is not None
-        *others, last = run_passes([*self.extra_pass(), *self.passes(weights)], scale, keep_graph=keep_graph)
-        encoders, heads = self.split(last)
+        through_heads, through_encoders = self.passes(weights)
+        passes = [*self.extra_pass(), *through_heads, *through_encoders]
+        results = run_passes(passes, scale, keep_graph=keep_graph)
+        others, last = results[: -len(through_encoders)], results[-len(through_encoders) :]
+        encoders, heads = self.split(add(*last))
         if method.refines:
             (encoders,) = self.averaged([encoders])
         factors = self._factors(weights) if method.modulates else None
@@ -187,26 +191,41 @@ class _SumRoute(Route):
 class FusedRoute(_SumRoute):
     """Encoders and the fused head learn from the fused loss; uni-modal losses train what it does not reach."""
 
-    def passes(self, weights: Weights) -> list[Pass]:
+    def passes(self, weights: Weights) -> tuple[list[Pass], list[Pass]]:
         """Return one pass for the uni-modal losses, and one for the fused loss."""
         on_heads, reach = weights.on_heads.unbind(), self.reach
         beside = Pass(self.losses[1:], on_heads[1:], reach.beside)
-        return [beside, Pass(self.losses[:1], on_heads[:1], [*reach.fused_heads, *self.encoder_tensors])]
+        return [beside], [Pass(self.losses[:1], on_heads[:1], [*reach.fused_heads, *self.encoder_tensors])]
 
 
 @final
 class WeightedRoute(_SumRoute):
     """Encoders learn from their own weighted sum of all losses, heads from another."""
 
-    def passes(self, weights: Weights) -> list[Pass]:
+    def passes(self, weights: Weights) -> tuple[list[Pass], list[Pass]]:
         """Return passes for the heads, and one for the encoders."""
         on_heads, reach = weights.on_heads.unbind(), self.reach
         encoders = Pass(self.losses, weights.losses.unbind(), self.encoder_tensors)
-        if self.method.unimodal == "head":
-            return [Pass(self.losses, on_heads, reach.heads), encoders]
+        if self.method.unimodal == "head" or self.method.shares_train_heads:
+            return [Pass(self.losses, on_heads, reach.heads)], [encoders]
         # The uni-modal outputs are shares of the fused head: it learns from the fused loss alone.
         own_heads = Pass(self.losses[1:], on_heads[1:], reach.own_heads)
-        return [own_heads, Pass(self.losses[:1], on_heads[:1], reach.fused_heads), encoders]
+        return [own_heads, Pass(self.losses[:1], on_heads[:1], reach.fused_heads)], [encoders]
+
+
+@final
+class TableRoute(_SumRoute):
+    """Each encoder learns from a weighted sum of its own: a pass each, which goes through no other separate encoder."""
+
+    def passes(self, weights: Weights) -> tuple[list[Pass], list[Pass]]:
+        """Return a pass for the heads, and one for each encoder; those that share parameters have the mean weights."""
+        heads, columns = Pass(self.losses, weights.on_heads.unbind(), self.reach.heads), weights.losses.unbind(dim=1)
+        through = []
+        for group in self.reach.groups():
+            tensors = list({id(tensor): tensor for block in group for tensor in self.reach.encoders[block]}.values())
+            column = torch.stack([columns[block] for block in group]).mean(dim=0)
+            through.append(Pass(self.losses, column.unbind(), tensors))
+        return [heads], through
 
 
 class _MixtureRoute(Route):
@@ -331,4 +350,5 @@ def route_of(method: ScheduledMethod) -> type[Route]:
     """Return the class of the route that a method takes."""
     if method.route == "gram":
         return FeatureMixture if method.at == "features" else ParameterMixture
-    return FusedRoute if method.route == "fused" else WeightedRoute
+    by_name: dict[str, type[Route]] = {"fused": FusedRoute, "table": TableRoute}
+    return by_name.get(method.route, WeightedRoute)

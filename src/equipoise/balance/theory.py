@@ -169,6 +169,22 @@ def doubled_smoothing(gaps: Tensor, smoothing: float) -> Tensor:
     return torch.ldexp(torch.full_like(mantissa, smoothing), doublings)
 
 
+def relative_smoothing(gaps: Tensor, share: float) -> Tensor:
+    """A smoothing in proportion to the gaps: μ = share · max_k |gap_k| / log K.
+
+    The smooth maximum then exceeds the maximum by at most that share of the largest gap, and no exponent gap_k / μ
+    exceeds log K / share, whatever the scale of the losses: nothing overflows. Gaps of minus infinity, of sensors that
+    no sample has, do not count. Where all gaps are zero, or K is one, any μ gives the same weights: one.
+
+    Example:
+        >>> relative_smoothing(torch.tensor([2.0, 1.0]), 0.1)  # 0.1 · 2 / log 2
+        tensor(0.2885)
+    """
+    largest = torch.where(gaps.isfinite(), gaps.abs(), 0.0).amax(dim=-1)
+    smoothing = largest * (share / math.log(max(gaps.shape[-1], 2)))
+    return torch.where(smoothing > 0, smoothing, 1.0)
+
+
 def smoothness(fused: float, unimodal: Iterable[tuple[float, float]], penalty: float, smoothing: float) -> float:
     """A smoothness constant of MIMO's objective: L_mm + λ · Σ_k (L_k + G_k² / μ).
 
@@ -325,17 +341,29 @@ class Trajectory:
             if name != "fused":
                 self._losses.setdefault(name, []).append(loss.detach().mean().float())
 
-    def values(self) -> dict[str, Tensor]:
-        """f*_k(t) per modality, as one tensor of all steps."""
+    def losses(self) -> dict[str, Tensor]:
+        """Return what was recorded, per modality one value per step."""
         if not self._losses:
             raise ValueError(
                 "trajectory: nothing was recorded; call trajectory.record(losses) in each step of the uni-modal run"
             )
-        return {name: _moving_mean(torch.stack(losses), self.smooth) for name, losses in self._losses.items()}
+        return {name: torch.stack(losses) for name, losses in self._losses.items()}
+
+    def values(self) -> dict[str, Tensor]:
+        """f*_k(t) per modality, as one tensor of all steps."""
+        return {name: _moving_mean(losses, self.smooth) for name, losses in self.losses().items()}
 
     def final(self) -> dict[str, float]:
         """Return the loss that each uni-modal model had reached in the end."""
         return {name: float(values[-1]) for name, values in self.values().items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what was recorded, to be saved with a run."""
+        return {name: torch.stack(losses) for name, losses in self._losses.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load what `state_dict` returned, in place of what was recorded."""
+        self._losses = {name: list(losses.unbind()) for name, losses in state.items()}
 
 
 def _moving_mean(values: Tensor, width: int) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import final
 
 import torch
+from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import HeldDecision, Tensors
@@ -104,11 +105,21 @@ class Window:
                 found = f"{name} for each of {len(losses)} micro-batches, found {len(given)}; give all or none"
                 raise ValueError(f"Window: expected {found}")
         whole = {name: torch.cat([batch[name].detach().reshape(-1) for batch in losses]) for name in losses[0]}
-        means = None
-        if scores:
-            means = {
-                name: torch.stack([torch.as_tensor(batch[name]).float().mean() for batch in scores]).mean()
-                for name in scores[0]
-            }
-        values = self.balancer.values_of(whole, means, None if present is None else together(losses, present))
+        known = self._joined(scores, losses) if scores else None
+        with torch.no_grad():  # further objectives are given at each call
+            values = self.balancer.values_of(whole, known, None if present is None else together(losses, present))
         return HeldDecision(values, self.balancer.decide(values), scored=scores is not None)
+
+    def _joined(self, scores: Sequence[Tensors], losses: Sequence[Tensors]) -> dict[str, Tensor]:
+        """Join the scores of samples, which masks apply to; of micro-batches that have a score each, take the mean."""
+        several, joined = len(self.balancer.scored_by) > 1, {}
+        for name in scores[0]:
+            pieces = [torch.as_tensor(batch[name]) for batch in scores]
+            pieces = [piece if piece.is_floating_point() else piece.float() for piece in pieces]
+            sizes = [len(batch[name]) if name in batch and batch[name].dim() else 0 for batch in losses]
+            if all(p.dim() == 1 + several and len(p) == n for p, n in zip(pieces, sizes, strict=True)):
+                joined[name] = torch.cat(pieces)
+            else:
+                means = [p.mean(dim=0) if p.dim() == 2 else p if several else p.mean() for p in pieces]
+                joined[name] = torch.stack(means).mean(dim=0)
+        return joined

@@ -18,7 +18,18 @@ from equipoise_command import INTERRUPTED, say_stopped
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 COMMANDS = ("compare", "train", "report", "diagnose", "methods", "datasets", "presets", "check", "prepare", "toy")
-COMMANDS += ("landscape", "ablate", "reproduce", "tune", "predict", "export", "monitor", "bench", "version")
+COMMANDS += (
+    "robustness",
+    "landscape",
+    "ablate",
+    "reproduce",
+    "tune",
+    "predict",
+    "export",
+    "monitor",
+    "bench",
+    "version",
+)
 
 
 @final

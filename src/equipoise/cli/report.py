@@ -14,7 +14,7 @@ import typer
 
 from equipoise.cli import options
 from equipoise.study import compare as comparison
-from equipoise.util.errors import collect, look_up
+from equipoise.util.errors import BadInput, collect, look_up
 from equipoise.util.files import inside
 
 if TYPE_CHECKING:
@@ -32,8 +32,12 @@ def report(
     overview: Annotated[
         bool, typer.Option("--overview", help="Only the table of methods × data sets, in any format.")
     ] = False,
+    ranks: Annotated[
+        bool, typer.Option("--ranks", help="Only the mean ranks of methods over data sets, in any format.")
+    ] = False,
     figure: Annotated[
-        str | None, typer.Option("--figure", help="Draw instead: confusion, roc, calibration, residuals or bars.")
+        str | None,
+        typer.Option("--figure", help="Draw instead: confusion, roc, calibration, residuals, bars or ranks."),
     ] = None,
     to: Annotated[str, typer.Option("--to", help="With --figure: pdf, svg or png.")] = "pdf",
     decision: Annotated[str, typer.Option("--decision", help="With --figure: fused or committee.")] = "fused",
@@ -52,12 +56,30 @@ def report(
         _, results = collect(
             lambda: look_up("format", form, {"terminal": None, **report.FORMATS}), lambda: report.read(folder)
         )
-        if overview and form == "terminal":
+        if ranks:
+            _print_ranks(form, results)
+        elif overview and form == "terminal":
             report.print_table(report.overview(results, columns=names))
         elif form == "terminal":
             print_tables(folder, results, names)
         else:
             print(_rendered(form, results, names, overview=overview))
+
+
+def _print_ranks(form: str, results: Results) -> None:
+    """Print the mean ranks over data sets and their tests in a format."""
+    from equipoise import report
+
+    table = report.ranks_table(results)
+    if table is None:
+        found = f"found {', '.join(results.groups)}"
+        raise BadInput(
+            f"--ranks: expected two methods or more on two data sets or more, {found}; run them with --data a,b"
+        )
+    if form == "terminal":
+        report.print_table(table)
+    else:
+        print(json.dumps(report.ranks_as_dicts(results)) if form == "json" else report.render(form, {"": table}))
 
 
 def _rendered(form: str, results: Results, names: Sequence[str], *, overview: bool) -> str:
@@ -69,6 +91,8 @@ def _rendered(form: str, results: Results, names: Sequence[str], *, overview: bo
     tables = dict(zip(results.by_data(), report.tables(results, columns=names), strict=True))
     if len(tables) > 1 and form in ("markdown", "latex"):
         tables[""] = report.overview(results, columns=names)
+        ranks = report.ranks_table(results)
+        tables |= {"ranks": ranks} if ranks else {}
     return report.render(form, tables)
 
 
@@ -88,8 +112,10 @@ def print_tables(folder: Path, results: Results | None = None, columns: Sequence
     page = report.write_page(
         results, command=made_by.read_text("utf-8", "replace").strip() if made_by.is_file() else None
     )
-    several = [report.overview(results, columns=columns)] if len(results.by_data()) > 1 else []
-    for table in [*report.tables(results, columns=columns), *several]:
+    several = (
+        [report.overview(results, columns=columns), report.ranks_table(results)] if len(results.groups) > 1 else []
+    )
+    for table in [*report.tables(results, columns=columns), *filter(None, several)]:
         report.print_table(shortened(table, MOST_PRINTED))
         print()
     print(f"The page: {page}")

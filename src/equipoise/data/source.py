@@ -19,6 +19,7 @@ from equipoise.data.own.samples import Samples
 from equipoise.data.part import is_beside
 from equipoise.data.prepare.prepared import FACTS, Prepared
 from equipoise.data.sets import PUBLISHED
+from equipoise.data.share import TrainShare
 from equipoise.data.splits import Splits
 from equipoise.models.choose import kinds_of, reads_tokens
 from equipoise.util.errors import BadInput, raise_all
@@ -205,6 +206,8 @@ def mark_tokens(data: DataSet, encoders: Iterable[tuple[str, int]]) -> DataSet:
     Raises:
         BadInput: If one run reads tokens where another reads numbers, or the file as a whole cannot be read.
     """
+    if isinstance(data.load, TrainShare):
+        return _within_share(data, data.load, lambda whole: mark_tokens(whole, encoders))
     if not isinstance(data.load, OwnFile):
         return data
     samples = samples_of(data.load.path)
@@ -226,6 +229,8 @@ def mark_task(data: DataSet, tasks: Iterable[str]) -> DataSet:
     Raises:
         BadInput: If runs have different tasks, or the data of the package has another one.
     """
+    if isinstance(data.load, TrainShare):
+        return _within_share(data, data.load, lambda whole: mark_task(whole, tasks))
     asked = dict.fromkeys(tasks)
     if len(asked) > 1:
         raise BadInput(f"{data.name}: expected runs of one task, found {', '.join(asked)}; run them apart")
@@ -235,6 +240,16 @@ def mark_task(data: DataSet, tasks: Iterable[str]) -> DataSet:
     if task not in ("auto", "classes"):
         raise BadInput(f"{data.name} holds classes; leave out task={task}")
     return data
+
+
+def share_of(data: DataSet, share: float) -> DataSet:
+    """Return the data with a share of its training samples; see `share.with_train_share`."""
+    return data if share == 1 else replace(data, load=TrainShare(data.load, share))
+
+
+def _within_share(data: DataSet, load: TrainShare, mark: Callable[[DataSet], DataSet]) -> DataSet:
+    """Return the data with the whole that a share is taken of marked."""
+    return replace(data, load=replace(load, whole=mark(replace(data, load=load.whole)).load))
 
 
 def tokens_of(samples: Samples, encoder: str, features: int) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ class BalancedTrainer(transformers.Trainer):
         losses: Makes ``{"fused": …, "audio": …, "video": …}`` of the model's outputs and the labels. By default the
             model gives logits under these names, as LateFusion does.
         encoders: As for `Balancer.attach`; a model with a mapping ``encoders``, such as LateFusion, needs no telling.
-        metrics: Names under which `compute_metrics` gives the validation metrics that MSES and MSLR learn from, with
+        metrics: Names under which `compute_metrics` gives the validation metrics that methods learn from, with
             the Trainer's own prefix. They need ``eval_strategy="epoch"``.
         named: As for `transformers.Trainer`.
     """

@@ -20,7 +20,7 @@ class BalanceCallback(lightning.Callback):
 
     Args:
         balancer: The balancer; None means the module's own.
-        metrics: Names under which the module logs the validation metrics that MSES and MSLR learn from.
+        metrics: Names under which the module logs the validation metrics that methods learn from.
         prefix: Of the names under which the table is logged.
 
     Example:

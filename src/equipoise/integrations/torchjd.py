@@ -1,69 +1,90 @@
-"""TorchJD: its weightings as balancing methods, and our methods that mix gradients as its weightings."""
+"""TorchJD: its weightings and scalarizers as balancing methods, and our methods that mix gradients as weightings."""
 
 import copy
-from collections.abc import Hashable
-from typing import final
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from equipoise.balance import collectives
+from equipoise.balance.attach import tensors_held
 from equipoise.balance.balancer import Balancer
+from equipoise.balance.losses import LossValues, Weights
 from equipoise.integrations import not_installed
 
 try:
     from torchjd.aggregation import GramianWeightedAggregator, Weighting
     from torchjd.linalg import PSDMatrix
+    from torchjd.scalarization import DWA, FAMO, Scalarizer
 except ModuleNotFoundError:
     raise not_installed(__name__, "torchjd", "'equipoise[torchjd]'") from None
 
 
 @final
 class FromTorchJD(Balancer):
-    """A weighting of TorchJD on each encoder by itself, over the fused and the uni-modal gradient there.
+    """A weighting of TorchJD on each encoder by itself, or a scalarizer of TorchJD over all losses.
 
-    Encoder k moves along w_0 · ∇f_mm + w_1 · ∇f_k with the weights w that TorchJD reads off the inner products of the
-    two. f_mm is the fused loss, f_k the loss of modality k. Where a loss reaches several encoders, all K + 1 gradients
-    are weighed; a loss that does not reach an encoder takes no part there. Heads follow their own losses.
+    A weighting: encoder k moves along w_0 · ∇f_mm + w_1 · ∇f_k with the weights w that TorchJD reads off the inner
+    products of the two. f_mm is the fused loss, f_k the loss of modality k. Where a loss reaches several encoders, all
+    K + 1 gradients are weighed; a loss that does not reach an encoder takes no part there. Heads follow their own
+    losses. The inner products are divided by the largest first, so that the scale of half precision plays no role.
+    Most weightings do not notice; FairGrad then gives the direction that it gives in TorchJD, and a length in
+    proportion to the gradients. Every encoder has a copy of the weighting. What a copy remembers is not saved: a
+    resumed run starts it anew.
 
-    The inner products are divided by the largest first, so that the scale of half precision plays no role. Most
-    weightings do not notice; FairGrad then gives the direction that it gives in TorchJD, and a length in proportion to
-    the gradients.
+    A scalarizer S: every parameter moves along Σ_i ∂S/∂f_i · ∇f_i, the gradient of S(f_mm, f_1, …, f_K). The losses
+    stand in the order of `objectives`: the fused one, then modalities as they were first named. The weights ∂S/∂f are
+    taken where the losses of all ranks have their mean. A sensor that no sample has counts with the mean of the other
+    losses, and weighs nothing. Parameters of the scalarizer (UW and IMTLL have some) belong to the optimiser, as in
+    TorchJD: ``[*model.parameters(), *scalarizer.parameters()]``; the backward pass gives them their gradient. DWA rolls
+    its history on with `end_epoch`, FAMO learns from `update`. Parameters and buffers of a scalarizer are saved with
+    the balancer; what else it remembers (the history of DWA, the moments of FAMO's Adam) is not.
 
-    Every encoder has a copy of the weighting. What a copy remembers is not saved: a resumed run starts it anew.
+    Tasks: any.
 
-    Paper: that of the weighting; Quinton and Rey, "Jacobian Descent for Multi-Objective Optimization" (2024).
-    Cost: two backward passes through separate encoders, K + 1 otherwise. Weights are solved for on the host, so each
-    step waits for the device.
+    Paper: that of the weighting or scalarizer; Quinton and Rey, "Jacobian Descent for Multi-Objective Optimization"
+    (2024). Cost of a weighting: two backward passes through separate encoders, K + 1 otherwise, and it is solved for on
+    the host, so that each step waits for the device. Cost of a scalarizer: one backward pass.
 
     Args:
-        weighting: One that reads a Gram matrix, such as `PCGradWeighting()`, or an aggregator made of one, `PCGrad()`.
+        weighting: One that reads a Gram matrix, such as `PCGradWeighting()`, an aggregator made of one, `PCGrad()`, or
+            a scalarizer, `STCH(mu=0.1)`, on the device of the losses.
 
     Example:
-        >>> from equipoise import LateFusion
-        >>> from torchjd.aggregation import PCGrad
-        >>> model = LateFusion({"audio": torch.nn.Linear(3, 4), "video": torch.nn.Linear(5, 4)}, classes=2)
-        >>> balancer = FromTorchJD(PCGrad()).attach(model)
-        >>> outputs = model({"audio": torch.randn(8, 3), "video": torch.randn(8, 5)})
-        >>> balancer({name: logits.square().mean() for name, logits in outputs.items()}).backward()
-        >>> bool((balancer.table.values.nan_to_num() >= 0).all())
-        True
+        >>> from torchjd.scalarization import GeometricMean
+        >>> balancer = FromTorchJD(GeometricMean())
+        >>> loss = balancer({"fused": torch.tensor(1.0), "audio": torch.tensor(2.0), "video": torch.tensor(4.0)})
+        >>> print(balancer.table)
+                  audio     video     heads
+        fused    0.6667    0.6667    0.6667
+        audio    0.3333         –    0.3333
+        video         –    0.1667    0.1667
     """
 
     route = "gram"
     unimodal = "head"
 
-    def __init__(self, weighting: Weighting[PSDMatrix] | GramianWeightedAggregator) -> None:
+    def __init__(self, weighting: Weighting[PSDMatrix] | GramianWeightedAggregator | Scalarizer) -> None:
         super().__init__()
         if isinstance(weighting, GramianWeightedAggregator):
             weighting = weighting.gramian_weighting
-        if not isinstance(weighting, Weighting):
+        if not isinstance(weighting, (Weighting, Scalarizer)):
             raise TypeError(
-                "FromTorchJD expected a weighting of TorchJD that reads a Gram matrix, or an aggregator made of one; "
-                f"found {type(weighting).__name__}. Type FromTorchJD(torchjd.aggregation.PCGradWeighting())"
+                "FromTorchJD expected a weighting of TorchJD that reads a Gram matrix, an aggregator made of one, or a "
+                f"scalarizer; found {type(weighting).__name__}. Type "
+                "FromTorchJD(torchjd.aggregation.PCGradWeighting()) or FromTorchJD(torchjd.scalarization.STCH(mu=0.1))"
             )
-        self._pattern = [weighting]  # in a list: what it remembers is none of this module's state
+        self._pattern: list[Any] = [weighting]  # in a list: its parameters are none of this module's
         self._copies: list[Weighting[PSDMatrix]] = []
+        self._order: list[str] = []  # in which a scalarizer reads the losses
+        self._learnt: list[tuple[Tensor, Tensor]] = []  # parameters of a scalarizer, and their gradients in this step
+        self._steps = 0  # taken since FAMO was last told what they led to
+        if isinstance(weighting, Scalarizer):
+            self.route = "loss"
+
+    # -- a weighting --
 
     def mix(self, gram: Tensor) -> Tensor:
         """Compute the weights of each encoder, alike on all ranks although a weighting may draw at random."""
@@ -81,9 +102,98 @@ class FromTorchJD(Balancer):
             weights[present] = weighting(gram[present][:, present]).to(weights)
         return weights
 
+    # -- a scalarizer --
+
+    def weigh(self, values: LossValues) -> Weights:
+        """The scalarizer's derivative by each loss."""
+        trains = self.training and torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.enable_grad():
+            # An evaluation leaves no trace.
+            scalarizer = self._pattern[0] if trains else copy.deepcopy(self._pattern[0])
+            parameters = [parameter for parameter in scalarizer.parameters() if parameter.requires_grad]
+            losses = torch.cat([values.fused[None], values.unimodal]).clone().requires_grad_()
+            scalar = scalarizer(self._read_by_it(losses, values.presence))
+            by_losses, *learnt = torch.autograd.grad(scalar, [losses, *parameters], allow_unused=True)
+        # A mean over ranks, since a scalarizer may draw at random.
+        weights, value = collectives.mean(torch.stack([by_losses, scalar.detach().expand_as(by_losses)]), self.group)
+        if trains:
+            self._learnt = [pair for pair in zip(parameters, learnt, strict=True) if pair[1] is not None]
+            self._look_for([parameter for parameter, _ in self._learnt])
+
+        def recompute(given: Tensor) -> Tensor:
+            again = copy.deepcopy(scalarizer)(self._read_by_it(given, values.presence))
+            return torch.autograd.grad(again, given, create_graph=True)[0]
+
+        return Weights(weights, value=value[0], recompute=recompute)
+
+    def act(self, losses: Mapping[str, Tensor], weights: Weights, *, scored: bool) -> Tensor | None:  # noqa: ARG002
+        """Return a loss of zero whose gradient is that of the scalarizer by its own parameters."""
+        if not self._learnt:
+            return None
+        return torch.stack([(slope * (own - own.detach())).sum() for own, slope in self._learnt]).sum()
+
+    def learn(self, metrics: dict[str, Tensor]) -> None:  # noqa: ARG002
+        """Tell DWA that an epoch has ended."""
+        if isinstance(self._pattern[0], DWA):
+            self._pattern[0].step()
+
+    def update(self, losses: Mapping[str, Tensor], *, present: Mapping[str, Tensor] | None = None) -> None:
+        """Tell FAMO the losses of the same batch after the step of the optimiser, without gradients.
+
+        Args:
+            losses: Those of the batch that the last step was taken on, computed anew.
+            present: Its masks, where samples may lack a sensor.
+        """
+        scalarizer = self._pattern[0]
+        if not isinstance(scalarizer, FAMO):
+            found = f"found {type(scalarizer).__name__}, which learns nothing from them"
+            raise TypeError(f"FromTorchJD.update: expected FAMO, which reads losses after a step; {found}")
+        values = self.values_of(losses, None, present)
+        scalarizer.update(self._read_by_it(torch.cat([values.fused[None], values.unimodal]), values.presence))
+        self._steps = 0
+
+    def stepped(self, taken: Tensor | int = 1) -> None:
+        """Warn where FAMO is not told what steps lead to, which would leave its weights as they are."""
+        self._steps += int(isinstance(self._pattern[0], FAMO) and not (isinstance(taken, int) and taken == 0))
+        if self._steps == 2:
+            told = "type balancer.update(losses) after each optimizer.step(), with the losses of that batch anew"
+            warnings.warn(f"FAMO learns its weights from losses after a step, and was told none: {told}", stacklevel=2)
+
+    def _read_by_it(self, losses: Tensor, presence: Tensor | None) -> Tensor:
+        """Put losses into the scalarizer's order; one that no sample has counts with the mean of the others."""
+        self._order = self._order or list(self.objectives)
+        if presence is not None:
+            here = torch.cat([torch.ones_like(presence[:1]), presence]) > 0
+            mean = torch.where(here, losses, 0.0).sum() / here.sum()
+            losses = torch.where(here, losses, mean.detach())
+        return torch.stack([losses[self.objectives.index(name)] for name in self._order])
+
+    def _look_for(self, parameters: Sequence[Tensor]) -> None:
+        """Warn once where no attached optimiser moves the scalarizer's parameters."""
+        optimizers = self._attachment.optimizers if self._attachment is not None else []
+        held = {id(tensor) for optimizer in optimizers for tensor in tensors_held(optimizer)}
+        if optimizers and not self._warned and not all(id(parameter) in held for parameter in parameters):
+            self._warned = True
+            kind = type(self._pattern[0]).__name__
+            told = "type SGD([*model.parameters(), *scalarizer.parameters()], …), or attach the one that has them, too"
+            warnings.warn(f"{kind} has parameters, which no attached optimiser moves: {told}", stacklevel=2)
+
+    def host_state(self) -> dict[str, Any]:
+        """Return the parameters and buffers of a scalarizer, and the order in which it reads the losses."""
+        scalarizer = self._pattern[0]
+        if not isinstance(scalarizer, Scalarizer):
+            return {}
+        return {"scalarizer": scalarizer.state_dict(), "order": self._order}
+
+    def load_host_state(self, state: dict[str, Any]) -> None:
+        """Load what ``host_state`` returned."""
+        if state:
+            self._pattern[0].load_state_dict(state["scalarizer"])
+            self._order = list(state["order"])
+
     @property
     def phase(self) -> Hashable | None:
-        """None: solvers on the host cannot be recorded."""
+        """None: what runs on the host cannot be recorded."""
         return None
 
 

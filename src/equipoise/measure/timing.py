@@ -21,7 +21,7 @@ from equipoise.balance.balancer import Balancer
 from equipoise.data.splits import Part
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.late_fusion import check_model
-from equipoise.training.step import step_losses
+from equipoise.training.step import step_arguments
 
 PIECES = ("data", "forward", "backward", "balance", "update")
 WARM_UP = 3
@@ -95,11 +95,11 @@ def timed_step(model: FusionModel, balancer: Balancer, optimizer: Optimizer) -> 
 
     def step(watch: Stopwatch, part: Part) -> None:
         if balancer.route != "loss":
-            plain_backward(watch, step_losses(model, balancer, part)[2]["fused"].mean(), optimizer)
+            plain_backward(watch, step_arguments(model, balancer, part)[1]["fused"].mean(), optimizer)
         with watch("forward"):
-            losses, beside, _ = step_losses(model, balancer, part)
+            given, _ = step_arguments(model, balancer, part)
         with watch("balance"):
-            loss = balancer(losses, extra=beside, present=part.present or None)
+            loss = balancer(**given)
         backward_and_update(watch, loss, optimizer)
 
     return step

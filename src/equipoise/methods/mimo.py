@@ -1,15 +1,15 @@
 """MIMO: the fused loss plus a smooth maximum of how far each modality is from its own optimum."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
-from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues, Weights
-from equipoise.balance.theory import Trajectory, doubled_smoothing, smooth_maximum, smoothness
+from equipoise.balance.optimum import Optimum, OptimumBalancer
+from equipoise.balance.theory import doubled_smoothing, relative_smoothing, smooth_maximum, smoothness
 
 LEAST_SMOOTHING = 1e-30  # below it, single precision cannot hold a loss divided by μ
 
@@ -34,7 +34,7 @@ def mimo_objective(
 
 
 @final
-class MIMO(Balancer):
+class MIMO(OptimumBalancer):
     """Minimise the fused loss plus λ times a smooth maximum of the uni-modal losses.
 
     f_mm + λ · μ · log Σ_k exp((f_k − f*_k) / μ): f_mm is the fused loss, f_k the loss of modality k, f*_k the least
@@ -50,12 +50,18 @@ class MIMO(Balancer):
     Args:
         penalty: λ. The paper takes 10 or 100.
         smoothing: μ. Zero is the hard maximum of the paper's equation before smoothing.
-        optimum: f*: None for zero, numbers per modality, or a `Trajectory` of uni-modal training.
+        optimum: f*: None or "zero"; a number, or numbers by modality; a `Trajectory` of uni-modal training; "twin", a
+            uni-modal model that trains beside; "trajectory" or "final", a uni-modal run before, at the same step or at
+            its end.
         overflow: "stable" shifts the exponents; "double" is the paper's rule: μ doubles, batch by batch, until they
             fit.
         floor: A weight that every uni-modal loss keeps besides; 1.0 gives EW plus MIMO.
         heads: "scaled" trains uni-modal heads at λσ_k as the formula says; "plain" at weight one, so that a large λ
             does not blow up their steps. Needs `attach`.
+        relative: Read the smoothing as a share δ of the largest gap: μ = δ · max_k |f_k − f*_k| / log K at each step,
+            so that the smooth maximum is at most that share above the maximum, in losses of any scale. μ counts as
+            constant in derivatives.
+        every: With optimum="twin", the twin trains on every so many samples of a batch.
 
     Example:
         >>> balancer = MIMO(penalty=10.0, smoothing=0.5)
@@ -69,42 +75,35 @@ class MIMO(Balancer):
 
     unimodal = "head"
     search: ClassVar = {"penalty": (1.0, 10.0, 100.0), "smoothing": (0.01, 0.1, 1.0)}
-    optimum: Tensor
-    step: Tensor
 
     def __init__(
         self,
         penalty: float = 10.0,
         smoothing: float = 0.1,
-        optimum: Mapping[str, float] | Trajectory | None = None,
+        optimum: Optimum = None,
         overflow: Literal["stable", "double"] = "stable",
         floor: float = 0.0,
         heads: Literal["scaled", "plain"] = "scaled",
+        relative: bool = False,
+        every: int = 5,
     ) -> None:
-        super().__init__()
-        known = optimum is None or isinstance(optimum, (Mapping, Trajectory))
-        numbers = "optimum should be numbers by modality, {'audio': 0.3, …}, a Trajectory, or None for zero"
+        super().__init__(optimum, every=every)
         smooth = smoothing == 0 or LEAST_SMOOTHING <= smoothing < math.inf
         between = f"smoothing should be zero, or between {LEAST_SMOOTHING:g} and any finite number"
         self.check_arguments(
             (0 <= penalty < math.inf, "penalty should be a finite number of zero or more", penalty),
             (smooth, between, smoothing),
-            (known, numbers, optimum),
+            self.optimum_rule(optimum),
+            (every >= 1, "every should be at least one sample", every),
             (0 <= floor < math.inf, "floor should be a finite number of zero or more", floor),
         )
         self.penalty, self.smoothing, self.overflow, self.floor, self.heads = penalty, smoothing, overflow, floor, heads
+        self.relative = relative
         self.route = "weighted" if heads == "plain" else "loss"
-        if optimum is None:
-            self.add_state("optimum", (1,))
-        else:
-            given = optimum.values() if isinstance(optimum, Trajectory) else optimum
-            rows = {name: torch.as_tensor(row, dtype=torch.float64).reshape(-1) for name, row in given.items()}
-            self.add_given_state("optimum", rows)
-        self.register_buffer("step", torch.zeros(1, dtype=torch.int64))
 
     def weigh(self, values: LossValues) -> Weights:
         """The fused loss at one, modality k at λσ_k plus the floor."""
-        optimum = self._optimum_now().to(values.unimodal.dtype)
+        optimum = self.optimum_now().to(values.unimodal.dtype)
         here = None if values.presence is None else (values.presence > 0) | (values.presence <= 0).all()
         gaps = _at_hand(values.unimodal - optimum, here)
         smoothing = self._smoothing_for(gaps)
@@ -121,8 +120,9 @@ class MIMO(Balancer):
 
     def smoothness_problem(self) -> str:
         """The maximum itself has kinks, and plain heads do not follow the objective's gradient."""
-        if self.smoothing == 0:
-            return "the objective is smooth for μ > 0 only, found smoothing=0; type mimo.smoothing=0.1"
+        if self.smoothing == 0 or self.relative:
+            found = "smoothing=0" if self.smoothing == 0 else "relative=true, with which μ vanishes with the gaps"
+            return f"the objective is smooth for a fixed μ > 0 only, found {found}; type mimo.smoothing=0.1"
         plain = self.heads == "plain"
         return "plain heads do not follow the objective's gradient; type mimo.heads=scaled" if plain else ""
 
@@ -134,6 +134,8 @@ class MIMO(Balancer):
         )
 
     def _smoothing_for(self, gaps: Tensor) -> Tensor | float:
+        if self.relative and self.smoothing > 0:
+            return relative_smoothing(gaps, self.smoothing)
         doubles = self.overflow == "double" and self.smoothing > 0
         return doubled_smoothing(gaps, self.smoothing) if doubles else self.smoothing
 
@@ -144,16 +146,6 @@ class MIMO(Balancer):
         else:
             shares = torch.softmax(gaps / smoothing, dim=0)
         return torch.cat([gaps.new_ones(1), self.penalty * shares + self.floor])
-
-    def stepped(self, taken: Tensor | int = 1) -> None:
-        """Move along the trajectory with the optimiser, so that a skipped step does not count."""
-        self.step += taken
-
-    def _optimum_now(self) -> Tensor:
-        now = self.optimum.index_select(1, self.step.clamp(max=self.optimum.shape[1] - 1))[:, 0]
-        if self.training and torch.is_grad_enabled() and not self.follows_optimizer:
-            self.step += 1
-        return now
 
 
 def _at_hand(gaps: Tensor, here: Tensor | None) -> Tensor:

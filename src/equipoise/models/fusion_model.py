@@ -58,6 +58,12 @@ class FusionModel(nn.Module, ABC):
         """Give the outputs as `forward` does, and beside them each modality's share of the additive fused output."""
         return self(inputs, lengths), self.fusion.share(self.complete(self.features(inputs, lengths)))
 
+    def with_permuted(
+        self, inputs: Inputs, permutations: int, lengths: Lengths | None = None
+    ) -> tuple[Tensors, Tensors]:
+        """Give the outputs as `forward` does, and beside them how little the fused one depends on each modality."""
+        raise NotImplementedError(f"{type(self).__name__} knows no features to permute; expected a LateFusion")
+
     @abstractmethod
     def features(self, inputs: Inputs, lengths: Lengths | None = None) -> Tensors:
         """Give what `outputs_from` needs of each modality at hand."""

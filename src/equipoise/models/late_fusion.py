@@ -16,6 +16,7 @@ from equipoise.models.fusion import HeadMaker, HeadPart, NamedModules, build_fus
 from equipoise.models.fusion_model import Decision as Decision
 from equipoise.models.fusion_model import FusionModel, Inputs, Lengths, Tensors
 from equipoise.models.fusion_model import Unimodal as Unimodal
+from equipoise.models.permuted import permutation_losses
 from equipoise.models.task import Classification, Task
 from equipoise.util.errors import name_problems, raise_all, unknown_name
 from equipoise.util.graph import scale_gradient
@@ -95,14 +96,22 @@ class LateFusion(FusionModel):
         Returns:
             The outputs by name, "fused" first.
         """
-        return self._read(inputs, lengths, shares=self.unimodal == "split")[0]
+        return self._read(inputs, lengths, self.features(inputs, lengths), shares=self.unimodal == "split")[0]
 
     def with_shares(self, inputs: Inputs, lengths: Lengths | None = None) -> tuple[Tensors, Tensors]:
         """Give the outputs as `forward` does, and beside them each modality's share of the additive fused output.
 
         For methods that compare shares while heads of their own, trained beside, are measured.
         """
-        return self._read(inputs, lengths, shares=True)
+        return self._read(inputs, lengths, self.features(inputs, lengths), shares=True)
+
+    def with_permuted(
+        self, inputs: Inputs, permutations: int, lengths: Lengths | None = None
+    ) -> tuple[Tensors, Tensors]:
+        """Give the outputs as `forward` does, and beside them what `permutation_losses` gives for the batch."""
+        features = self.features(inputs, lengths)
+        outputs, _ = self._read(inputs, lengths, features, shares=self.unimodal == "split")
+        return outputs, permutation_losses(self, features, outputs["fused"], permutations, self.gaps(inputs))
 
     def features(self, inputs: Inputs, lengths: Lengths | None = None) -> dict[str, Tensor]:
         """Give the feature vector of each modality at hand, [B, size], in the order of the encoders."""
@@ -154,6 +163,18 @@ class LateFusion(FusionModel):
     def fused_head_parts(self) -> dict[str, list[HeadPart]]:
         """List, per modality, the parameters of the fused head that only its term of an additive fused output has."""
         return self.fusion.parts()
+
+    def output_layers(self) -> dict[str, tuple[Tensor, HeadPart]]:
+        """Give of each modality the weight of its own Linear head, and its part of the additive fused one.
+
+        Empty where the fused output is no sum over modalities, or a head is none or no Linear.
+        """
+        own = {name: head.weight for name, head in self.heads.items() if isinstance(head, nn.Linear)}
+        fused = {
+            name: [part for part in parts if part[0].dim() == 2] for name, parts in self.fused_head_parts().items()
+        }
+        known = [name for name in own if len(fused.get(name, [])) == 1]
+        return {name: (own[name], fused[name][0]) for name in known} if len(known) == len(self.encoders) else {}
 
     def response_problems(self) -> list[str]:
         """Say why the Shapley responses of this model are not known in closed form; empty where they are."""
@@ -209,8 +230,9 @@ class LateFusion(FusionModel):
         """Copies give shares again: no balancer is attached to them."""
         return {**self.__dict__, "_responder": None}
 
-    def _read(self, inputs: Inputs, lengths: Lengths | None, *, shares: bool) -> tuple[Tensors, Tensors]:
-        features = self.features(inputs, lengths)
+    def _read(
+        self, inputs: Inputs, lengths: Lengths | None, features: Tensors, *, shares: bool
+    ) -> tuple[Tensors, Tensors]:
         terms: dict[str, Tensor] = {}
         if self.training and self.responds:
             fused, terms = self._respond(features, inputs, lengths)

@@ -22,6 +22,7 @@ from equipoise.util.errors import raise_all
 
 TaskKind = Literal["classes", "regression", "labels"]
 RegressionLoss = Literal["huber", "mse", "mae"]
+ClassLoss = Literal["cross-entropy", "tcmax"]
 
 
 class Task(nn.Module, ABC):
@@ -66,6 +67,10 @@ class Task(nn.Module, ABC):
 
         Methods that follow a validation accuracy get its mean.
         """
+
+    @abstractmethod
+    def entropy(self, output: Tensor, label: Tensor) -> Tensor:
+        """Return how unsure each answer is, [B], zero for one without doubt, for methods that compare modalities."""
 
     @abstractmethod
     def member(self, output: Tensor) -> Tensor:
@@ -119,7 +124,7 @@ class Task(nn.Module, ABC):
 
 @final
 class Classification(Task):
-    """One class for every sample: cross-entropy.
+    """One class for every sample: cross-entropy. Training may have the fused output learn by TCMax (`loss_name`).
 
     Args:
         names: Of the classes.
@@ -133,6 +138,7 @@ class Classification(Task):
     def __init__(self, names: Sequence[str], weight: Tensor | None = None, smoothing: float = 0.0) -> None:
         super().__init__(names)
         self.smoothing = smoothing
+        self.loss_name: ClassLoss = "cross-entropy"
         self.register_buffer("weight", weight, persistent=False)
 
     def loss(self, output: Tensor, label: Tensor, *, weighted: bool = True) -> Tensor:
@@ -148,6 +154,11 @@ class Classification(Task):
     def hits(self, output: Tensor, label: Tensor) -> Tensor:
         """Return 1 where the class is right, and 0 elsewhere."""
         return (output.argmax(dim=1) == label).to(output.dtype)
+
+    def entropy(self, output: Tensor, label: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the entropy of the distribution over classes."""
+        logs = output.log_softmax(dim=1)
+        return -(logs.exp() * logs).sum(dim=1)
 
     def member(self, output: Tensor) -> Tensor:
         """Return log-probabilities."""
@@ -217,6 +228,10 @@ class MultiLabel(Task):
     def hits(self, output: Tensor, label: Tensor) -> Tensor:
         """Return the share of labels that are right."""
         return ((output > 0) == (label > 0.5)).to(output.dtype).mean(dim=1)
+
+    def entropy(self, output: Tensor, label: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the entropy of each label's probability, the mean over labels."""
+        return F.binary_cross_entropy_with_logits(output, output.sigmoid(), reduction="none").mean(dim=1)
 
     def member(self, output: Tensor) -> Tensor:
         """Return log-odds."""
@@ -292,6 +307,10 @@ class Regression(Task):
     def hits(self, output: Tensor, label: Tensor) -> Tensor:
         """Return exp(−loss), an unnormalised likelihood of the target."""
         return (-self.loss(output, label)).exp()
+
+    def entropy(self, output: Tensor, label: Tensor) -> Tensor:
+        """Return the loss: a number has no distribution, and its error stands for how far it scatters."""
+        return self.loss(output, label)
 
     def member(self, output: Tensor) -> Tensor:
         """Return numbers in the units of the target."""

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from equipoise.data.source import DataSet
-from equipoise.paper.claims import in_words, run_jobs
+from equipoise.paper.claims import in_words
 from equipoise.report.aggregate import MeanStd, Row, RunGroup, mean_std, modalities
 from equipoise.study.compare import record_command
 from equipoise.study.executors import Cluster
 from equipoise.study.job import DIVERGED, Job, diverged
 from equipoise.study.registry import WITH_COMMAS, Entry, entries, method_of, own_name
 from equipoise.study.store import Store
-from equipoise.study.study import folds_of, plan, resolved_entries
+from equipoise.study.study import folds_of, plan, resolved_entries, run_jobs
 from equipoise.study.tuning import headline
 from equipoise.training.presets import Preset
 from equipoise.util.errors import BadInput, FailedRuns, collect

@@ -1,19 +1,13 @@
-"""Claims of the paper beside measurements, and the runs that measure them: one that diverges is an answer."""
+"""Claims of the paper beside measurements."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from equipoise.data.splits import Splits
 from equipoise.report.aggregate import Difference
-from equipoise.study.executors import Cluster
-from equipoise.study.job import Job
-from equipoise.study.store import Store
-from equipoise.study.study import run_progress, run_study
-from equipoise.util.errors import FailedRuns
 
 WIDTH = 118  # letters of a line in a terminal
 INDENT = " " * 9  # the longest verdict and a space
@@ -113,43 +107,6 @@ class Change(NamedTuple):
     def above(self, low: float = 0.0, high: float = 0.0) -> Verdict:
         """Agree where the change is surely above `low`, differ where it is surely below `high`."""
         return "agrees" if self.low > low else "differs" if self.high < high else "open"
-
-
-def run_jobs(
-    jobs: Sequence[Job],
-    splits: Mapping[int | None, Splits],
-    store: Store,
-    title: str = "runs",
-    *,
-    workers: int | None = None,
-    on: Cluster | None = None,
-    quiet: bool = False,
-) -> dict[str, str]:
-    """Run the jobs that are not done yet, and return the reasons of those that failed, by config.
-
-    Args:
-        jobs: The runs.
-        splits: The data of each fold.
-        store: The rows.
-        title: Of the progress bar.
-        workers: Runs side by side; None for one per core, or as many as the GPUs carry.
-        on: The cluster, if not this machine.
-        quiet: Show no progress.
-    """
-    reasons: dict[str, str] = {}
-
-    def watch(kind: str, job: Job, content: dict[str, Any]) -> None:
-        if kind == "failed":
-            reasons[job.config] = f"{job.name}: {content['reason']}"
-        tell(kind, job, content)
-
-    with run_progress(store.missing(job.config for job in jobs), title, quiet=quiet) as tell:
-        try:
-            run_study(jobs, dict(splits), store, workers=workers, on=on, on_event=watch)
-        except FailedRuns:
-            if not reasons:
-                raise
-    return reasons
 
 
 def in_words(value: Any) -> str:

@@ -15,7 +15,7 @@ from equipoise.data.prepare.prepared import Prepared
 from equipoise.data.sets import PUBLISHED
 from equipoise.data.source import DataSet, PreparedFolder, data_set
 from equipoise.data.splits import Splits
-from equipoise.paper.claims import in_words, run_jobs
+from equipoise.paper.claims import in_words
 from equipoise.paper.published import GRID, SMALL_GRID, TABLES, PaperTable, small_preset, stand_in
 from equipoise.report.aggregate import Row, RunGroup, mean_std
 from equipoise.study.compare import record_command
@@ -23,7 +23,7 @@ from equipoise.study.executors import cluster_of
 from equipoise.study.job import SEE, Job, diverged
 from equipoise.study.registry import Entry, all_methods, entries
 from equipoise.study.store import Store
-from equipoise.study.study import plan
+from equipoise.study.study import plan, run_jobs
 from equipoise.study.tuning import headline
 from equipoise.training.presets import Preset, all_presets, preset_for
 from equipoise.util.errors import BadInput, FailedRuns, collect

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import FUSED
+from equipoise.balance.optimum import OptimumBalancer
 from equipoise.balance.theory import least_squares
-from equipoise.methods import EW, MIMO, MSL
+from equipoise.methods import EW, MIMO, MSL, PrimalDual
 from equipoise.util.errors import demand
 
 Label = Literal["sum", "mean", "first"]
@@ -298,6 +299,8 @@ VARIANTS = {
     "hard-zero": TrainingVariant("hard maximum, f* = 0", lambda s, _: MIMO(s.penalty, 0.0)),
     "ew": TrainingVariant("EW at λ/K", lambda s, _: EW(s.penalty / len(s.names))),
     "ew-full": TrainingVariant("EW at λ", lambda s, _: EW(s.penalty)),
+    "primal-dual": TrainingVariant("PrimalDual, twin", lambda *_: PrimalDual("twin")),
+    "primal-dual-exact": TrainingVariant("PrimalDual, f* exact", lambda _, optimum: PrimalDual(optimum)),
     "joint-faster": TrainingVariant("joint, rate × (1 + λ)", lambda *_: MSL(), lambda s: 1 + s.penalty),
 }
 
@@ -312,7 +315,7 @@ class Trace(NamedTuple):
     Args:
         fused: The fused loss.
         norms: ‖θ_k‖ per modality.
-        weights: λσ_k, the weight of each uni-modal loss; zero in joint training.
+        weights: λσ_k, the weight of each uni-modal loss in its encoder; zero in joint training.
     """
 
     fused: Tensor
@@ -335,6 +338,22 @@ class Trace(NamedTuple):
         return not bool(self.fused[-1] < DIVERGED * self.fused[0])
 
 
+def twin_losses(data: ToyData, settings: ToySettings, seed: int) -> Iterator[dict[str, Tensor]]:
+    """Train every modality alone, on all samples, from a start of its own, without an end; yield the losses of steps.
+
+    A batch is all of the data here. On a share of it f* would be that of other data.
+    """
+    model = TwoLayer(settings, seed + 1, list(data.inputs))
+    optimizer = torch.optim.SGD([*model.encoders.values(), *model.heads.values()], lr=settings.lr)
+    while True:
+        values = losses(dict(model.named_parameters()), data)
+        alone = {name: values[name] for name in data.inputs}
+        yield {name: value.detach() for name, value in alone.items()}
+        optimizer.zero_grad()
+        torch.stack(list(alone.values())).sum().backward()
+        optimizer.step()
+
+
 def training_steps(data: ToyData, settings: ToySettings, variant: str, seed: int) -> Iterator[TrainingState]:
     """Train by gradient descent on all samples, without an end, through the balancer that any user would call.
 
@@ -344,7 +363,12 @@ def training_steps(data: ToyData, settings: ToySettings, variant: str, seed: int
     chosen = VARIANTS[variant]
     model, balancer = TwoLayer(settings, seed, list(data.inputs)), chosen.make(settings, data.optimum)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr * chosen.faster(settings))
+    if balancer.route != "loss" and balancer.needs_encoders:
+        balancer.attach(model, encoders={name: model.encoders[name] for name in data.inputs})
+    twin = twin_losses(data, settings, seed)
     while True:
+        if isinstance(balancer, OptimumBalancer) and balancer.source == "twin":
+            balancer.track(next(twin))
         values = losses(dict(model.named_parameters()), data)
         optimizer.zero_grad()
         # The model of joint training has no heads of its own for modalities.
@@ -371,8 +395,8 @@ def run(
     for model, balancer, values in islice(training_steps(data, settings, variant, seed), length):
         fused.append(values[FUSED].detach())
         norms.append(torch.stack([encoder.detach().norm() for encoder in model.encoders.values()]))
-        table = balancer.table.values[1:, -1].double()
-        weights.append(table if len(table) else torch.zeros(len(data.inputs), dtype=torch.float64))
+        table = balancer.table.values[1:].double()
+        weights.append(table.diagonal() if len(table) else torch.zeros(len(data.inputs), dtype=torch.float64))
         value = float(fused[-1])
         if value <= until or not value < DIVERGED * float(fused[0]):
             break
@@ -418,17 +442,3 @@ def steps_to_level(data: ToyData, settings: ToySettings, seed: int, variants: It
     """Count the steps of each way of training to the level of the settings; None where it does not get there."""
     level, most = settings.level, 20 * settings.steps
     return {name: run(data, settings, name, seed, steps=most, until=level).reached(level) for name in variants}
-
-
-def fastest(
-    data: ToyData, settings: ToySettings, seed: int, rates: Sequence[float], variants: Sequence[str]
-) -> dict[str, tuple[float, int]]:
-    """Find per way of training the learning rate with the fewest steps to the level, without diverging later."""
-    best: dict[str, tuple[float, int]] = {}
-    for name in variants:
-        for rate in rates:
-            trace = run(data, dataclasses.replace(settings, lr=rate), name, seed)
-            steps = trace.reached(settings.level)
-            if steps is not None and not trace.diverged and (name not in best or steps < best[name][1]):
-                best[name] = (rate, steps)
-    return best

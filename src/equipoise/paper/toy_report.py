@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from equipoise.paper import toy_constrained
 from equipoise.paper.claims import claim_lines
 from equipoise.paper.toy import VARIANTS, Label, Manifold, ToySettings, Trace
 from equipoise.paper.toy_conflict import MAXIMA, ConflictSolution
@@ -20,10 +21,11 @@ from equipoise.report.formats import text_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PINK, GREEN = "#bf3989", "#1a7f37"
+PINK, GREEN, ORANGE = "#bf3989", "#1a7f37", "#bc4c00"
 STYLES = {
     "joint": (INK, "-"), "mimo-exact": (JOINT, "-"), "mimo-zero": (JOINT, "--"), "hard-exact": (PINK, "-."),
     "hard-zero": (PINK, ":"), "ew": (GREEN, "-"), "ew-full": (GREEN, "--"), "joint-faster": (INK, ":"),
+    "primal-dual": (ORANGE, "-"), "primal-dual-exact": (ORANGE, "--"),
 }  # fmt: skip
 MAXIMUM_STYLES = {"hard": (PINK, "o-"), "decaying": (PINK, "s--"), "smooth": (JOINT, "o-")}
 
@@ -99,6 +101,7 @@ def _theory_as_dict(theory: TheoryResults) -> dict[str, Any]:
             }
             for name, rate in theory.rates.items()
         },
+        "primal-dual": toy_constrained.as_dict(theory.constrained),
     }
 
 
@@ -115,7 +118,7 @@ def _finite(value: Any) -> Any:
 
 def text(results: ToyResults) -> str:
     """The whole report in words."""
-    parts = [_head(results), _runs(results), _gradients(results), _theory(results.theory)]
+    parts = [_head(results), _runs(results), _gradients(results), _theory(results.theory, results.settings)]
     said = ["\nWhat the paper says, and what was measured:", *claim_lines(claims(results), stop="")]
     return "\n".join([*itertools.chain(*parts), *said])
 
@@ -161,7 +164,7 @@ def _gradients(results: ToyResults) -> Iterator[str]:
     yield from text_table(["block", "maximum", "corrected", "as printed", "autograd / printed"], rows)
 
 
-def _theory(theory: TheoryResults | None) -> Iterator[str]:
+def _theory(theory: TheoryResults | None, settings: ToySettings) -> Iterator[str]:
     if theory is None:
         return
     yield "\nEncoders of width one on correlated modalities, where objectives conflict:"
@@ -178,6 +181,7 @@ def _theory(theory: TheoryResults | None) -> Iterator[str]:
     needed = {title: theory.rates[name].steps.values() for name, title in MAXIMA.items()}
     rows = [[title, *("–" if count is None else str(count) for count in counts)] for title, counts in needed.items()]
     yield from text_table(["", *(f"{accuracy:g}" for accuracy in theory.rates["hard"].steps)], rows)
+    yield from toy_constrained.lines(theory.constrained, settings)
 
 
 # -- figures --

@@ -1,5 +1,6 @@
 """Everything that `equipoise toy` measures, and the paper's claims on it."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.paper import toy, toy_conflict, toy_theory
+from equipoise.paper import toy, toy_conflict, toy_constrained, toy_theory
 from equipoise.paper.claims import Claim, verdict_of
 from equipoise.paper.toy import NamedTensors, ToyData, ToySettings
 from equipoise.paper.toy_conflict import MAXIMA, Conflict, ConflictSolution
@@ -133,6 +134,7 @@ class TheoryResults(NamedTuple):
         relaxed: With the slack that each of these leaves.
         predicted: The worst gap to first order, under each of `PENALTIES`.
         rates: Convergence with the hard and with the smooth maximum.
+        constrained: PrimalDual on both problems.
     """
 
     curvature: Curvature
@@ -144,6 +146,7 @@ class TheoryResults(NamedTuple):
     relaxed: list[ConflictSolution]
     predicted: list[float]
     rates: dict[str, toy_conflict.Convergence]
+    constrained: toy_constrained.ConstrainedResults
 
 
 class ToyResults(NamedTuple):
@@ -200,9 +203,23 @@ def gather(settings: ToySettings, seeds: Sequence[int], *, theory: bool, tell: T
         return ToyResults(settings, traces, gradients, by_seed, condition, {})
     tell("searching learning rates")
     rates = [settings.lr * multiple for multiple in MULTIPLES]
-    quickest = toy.fastest(data, settings, seeds[0], rates, ("joint", "mimo-exact", "mimo-zero", "ew"))
+    quickest = fastest(data, settings, seeds[0], rates, ("joint", "mimo-exact", "mimo-zero", "ew", "primal-dual-exact"))
     checked = check_theory(settings, data, seeds[0], tell)
     return ToyResults(settings, traces, gradients, by_seed, condition, quickest, checked)
+
+
+def fastest(
+    data: ToyData, settings: ToySettings, seed: int, rates: Sequence[float], variants: Sequence[str]
+) -> dict[str, tuple[float, int]]:
+    """Find per way of training the learning rate with the fewest steps to the level, without diverging later."""
+    best: dict[str, tuple[float, int]] = {}
+    for name in variants:
+        for rate in rates:
+            trace = toy.run(data, dataclasses.replace(settings, lr=rate), name, seed)
+            steps = trace.reached(settings.level)
+            if steps is not None and not trace.diverged and (name not in best or steps < best[name][1]):
+                best[name] = (rate, steps)
+    return best
 
 
 def measure_seed(settings: ToySettings, seed: int) -> SeedResults:
@@ -231,7 +248,10 @@ def check_theory(settings: ToySettings, data: ToyData, seed: int, tell: Tell) ->
     predicted = [conflict.predicted_gap(penalty) for penalty in PENALTIES]
     tell("rates of convergence of the hard and the smooth maximum")
     solutions = (conflict.lexicographic(), penalised, relaxed, predicted)
-    return TheoryResults(curvature, curvature_tied, descent, tied, *solutions, toy_conflict.convergence(conflict))
+    rates = toy_conflict.convergence(conflict)
+    tell("PrimalDual at rest, and over learning rates")
+    constrained = toy_constrained.measure(settings, data, conflict, seed)
+    return TheoryResults(curvature, curvature_tied, descent, tied, *solutions, rates, constrained)
 
 
 # -- the paper's claims --
@@ -241,7 +261,7 @@ def claims(results: ToyResults) -> list[Claim]:
     """Compare every claim that was measured."""
     parts = [_on_data(results), _on_training(results), _on_balance(results), _on_speed(results), _on_gradients(results)]
     if results.theory is not None:
-        parts.append(_on_theory(results.theory))
+        parts += [_on_theory(results.theory), toy_constrained.claims(results.theory.constrained)]
     return [Claim(*words, verdict_of(bool(holds))) for part in parts for *words, holds in part]
 
 

@@ -20,10 +20,14 @@ from equipoise.report.overview import overview as overview
 from equipoise.report.page import write_page as write_page
 from equipoise.report.predictions import Predictions as Predictions
 from equipoise.report.predictions import predictions as predictions
+from equipoise.report.ranking import MeanRanks as MeanRanks
 from equipoise.report.ranking import Ranked as Ranked
+from equipoise.report.ranking import mean_ranks as mean_ranks
 from equipoise.report.ranking import ranking as ranking
 from equipoise.report.ranking import ranking_as_dicts as ranking_as_dicts
 from equipoise.report.ranking import ranking_text as ranking_text
+from equipoise.report.ranking import ranks_as_dicts as ranks_as_dicts
+from equipoise.report.ranking import ranks_table as ranks_table
 from equipoise.report.results import Results as Results
 from equipoise.report.results import read as read
 from equipoise.report.table import ResultTable as ResultTable

@@ -6,12 +6,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, final
 
 import numpy as np
 
 from equipoise.models.metrics import Metric
 from equipoise.report.headline import Headline, Row, baseline_name, headline_of, metric_of_row
+from equipoise.report.intervals import MeanStd as MeanStd
+from equipoise.report.intervals import Runs, interval_over
+from equipoise.report.intervals import mean_std as mean_std
 
 OWN_PROTOCOLS = ("head", "detached", "split")
 PROTOCOLS = {
@@ -24,20 +27,6 @@ PROTOCOLS = {
 }
 # Settings in which runs of one label may differ without being two things to compare.
 _NOT_COMPARED = {"seed", "seeds", "fold", "folds", "out", "threads"}
-
-
-class MeanStd(NamedTuple):
-    """A mean over runs.
-
-    Args:
-        mean: Their mean.
-        deviation: Their sample standard deviation (n − 1); None for a single run.
-        count: How many runs had the number.
-    """
-
-    mean: float
-    deviation: float | None
-    count: int
 
 
 def _measure(*path: str) -> cached_property[MeanStd | None]:
@@ -125,21 +114,6 @@ def number(value: Any, *path: str) -> float | None:
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, (int, float))):
         return None
     return float(value) if math.isfinite(value) else None
-
-
-def mean_std(numbers: Iterable[float | None]) -> MeanStd | None:
-    """Compute mean and sample standard deviation of the numbers that are not None.
-
-    Example:
-        >>> mean_std([1.0, None, 3.0])
-        MeanStd(mean=2.0, deviation=1.4142135623730951, count=2)
-    """
-    known = [value for value in numbers if value is not None]
-    if not known:
-        return None
-    mean = math.fsum(known) / len(known)
-    squares = math.fsum((value - mean) ** 2 for value in known)
-    return MeanStd(mean, math.sqrt(squares / (len(known) - 1)) if len(known) > 1 else None, len(known))
 
 
 def aggregate(rows: Sequence[Row]) -> list[RunGroup]:
@@ -251,11 +225,7 @@ def _order(row: Row) -> tuple[float, float, str]:
 
 
 BASELINE = "msl"
-CONFIDENCE = 0.95
 ABSENT, UNKNOWN = -1, -2  # codes of a setting: the baseline has none, or never had this value
-
-Runs = dict[tuple[object, object, object], float]
-"""A number of each run, under its fold, seed and split."""
 
 
 @final
@@ -346,24 +316,12 @@ def compared_with(differences: Sequence[Difference], baseline: str) -> str:
 
 
 def _difference(group: RunGroup, ours: Runs, base: RunGroup, theirs: Runs) -> Difference | None:
-    differences = {run: ours[run] - theirs[run] for run in ours if run in theirs}
-    folds: dict[object, list[float]] = {}
-    for (fold, _, _), value in differences.items():
-        if fold is not None:
-            folds.setdefault(fold, []).append(value)
-    over = "folds" if len(folds) > 1 else "seeds"
-    by_fold = [math.fsum(values) / len(values) for values in folds.values()]
-    middle = mean_std(by_fold if over == "folds" else differences.values())
-    if middle is None:
+    found = interval_over({run: ours[run] - theirs[run] for run in ours if run in theirs})
+    if found is None:
         return None
-    mean, deviation, pairs = middle
-    low = high = None
-    if deviation is not None:
-        from scipy.special import stdtrit  # a quarter of a second that other commands need not wait
-
-        half = float(stdtrit(pairs - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(pairs)
-        low, high = mean - half, mean + half
-    return Difference(group.label, base.label, mean, low, high, pairs, over, group.metric.higher)
+    return Difference(
+        group.label, base.label, found.mean, found.low, found.high, found.count, found.over, group.metric.higher
+    )
 
 
 def _by_run(group: RunGroup, measure: Sequence[str]) -> Runs:

@@ -1,4 +1,4 @@
-"""Figures for a paper, one file each: confusion, roc, calibration, residuals, bars."""
+"""Figures for a paper, one file each: confusion, roc, calibration, residuals, bars, ranks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from equipoise.report.aggregate import RunGroup, baseline_group, headline
 from equipoise.report.drawing import FAINT, INK, JOINT, LINE, MODALITIES
 from equipoise.report.headline import Headline
 from equipoise.report.predictions import predictions_of_run
+from equipoise.report.rank_diagram import rank_diagram
 from equipoise.report.results import Results
 from equipoise.util.errors import BadInput, look_up
 
@@ -64,13 +65,13 @@ class Pooled(NamedTuple):
 def write_figures(
     kind: str, results: Results, to: str = "pdf", decision: str = "fused", data: str | None = None
 ) -> list[Path]:
-    """Draw one kind of figure for each data set of a study into its folder ``figures``.
+    """Draw one kind of figure for each data set of a study into its folder ``figures``; ranks is one for all of them.
 
     Args:
-        kind: confusion, roc, calibration, residuals or bars.
+        kind: confusion, roc, calibration, residuals, bars or ranks.
         results: The finished runs.
         to: pdf, svg or png.
-        decision: fused or committee; bars show both.
+        decision: fused or committee; bars and ranks show both.
         data: The name of one data set; None for all that the figure fits.
 
     Returns:
@@ -79,9 +80,12 @@ def write_figures(
     Raises:
         BadInput: If the figure fits the task of no data set, or its runs kept no answers.
     """
-    look_up("figure", kind, FIGURES)
+    look_up("figure", kind, {**FIGURES, "ranks": None})
     look_up("format", to, dict.fromkeys(FORMATS))
     look_up("decision", decision, dict.fromkeys(("fused", "committee")))
+    if kind == "ranks":
+        with drawing.style():
+            return [drawing.save_as(rank_diagram(results), results.folder / "figures", kind, to)]
     if data is not None:
         look_up("data set", data, results.groups)
     chosen = {name: groups for name, groups in results.groups.items() if data in (None, name)}

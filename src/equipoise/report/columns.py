@@ -21,6 +21,7 @@ from equipoise.report.aggregate import (
     modalities,
 )
 from equipoise.report.headline import Headline
+from equipoise.report.intervals import MeanInterval
 from equipoise.report.kept import MOST_POOLED, PooledFolds, metrics_of, other_metric, pooled
 from equipoise.report.results import Results
 from equipoise.util.errors import raise_all
@@ -28,7 +29,7 @@ from equipoise.util.errors import raise_all
 MISSING = "–"
 DECISIONS = ("fused", "committee")
 FEW = "*"  # behind an interval from few groups
-Measured = MeanStd | Difference | PooledFolds | str | None
+Measured = MeanStd | MeanInterval | Difference | PooledFolds | str | None
 
 
 @final
@@ -73,14 +74,15 @@ class ResultColumn:
             aside = "" if deviation is None else f"± {self.written(deviation)}"
             return Cell(self.written(mean), aside, (mean, deviation))
         mean, low, high = measured.mean, measured.low, measured.high
-        if isinstance(measured, PooledFolds):
-            aside = "" if low is None or high is None else self.interval(low, high, measured.groups)
+        if isinstance(measured, PooledFolds | MeanInterval):
+            groups = measured.groups if isinstance(measured, PooledFolds) else None
+            aside = "" if low is None or high is None else self.interval(low, high, groups)
             return Cell(self.written(mean), aside, (mean, low, high))
         interval = "" if low is None or high is None else f"[{self.written(low, '+')}, {self.written(high, '+')}]"
         return Cell(self.written(mean, "+"), interval, (mean, low, high))
 
     def interval(self, low: float, high: float, groups: float | None) -> str:
-        """Write an interval by bootstrap, marked where it comes from few groups."""
+        """Write an interval, marked where it comes from a bootstrap over few groups."""
         few = FEW if groups is not None and groups < FEW_GROUPS else ""
         return f"[{self.written(low)}, {self.written(high)}]{few}"
 

@@ -27,6 +27,7 @@ from equipoise.report.gain import gain
 from equipoise.report.markup import data_table, folded, html_table, paragraph, section
 from equipoise.report.notes import answer, caution
 from equipoise.report.overview import overview
+from equipoise.report.ranking import ranks_table
 from equipoise.report.results import MOST_CURVES, Results, read
 from equipoise.util.files import write_atomic
 
@@ -78,7 +79,9 @@ def _overview(results: Results, baseline: str) -> str:
     if len(results.groups) < 2:
         return ""
     whole = table.shortened(overview(results, baseline), MOST_LISTED, baseline)
-    return section("overview", "All data sets", html_table(whole, sortable=True))
+    ranks = ranks_table(results)
+    ranked = html_table(table.shortened(ranks, MOST_LISTED), sortable=True) if ranks else ""
+    return section("overview", "All data sets", html_table(whole, sortable=True), ranked)
 
 
 def _study(identity: str, data: str, rows: Sequence[Row], results: Results, baseline: str) -> str:

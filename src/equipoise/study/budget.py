@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from equipoise.balance.optimum import RECORDED
 from equipoise.data.feed import epoch_steps
 from equipoise.study.job import FoldSplits, Job
 from equipoise.study.portfolio import CANDIDATES, trainings_of
@@ -16,6 +17,11 @@ def budget_line(waiting: Sequence[Job], splits: FoldSplits, trials: int = 0) -> 
         trials: Trainings that tune the runs before.
     """
     trainings = [(job, epochs) for job in waiting for epochs in trainings_of(job.entry, splits[job.fold].task.kind)]
+    # One uni-modal run serves all that compare with it on the same data with the same settings.
+    compared = [job for job in waiting if job.entry.params.get("optimum") in RECORDED]
+    trainings += [
+        (job, job.entry.settings.passes) for job in {(j.fold, j.entry.settings): j for j in compared}.values()
+    ]
     steps = sum(
         epochs * epoch_steps(len(splits[job.fold].train), job.entry.settings.batch) for job, epochs in trainings
     )

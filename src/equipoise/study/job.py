@@ -23,7 +23,6 @@ from equipoise.measure.outputs import Outputs
 from equipoise.measure.predictions import PREDICTIONS, as_npz, predictions_of
 from equipoise.measure.remarks import warnings_of
 from equipoise.measure.timing import PROTOCOL, trained_step
-from equipoise.models.choose import own_encoders
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import metric_of
 from equipoise.study.portfolio import Made, make_model
@@ -33,6 +32,7 @@ from equipoise.training.checkpoint import damage_in
 from equipoise.training.launch import device_of
 from equipoise.training.optimisers import make_optimizer
 from equipoise.training.settings import Settings
+from equipoise.training.step import own_code
 from equipoise.training.trackers import Trackers, flat_results
 from equipoise.util import VERSION
 from equipoise.util.errors import BadInput, raise_all
@@ -170,11 +170,8 @@ class Job:
 
     def _code(self) -> dict[str, str]:
         """Hashes of the files of the user's own that the run is made of: another file, another row."""
-        settings, method = self.entry.settings, self.entry.method
-        paths = own_encoders(settings.encoder)
-        paths += [settings.model] if settings.model != "auto" else []
-        paths += [method.name] if method.own else []
-        return {path: fingerprint(path) for path in paths}
+        method = self.entry.method
+        return own_code(self.entry.settings) | ({method.name: fingerprint(method.name)} if method.own else {})
 
     @property
     def config(self) -> str:
@@ -255,6 +252,7 @@ def run_job(
         facts = {**about, **params, "config": job.config}
         trackers = replace(trackers, run=job.name, facts=facts, stays_open=job.measure != "validation")
     how: dict[str, Any] = {"seed": job.seed, "checkpoint_seconds": checkpoint_seconds, "trackers": trackers}
+    how["trajectories"] = folder.parent.parent / "trajectories"  # shared by the runs of a study
     started = time.process_time()
     made = make_model(job.entry, splits, folder=folder, on_epoch=on_epoch, **how)
     computed = time.process_time() - started

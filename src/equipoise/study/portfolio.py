@@ -28,7 +28,7 @@ from equipoise.models.votes import Votes, read_votes
 from equipoise.study.registry import Entry, all_methods
 from equipoise.training.closed_form import closed_form, why_not_solved
 from equipoise.training.settings import Settings
-from equipoise.training.step import own_model_problem
+from equipoise.training.step import model_problem
 from equipoise.training.trackers import Trackers
 from equipoise.training.train import Trained, train
 from equipoise.util.errors import BadInput
@@ -108,7 +108,7 @@ def candidates_of(entry: Entry, kind: TaskKind) -> list[Entry]:
     return [
         line
         for line in lines
-        if not line.balancer().task_problem(kind) and not own_model_problem(line.balancer(), line.settings)
+        if not line.balancer().task_problem(kind) and not model_problem(line.balancer(), line.settings)
     ]
 
 

@@ -54,6 +54,8 @@ class Method:
 
     def convert(self, name: str, text: str) -> Any:
         """Read a parameter's value from the text of ``name=value``."""
+        if self.way == "trained" and name in self.make.words:
+            return self.make.words[name](text)
         kind = _kinds(self.make)[name] if self.way == "trained" else type(self.parameters[name])
         return settings.convert(f"{self.name}.{name}", text, kind)
 
@@ -97,7 +99,7 @@ def _kinds(make: type[Balancer]) -> dict[str, Any]:
 
 def _method(name: str, make: type[Balancer]) -> Method:
     defaults = {one.name: one.default for one in _arguments(make)}
-    parameters = {key: defaults[key] for key in _kinds(make)}
+    parameters = {key: default for key, default in defaults.items() if key in {*_kinds(make), *make.words}}
     summary = (inspect.getdoc(make) or "").partition("\n")[0]
     return Method(name, make, summary, parameters, fused=make.needs_fused)
 

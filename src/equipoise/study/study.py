@@ -26,7 +26,7 @@ from equipoise.training.launch import device_of
 from equipoise.training.optimisers import make_optimizer
 from equipoise.training.recipe import resolved
 from equipoise.training.settings import Settings
-from equipoise.training.step import build_model, check_own_model, check_task, losses_of, own_model_problem, task_for
+from equipoise.training.step import build_model, check_model_fits, check_task, losses_of, model_problem, task_for
 from equipoise.training.trackers import Trackers
 from equipoise.util.errors import BadInput, FailedRuns, collect, raise_all, unknown_name
 from equipoise.util.named import told
@@ -51,14 +51,14 @@ def folds_of(source: DataSet, folds: bool | int) -> tuple[DataSet, list[int | No
 def _fitting(entries: Sequence[Entry], task: Task) -> list[Entry]:
     """Leave out methods that "all" named and that are not for the task or the model, and say so."""
     lines = [(entry, entry.balancer()) for entry in entries if entry.by_all]
-    problems = {
-        entry.label: balancer.task_problem(task.kind) or own_model_problem(balancer, entry.settings)
+    problems = {  # by method, of which there may be several lines
+        entry.method.name: balancer.task_problem(task.kind) or model_problem(balancer, entry.settings)
         for entry, balancer in lines
     }
-    for label, problem in problems.items():
+    for name, problem in problems.items():
         if problem and launch.is_main():
-            print(f"{label} is left out: {problem}", file=sys.stderr)
-    return [entry for entry in entries if not problems.get(entry.label)]
+            print(f"{name} is left out: {problem}", file=sys.stderr)
+    return [entry for entry in entries if not (entry.by_all and problems.get(entry.method.name))]
 
 
 def plan(
@@ -83,7 +83,7 @@ def plan(
         *([partial(check_trained, entries, "torchrun")] if on is None and launch.launched() else []),
         *(partial(_check_modality, entry, modalities) for entry in entries),
         *(partial(check_task, entry.balancer(), task) for entry in entries),
-        *(partial(check_own_model, entry.balancer(), entry.settings) for entry in entries),
+        *(partial(check_model_fits, entry.balancer(), entry.settings) for entry in entries),
         *(partial(metric_of, entry.settings.metric, task) for entry in entries),
         *(partial(task_for, splits[folds[0]], entry.settings) for entry in entries),
         *(partial(raise_all, kinds_of(entry.settings.encoder, modalities)[1]) for entry in entries),
@@ -147,9 +147,16 @@ def _try_method(entry: Entry, splits: Splits) -> None:
 
 def _check_modality(entry: Entry, modalities: Sequence[str]) -> None:
     """Refuse a parameter that names a modality which the data does not have."""
-    wanted = entry.params.get("modality")
-    if wanted is not None and wanted not in modalities:
-        raise BadInput(f"{entry.method.name}.modality: {unknown_name(wanted, modalities)}")
+    for parameter in ("modality", "dominant"):
+        wanted = entry.params.get(parameter)
+        if wanted is not None and wanted not in modalities:
+            raise BadInput(f"{entry.method.name}.{parameter}: {unknown_name(wanted, modalities)}")
+    optimum = entry.params.get("optimum")
+    if isinstance(optimum, dict) and set(optimum) != set(modalities):
+        needed = f"expected one number for each of {', '.join(modalities)}, found {', '.join(optimum)}"
+        raise BadInput(
+            f"{entry.method.name}.optimum: {needed}; type optimum={','.join(f'{m}:0.3' for m in modalities)}"
+        )
 
 
 def run_study(
@@ -262,3 +269,44 @@ def run_progress(total: int, title: str, *, quiet: bool = False, where: str = ""
     with Progress(quiet=quiet) as progress:
         progress.bar("", title, 0, total)
         yield event
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    splits: FoldSplits,
+    store: Store,
+    title: str = "runs",
+    *,
+    where: str = "",
+    workers: int | None = None,
+    on: Cluster | None = None,
+    quiet: bool = False,
+) -> dict[str, str]:
+    """Run the jobs that are not done yet, and return the reasons of those that failed, by config.
+
+    For commands to which a run that diverges is an answer, and no reason to end.
+
+    Args:
+        jobs: The runs.
+        splits: The data of each fold.
+        store: The rows.
+        title: Of the progress bar.
+        where: Words behind the name of a run, as for `run_progress`.
+        workers: Runs side by side; None for one per core, or as many as the GPUs carry.
+        on: The cluster, if not this machine.
+        quiet: Show no progress.
+    """
+    reasons: dict[str, str] = {}
+
+    def watch(kind: str, job: Job, content: dict[str, Any]) -> None:
+        if kind == "failed":
+            reasons[job.config] = f"{job.name}: {content['reason']}"
+        tell(kind, job, content)
+
+    with run_progress(store.missing(job.config for job in jobs), title, quiet=quiet, where=where) as tell:
+        try:
+            run_study(jobs, splits, store, workers=workers, on=on, on_event=watch)
+        except FailedRuns:
+            if not reasons:
+                raise
+    return reasons

@@ -6,7 +6,7 @@ import math
 import pickle
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast, final
 
 import pytest
@@ -93,13 +93,40 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
 
 
-def told_by(table: Table, model: nn.Module, data: Batch) -> dict[str, Tensor]:
+def beside(balancer: Balancer, losses: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Scores and further objectives made up from losses, for a method that has to be given some: arguments by name."""
+    given: dict[str, dict[str, Tensor]] = {}
+    modalities = sorted(name for name in losses if name != "fused")
+    held = balancer.held_decision
+    if balancer.scored_by and (held is None or held.lag):  # a window was given the scores
+        columns = range(1, len(balancer.scored_by) + 1)
+        scores = {name: [(-losses[name].detach() / place).exp() for place in columns] for name in modalities}
+        given["scores"] = {n: rows[0] if len(rows) == 1 else torch.stack(rows, dim=-1) for n, rows in scores.items()}
+    if balancer.further and torch.is_grad_enabled():
+        given["further"] = {n: -(losses["fused"] * place).tanh() for place, n in enumerate(modalities, start=2)}
+    return given
+
+
+def balanced(balancer: Balancer, losses: Mapping[str, Tensor], **more: Any) -> Tensor:
+    """Call a balancer on losses, and give it besides them what it needs."""
+    return balancer(losses, **{**beside(balancer, losses), **more})
+
+
+def objectives_of(balancer: Balancer, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The losses by the names that they have in the table, with those made up beside them."""
+    further = beside(balancer, losses).get("further", {})
+    return {**losses, **{f"{balancer.further} {name}": loss for name, loss in further.items()}}
+
+
+def told_by(table: Table, model: nn.Module, data: Batch, balancer: Balancer | None = None) -> dict[str, Tensor]:
     """The gradients that a table says were delivered: of each objective its own, times its coefficient, summed.
 
     NaN where an objective does reach a block that the table says it does not.
     """
     told = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    for objective, loss in losses_of(model, data).items():
+    losses = losses_of(model, data)
+    losses = losses if balancer is None else objectives_of(balancer, losses)
+    for objective, loss in losses.items():
         model.zero_grad()
         loss.mean().backward(retain_graph=True)
         for name, gradient in gradients_of(model).items():
@@ -114,7 +141,7 @@ def attached(balancer: Balancer, model: nn.Module, optimizer: Any | None = None)
     return balancer.attach(model, optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-COUNTS = (1, 2, 3, 5)
+COUNTS = (1, 2, 3, 6)
 
 
 def _unrefined(modality: str, mixed: list[Tensor], parts: object) -> list[Tensor]:  # noqa: ARG001
@@ -124,7 +151,7 @@ def _unrefined(modality: str, mixed: list[Tensor], parts: object) -> list[Tensor
 def _step(balancer: Balancer, model: SmallModel, data: Batch, factor: float = 1.0) -> dict[str, Tensor]:
     """Return the gradients of one step from zero."""
     model.zero_grad()
-    balancer(losses_of(model, data, factor)).backward()
+    balanced(balancer, losses_of(model, data, factor)).backward()
     return gradients_of(model)
 
 
@@ -143,7 +170,12 @@ class BalancerContract(ABC):
     def epoch_metrics(self, count: int, epoch: int) -> dict[str, dict[str, float]]:
         """Validation metrics that differ between modalities and epochs."""
         return {
-            name: {"loss": 1.0 / (1 + epoch) + 0.1 * place, "accuracy": 0.3 + 0.05 * epoch + 0.02 * place}
+            name: {
+                "loss": 1.0 / (1 + epoch) + 0.1 * place,
+                "accuracy": 0.3 + 0.05 * epoch + 0.02 * place,
+                "purity_train": 0.5 + 0.05 * epoch,
+                "purity_validation": 0.4 + 0.05 * place,
+            }
             for place, name in enumerate(names(count))
         }
 
@@ -152,7 +184,7 @@ class BalancerContract(ABC):
         balancer, model, data = self.ready(count)
         balancer.refine = _unrefined
         delivered = _step(balancer, model, data)
-        expected = told_by(balancer.table, model, data)
+        expected = told_by(balancer.table, model, data, balancer)
         torch.testing.assert_close(delivered, expected, rtol=1e-9, atol=1e-12)
 
     @pytest.mark.parametrize("count", COUNTS)
@@ -160,7 +192,7 @@ class BalancerContract(ABC):
     def test_finite_at_every_scale(self, count: int, factor: float) -> None:
         balancer, model, data = self.ready(count)
         for _ in range(2):
-            loss = balancer(losses_of(model, data, factor))
+            loss = balanced(balancer, losses_of(model, data, factor))
             loss.backward()
         assert bool(loss.detach().isfinite())
         assert all(math.isfinite(cell) for row in balancer.table.numbers().values() for cell in row.values())
@@ -173,7 +205,7 @@ class BalancerContract(ABC):
         for order in (forth, back):
             model = SmallModel(order)
             balancer = attached(self.make(), model)
-            balancer(losses_of(model, batch(order))).backward()
+            balanced(balancer, losses_of(model, batch(order))).backward()
             assert balancer.table.blocks == (*order, "heads")
             tables.append(balancer.table.numbers())
         for objective, row in tables[0].items():
@@ -191,7 +223,7 @@ class BalancerContract(ABC):
                     loss = losses[name]
                     losses[name] = torch.where(mask, loss, torch.nan) if masked else loss[mask]
                 model.zero_grad()
-                value = balancer(losses, present=masks if masked else None)
+                value = balanced(balancer, losses, present=masks if masked else None)
                 value.backward()
             found.append((value.detach(), balancer.table.values, gradients_of(model)))
         torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12, equal_nan=True)
@@ -201,7 +233,7 @@ class BalancerContract(ABC):
         for order in (names(3), names(3)[::-1]):
             model = SmallModel(order)
             balancer = attached(self.make(), model)
-            balancer(losses_of(model, batch(order)), present=masks_for(order)).backward()
+            balanced(balancer, losses_of(model, batch(order)), present=masks_for(order)).backward()
             tables.append(balancer.table.numbers())
         for objective, row in tables[0].items():
             assert tables[1][objective] == pytest.approx(row, rel=1e-9)
@@ -214,7 +246,7 @@ class BalancerContract(ABC):
             losses = losses_of(model, data)
             losses |= {name: torch.where(torch.tensor(False), losses[name], torch.nan) for name in gone}
             model.zero_grad()
-            loss = balancer(losses, present={name: torch.zeros(12, dtype=torch.bool) for name in gone})
+            loss = balanced(balancer, losses, present={name: torch.zeros(12, dtype=torch.bool) for name in gone})
             loss.backward()
         assert bool(loss.detach().isfinite())
         assert all(math.isfinite(cell) for row in balancer.table.numbers().values() for cell in row.values())
@@ -234,7 +266,7 @@ class BalancerContract(ABC):
                 if flip and step:
                     losses = dict(reversed(losses.items()))
                 model.zero_grad()
-                balancer(losses).backward()
+                balanced(balancer, losses).backward()
             results.append(gradients_of(model))
         torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
 
@@ -242,7 +274,7 @@ class BalancerContract(ABC):
         """A balancer that has seen seven epochs of one step."""
         balancer, model, data = self.ready(count)
         for epoch in range(7):
-            balancer(losses_of(model, data, 1 + epoch)).backward()
+            balanced(balancer, losses_of(model, data, 1 + epoch)).backward()
             balancer.end_epoch(self.epoch_metrics(count, epoch))
         return balancer, model, data
 
@@ -275,7 +307,7 @@ class BalancerContract(ABC):
         results = []
         for scale in (1.0, 1024.0):
             balancer, model, data = self.ready(count)
-            (balancer(losses_of(model, data)) * scale).backward()
+            (balanced(balancer, losses_of(model, data)) * scale).backward()
             results.append({name: gradient / scale for name, gradient in gradients_of(model).items()})
         torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-12)
 
@@ -287,7 +319,7 @@ class BalancerContract(ABC):
         balancer.refine = other.refine = _unrefined
         sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
         for factor in (1.0, 2.0):
-            balancer(losses_of(model, data, factor)).backward()
+            balanced(balancer, losses_of(model, data, factor)).backward()
             gradients = _step(other, twin, data, factor)
             sums = {name: total + gradients[name] for name, total in sums.items()}
         torch.testing.assert_close(gradients_of(model), sums, rtol=1e-9, atol=1e-12)
@@ -298,7 +330,7 @@ class BalancerContract(ABC):
         for with_extra in (False, True):
             balancer, model, data = self.ready(count)
             penalty = torch.stack([p.square().sum() for p in model.parameters()]).sum()
-            loss = balancer(losses_of(model, data), extra={"decay": penalty} if with_extra else None)
+            loss = balanced(balancer, losses_of(model, data), extra={"decay": penalty} if with_extra else None)
             loss.backward()
             results.append((gradients_of(model), float(loss.detach()), float(penalty.detach())))
         (plain, value, _), (more, larger, penalty) = results
@@ -308,19 +340,19 @@ class BalancerContract(ABC):
 
     def test_a_skipped_step_moves_no_state(self) -> None:
         balancer, model, data = self.ready(2)
-        balancer(losses_of(model, data)).backward()
+        balanced(balancer, losses_of(model, data)).backward()
         before = copy.deepcopy(dict(balancer.named_buffers()))
-        (balancer(losses_of(model, data, 2.0)) * torch.inf).backward()
+        (balanced(balancer, losses_of(model, data, 2.0)) * torch.inf).backward()
         assert not all(bool(gradient.isfinite().all()) for gradient in gradients_of(model).values())
         if balancer.route != "loss":
             torch.testing.assert_close(dict(balancer.named_buffers()), before, rtol=0, atol=0, equal_nan=True)
 
     def test_evaluation_leaves_no_trace(self) -> None:
         balancer, model, data = self.ready(2)
-        balancer(losses_of(model, data)).backward()
+        balanced(balancer, losses_of(model, data)).backward()
         before = copy.deepcopy(dict(balancer.named_buffers()))
         with torch.no_grad():
-            value = balancer(losses_of(model, data, 2.0))
+            value = balanced(balancer, losses_of(model, data, 2.0))
         assert not value.requires_grad
         torch.testing.assert_close(dict(balancer.named_buffers()), before, rtol=0, atol=0, equal_nan=True)
 
@@ -330,14 +362,14 @@ class BalancerContract(ABC):
         losses = losses_of(model, data)
         losses["video"] = losses["video"] * bad
         with pytest.raises(FloatingPointError, match="loss 'video' is NaN or infinite"):
-            balancer(losses)
+            balanced(balancer, losses)
 
     def test_wrong_keys_get_one_message(self) -> None:
         balancer, model, data = self.ready(2)
         losses = losses_of(model, data)
         losses["vidoe"] = losses.pop("video")
         with pytest.raises(ValueError, match=r"found none for \['video'\].*modality 'vidoe', did you mean 'video'"):
-            balancer(losses)
+            balanced(balancer, losses)
         with pytest.raises(TypeError, match="expected a mapping from names to losses"):
             balancer(cast("dict[str, Tensor]", losses["audio"]))
 
@@ -345,10 +377,10 @@ class BalancerContract(ABC):
         balancer = self.make()
         model = SmallModel(names(2))
         if balancer.route == "loss" or not balancer.needs_encoders:
-            balancer(losses_of(model, batch(names(2)))).backward()
+            balanced(balancer, losses_of(model, batch(names(2)))).backward()
         else:
             with pytest.raises(RuntimeError, match=r"balancer\.attach\(model"):
-                balancer(losses_of(model, batch(names(2))))
+                balanced(balancer, losses_of(model, batch(names(2))))
 
     def test_a_copy_leaves_the_model_behind(self) -> None:
         balancer, model, _ = self.ready(2)

@@ -124,6 +124,10 @@ class _Replicated(_SeveralRanks):
         """Return the outputs, and each modality's share of the fused one."""
         return self.ddp(inputs, shares=True)
 
+    def with_permuted(self, inputs: Mapping[str, Tensor], permutations: int) -> tuple[dict[str, Tensor], ...]:
+        """Return the outputs, and what permuted features do to the fused one."""
+        return self.ddp(inputs, shares=False, permutations=permutations)
+
     def sync_gradients(self, *, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self.ddp.no_sync()
 
@@ -134,7 +138,9 @@ class _Forward(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: Mapping[str, Tensor], *, shares: bool) -> Any:
+    def forward(self, inputs: Mapping[str, Tensor], *, shares: bool, permutations: int = 0) -> Any:
+        if permutations:
+            return self.model.with_permuted(inputs, permutations)
         return self.model.with_shares(inputs) if shares else self.model(inputs)
 
 

@@ -49,8 +49,10 @@ class Settings:
         capture: Capture a step once in a CUDA graph and replay it; "auto" on a GPU, where the model allows it.
         clip: Largest norm of the whole gradient; None for none.
         task: "classes", "regression", "labels" (any number of them for each sample), or "auto": by the label.
-        loss: Of a regression: "huber", "mse" or "mae", between standardised numbers; "auto": huber. Classes and labels
-            have cross-entropy, and "auto" only.
+        loss: Of a regression: "huber", "mse" or "mae", between standardised numbers; "auto": huber. Of classes: "auto",
+            which is cross-entropy, or "tcmax", by which the fused output learns (`equipoise.tcmax_loss`) while heads
+            keep cross-entropy; it needs fusion=concat or sum, and knows no class weights and no modality dropout. Of
+            labels: "auto", cross-entropy.
         metric: The number by which models are judged: in tables, in `select`, `patience` and tuning. "accuracy",
             "balanced_accuracy", "macro_f1", "auroc" or "auprc" of classes and labels; "mae", "rmse" or "r2" of a
             regression; "auto": accuracy of classes, mae of a regression, macro_f1 of labels.
@@ -95,7 +97,7 @@ class Settings:
     capture: Switch = "auto"
     clip: float | None = None
     task: Literal["auto", "classes", "regression", "labels"] = "auto"
-    loss: Literal["auto", "huber", "mse", "mae"] = "auto"
+    loss: Literal["auto", "huber", "mse", "mae", "tcmax"] = "auto"
     metric: MetricName = "auto"
     class_weight: str = "none"
     label_smoothing: float = 0.0

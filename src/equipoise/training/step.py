@@ -2,10 +2,10 @@
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +18,20 @@ from equipoise.data.source import check_vocabulary
 from equipoise.data.splits import Part, Splits
 from equipoise.methods.agm import ApproximationWarning
 from equipoise.models import LateFusion
-from equipoise.models.choose import build_encoders
+from equipoise.models.choose import build_encoders, own_encoders
 from equipoise.models.evaluation import evaluating
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import Metric
 from equipoise.models.own_model import OwnModel, build_own
-from equipoise.models.task import Classification, Regression, Task
+from equipoise.models.task import Classification, Regression, RegressionLoss, Task
+from equipoise.models.tcmax import tcmax_loss
 from equipoise.training.average import WeightAverage
 from equipoise.training.parallel import ParallelModel
 from equipoise.training.settings import Settings
+from equipoise.training.tcmax import check_responses, tcmax_problem
 from equipoise.training.weights import weighted_task
 from equipoise.util.errors import BadInput
+from equipoise.util.named import fingerprint
 
 Losses = dict[str, Tensor]
 """Losses by objective: "fused" and the modalities."""
@@ -50,6 +53,7 @@ class TrainingStep:
         clip: Largest norm of the whole gradient; None for none.
         sums: Where the losses of its samples are added up, by objective.
         average: Follows the weights; None for none.
+        on_losses: Called with the losses of the step's samples, detached, and their masks; None for nobody.
     """
 
     model: ParallelModel
@@ -60,6 +64,7 @@ class TrainingStep:
     clip: float | None
     sums: Losses
     average: WeightAverage | None = None
+    on_losses: Callable[[Losses, Losses], None] | None = None
 
     def __post_init__(self) -> None:
         # Alone and without a scaler, Accelerate's wrappers only pass on calls, which takes time on a CPU.
@@ -77,6 +82,7 @@ class TrainingStep:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ApproximationWarning)  # the row says which form was taken
                 self.balancer.attach(self.model.model, optimizer=self.optimizer)
+            check_responses(self.model.model)
 
     def __call__(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> None:
         """Take the step.
@@ -88,6 +94,7 @@ class TrainingStep:
         self.model.sync_buffers()
         part = self.feed.make(batch)
         sizes = [len(micro.rows) for micro in micro_batches]
+        seen: list[tuple[Losses, Losses]] = []
         for micro, samples in zip(micro_batches, split(part, sizes), strict=True):
             with self.model.sync_gradients(last=micro is micro_batches[-1]):
                 with self.accelerator.autocast(), collectives.rank_weight(micro.share):
@@ -100,6 +107,15 @@ class TrainingStep:
                     value = value.where(gaps[name], 0) / self._shares[name]
                 total = value.sum() if micro.weight else torch.zeros_like(value.sum())
                 self.sums.setdefault(name, torch.zeros_like(total)).add_(total)
+            if self.on_losses is not None:
+                counted = {name: torch.full_like(loss, micro.weight > 0).bool() for name, loss in losses.items()}
+                masks = {name: every & gaps[name] if name in gaps else every for name, every in counted.items()}
+                seen.append(({name: loss.detach() for name, loss in losses.items()}, masks))
+        if self.on_losses is not None:
+            joined = [
+                {name: torch.cat([one[name] for one in rows]) for name in rows[0]} for rows in zip(*seen, strict=True)
+            ]
+            self.on_losses(joined[0], joined[1])
         if self.clip is not None:
             self.accelerator.clip_grad_norm_(self.model.model.parameters(), self.clip)
         self._stepper.step()
@@ -110,37 +126,78 @@ class TrainingStep:
 
 def losses_of(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Tensor, Losses]:
     """Return the balanced loss of a batch, and the losses of its samples by objective."""
-    outputs, shares = _outputs(model, balancer, part)
-    compared, extra, losses = _losses(model, part, outputs, shares)
-    gaps = {name: mask for name, mask in part.present.items() if name in compared}
-    task, scores = model.known_task(), None
-    if isinstance(task, Classification) and (task.weight is not None or task.smoothing) and balancer.logarithmic_scores:
-        # What such methods read off a loss is the probability of the right class, which this one does not tell.
-        answers = {name: output.detach() for name, output in {**outputs, **(shares or {})}.items() if name in compared}
-        scores = {name: (-loss).exp() for name, loss in task.losses(answers, part.label, weighted=False).items()}
-    return balancer(compared, scores=scores, extra=extra, present=gaps or None), losses
+    given, losses = step_arguments(model, balancer, part)
+    return balancer(**given), losses
 
 
-def step_losses(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Losses, Losses | None, Losses]:
-    """Return the losses that a balancer is given for a batch, those that learn beside it, and those of the outputs.
+def step_arguments(model: FusionModel, balancer: Balancer, part: Part) -> tuple[dict[str, Any], Losses]:
+    """Return what a balancer is given for a batch, by argument, and the losses of the outputs.
 
     A method that compares shares of the fused output gets those; the heads that are measured then learn beside it.
     """
-    return _losses(model, part, *_outputs(model, balancer, part))
+    further = None
+    if balancer.permutations:
+        outputs, further = model.with_permuted(part.inputs, balancer.permutations)
+        shares = fused = None
+    else:
+        outputs, shares, fused = _outputs(model, balancer, part)
+    compared, extra, losses = _losses(model, part, outputs, shares, fused)
+    gaps = {name: mask for name, mask in part.present.items() if name in compared}
+    answers = {name: output.detach() for name, output in {**outputs, **(shares or {})}.items() if name in compared}
+    scores = scores_of(model.known_task(), balancer, answers, part)
+    given = {"scores": scores, "extra": extra, "present": gaps or None, "further": further}
+    return {"losses": compared, **given}, losses
 
 
-def _outputs(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Losses, Losses | None]:
-    """Return the outputs of a model, and the shares of the fused one where the method compares those."""
-    if balancer.unimodal == "split" and model.unimodal == "detached" and model.fusion.additive:
-        return model.with_shares(part.inputs)
-    return model(part.inputs), None
+def scores_of(task: Task, balancer: Balancer, answers: Losses, part: Part) -> Losses | None:
+    """Return the scores that a method is given beside the losses, by modality; None where it reads them off these.
+
+    Args:
+        task: Says what outputs mean.
+        balancer: The method.
+        answers: The outputs that it compares, without their graph.
+        part: The batch.
+    """
+    modalities = {name: output for name, output in answers.items() if name != "fused"}
+    if balancer.scored_by:
+        kinds = {
+            "accuracy": task.hits,
+            "entropy": task.entropy,
+            "magnitude": lambda output, _: output.abs().mean(dim=1),
+        }
+        columns = {
+            name: [kinds[kind](output.float(), part.label) for kind in balancer.scored_by]
+            for name, output in modalities.items()
+        }
+        return {name: rows[0] if len(rows) == 1 else torch.stack(rows, dim=1) for name, rows in columns.items()}
+    smoothed = isinstance(task, Classification) and (task.weight is not None or bool(task.smoothing))
+    if smoothed and balancer.logarithmic_scores:
+        # What such methods read off a loss is the probability of the right class, which this one does not tell.
+        return {name: (-loss).exp() for name, loss in task.losses(answers, part.label, weighted=False).items()}
+    return None
+
+
+def _outputs(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Losses, Losses | None, Tensor | None]:
+    """Return the outputs of a model, the shares of the fused one where the method compares those, and its own loss.
+
+    The last is None where the fused loss is that of its output, as every other.
+    """
+    compares = balancer.unimodal == "split" and model.unimodal == "detached" and model.fusion.additive
+    task = model.known_task()
+    if not (isinstance(task, Classification) and task.loss_name == "tcmax"):
+        outputs, shares = model.with_shares(part.inputs) if compares else (model(part.inputs), None)
+        return outputs, shares, None
+    outputs, shares = model.with_shares(part.inputs)
+    return outputs, shares if compares else None, tcmax_loss(shares, part.label, task.smoothing)
 
 
 def _losses(
-    model: FusionModel, part: Part, outputs: Losses, shares: Losses | None
+    model: FusionModel, part: Part, outputs: Losses, shares: Losses | None, fused: Tensor | None
 ) -> tuple[Losses, Losses | None, Losses]:
     task = model.known_task()
     losses = task.losses(outputs, part.label)
+    if fused is not None:
+        losses["fused"] = fused
     if shares is None:
         return losses, None, losses
     compared = {"fused": losses["fused"], **task.losses(shares, part.label)}
@@ -219,12 +276,15 @@ def evaluate(
 def task_for(splits: Splits, settings: Settings) -> Task:
     """Return the task of some data with loss, class weights and smoothing of the settings, for a model of its own."""
     task = weighted_task(copy.deepcopy(splits.task), settings, splits.train.label)
+    known = {"classes": ("auto", "tcmax"), "labels": ("auto",), "regression": ("auto", *get_args(RegressionLoss))}
+    if settings.loss not in known[task.kind]:
+        expected = " or ".join(known[task.kind])
+        raise BadInput(f"loss={settings.loss}: expected {expected} for a task of {task.kind}")
     if isinstance(task, Classification):
         task.smoothing = settings.label_smoothing
+        task.loss_name = "tcmax" if settings.loss == "tcmax" else "cross-entropy"
     if isinstance(task, Regression):
-        task.loss_name = "huber" if settings.loss == "auto" else settings.loss
-    elif settings.loss != "auto":
-        raise BadInput(f"loss={settings.loss}: expected auto for a task of {task.kind}, whose loss is cross-entropy")
+        task.loss_name = next((name for name in get_args(RegressionLoss) if name == settings.loss), "huber")
     return task
 
 
@@ -234,28 +294,41 @@ def check_task(balancer: Balancer, task: Task) -> None:
         raise BadInput(problem)
 
 
-def own_model_problem(balancer: Balancer, settings: Settings) -> str:
-    """Say why a method cannot train the model of one's own that the settings name; "" where it can, or none is."""
-    if settings.model == "auto" or not balancer.modality_dropout:
+def model_problem(balancer: Balancer, settings: Settings) -> str:
+    """Say why a method cannot train the model of the settings by their loss; "" where it can."""
+    if problem := tcmax_problem(balancer, settings):
+        return problem
+    if settings.model == "auto" or not (balancer.modality_dropout or balancer.permutations):
         return ""
+    name, unknown = type(balancer).__name__, f"of a model of one's own ({settings.model}) these are not known"
+    if balancer.permutations:
+        return (
+            f"{name} permutes features between the encoders and the fusion of a model, and {unknown}; choose ew or mlb"
+        )
     return (
-        f"{type(balancer).__name__} drops modalities between the encoders and the fusion of a model, and of a model of "
-        f"one's own ({settings.model}) these are not known; choose msl, and let the model drop them itself"
+        f"{name} drops modalities between the encoders and the fusion of a model, and {unknown}; choose msl, and let "
+        "the model drop them itself"
     )
 
 
-def check_own_model(balancer: Balancer, settings: Settings) -> None:
-    """Raise a BadInput with the reason where a method cannot train the model of one's own."""
-    if problem := own_model_problem(balancer, settings):
+def check_model_fits(balancer: Balancer, settings: Settings) -> None:
+    """Raise a BadInput with the reason where a method cannot train the model of the settings by their loss."""
+    if problem := model_problem(balancer, settings):
         raise BadInput(problem)
+
+
+def own_code(settings: Settings) -> dict[str, str]:
+    """Return hashes of the files of the user's own that a model is made of, by dotted path."""
+    paths = [*own_encoders(settings.encoder), *([] if settings.model == "auto" else [settings.model])]
+    return {path: fingerprint(path) for path in paths}
 
 
 def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> FusionModel:
     """Build the model for this data, whose uni-modal heads learn with the encoders or beside them."""
     check_task(balancer, splits.task)
+    check_model_fits(balancer, settings)
     if settings.model == "auto":
         return build_late_fusion(splits, balancer, settings)
-    check_own_model(balancer, settings)
     task = task_for(splits, settings)
     module = build_own(settings.model, {"shapes": splits.shapes, "task": task, "features": settings.features})
     stored, made = splits.train.inputs, splits.train.views

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -15,8 +16,11 @@ import torch
 
 from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
+from equipoise.balance.optimum import means_over_ranks
+from equipoise.balance.theory import Trajectory
 from equipoise.data.feed import Feed, epoch_rows, epoch_steps, micro_batches, mix_seeds
 from equipoise.data.splits import Splits
+from equipoise.methods.unimodal import Unimodal
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import metric_of
 from equipoise.training import launch, optimisers
@@ -26,10 +30,12 @@ from equipoise.training.compile import Compiler
 from equipoise.training.components import read_inputs, with_components
 from equipoise.training.cuda_graph import CapturedStep, why_not_captured
 from equipoise.training.parallel import parallel_model
+from equipoise.training.purities import purities
 from equipoise.training.recipe import RECIPE, resolved
 from equipoise.training.settings import Settings
-from equipoise.training.step import TrainingStep, build_model, evaluate, to_channels_last
+from equipoise.training.step import Losses, TrainingStep, build_model, evaluate, to_channels_last
 from equipoise.training.trackers import Trackers, flat_numbers
+from equipoise.training.twin import Twin, check_twin, refer, tracks
 
 Record = dict[str, Any]
 """Results of one epoch: its number, seconds, training losses, the metric on validation, and the balancing table."""
@@ -71,6 +77,7 @@ def train(
     on_epoch: Callable[[Record], None] | None = None,
     checkpoint_seconds: float = 10.0,
     trackers: Trackers | None = None,
+    trajectories: Path | None = None,
 ) -> Trained:
     """Train a model on the training part, watching the validation part.
 
@@ -85,6 +92,8 @@ def train(
         on_epoch: Called after each epoch with its record; of several processes, in the first alone.
         checkpoint_seconds: Least time between two checkpoints.
         trackers: Where to log every epoch: `Trackers(("tensorboard",))`.
+        trajectories: Where uni-modal runs are kept that a method compares with (``optimum="trajectory"``), to be shared
+            by runs with the same data and settings; None keeps it in the folder of the run.
 
     Raises:
         TypeError: If the method is a name or a class.
@@ -101,17 +110,49 @@ def train(
         raise TypeError(f"train expected a method that was made, such as {name}(); found {balancer!r}.")
     state: launch.SharedState = {}
     with launch.accelerate_state(state):
-        run = Run(splits, balancer, settings or RECIPE, seed, folder, trackers, checkpoint_seconds)
-        run.resume()
-        epochs = run.settings.passes
-        while run.state.epoch < epochs and not run.out_of_patience():
-            record = run.validate(run.train_epoch())
+        chosen = settings or RECIPE
+        if trajectories is None and folder is not None:
+            trajectories = folder / "trajectories"
+
+        def tell(record: Record) -> None:
             if on_epoch is not None and collectives.rank() == 0:
                 with launch.accelerate_state(state):  # of the caller, whose function this is
                     on_epoch(record)
+
+        record_first = partial(record_unimodal, on_epoch=tell)
+        refer(balancer, splits, resolved(chosen, len(splits.train)), trajectories, record_first)
+        run = Run(splits, balancer, chosen, seed, folder, trackers, checkpoint_seconds)
+        run.resume()
+        epochs = run.settings.passes
+        while run.state.epoch < epochs and not run.out_of_patience():
+            tell(run.validate(run.train_epoch()))
             if run.checkpoints.due() or run.state.epoch == epochs:
                 run.checkpoints.save()
         return run.result()
+
+
+def record_unimodal(
+    splits: Splits, settings: Settings, folder: Path | None, on_epoch: Callable[[Record], None]
+) -> Trajectory:
+    """Train every modality alone, and return the losses of each step; resumed from the folder after an interruption.
+
+    Of a run that diverges, the steps until then: f* stays where it was, and the model may do better.
+    """
+    # Losses are kept on the host's list step by step, which a captured step cannot do.
+    run = Run(splits, Unimodal(), settings.changed({"capture": False}), folder=folder, checkpoint_seconds=10.0)
+    run.record()
+    run.resume()
+    while run.state.epoch < settings.passes:
+        try:
+            record = run.validate(run.train_epoch())
+        except FloatingPointError:
+            if not run.trajectory.state_dict():
+                raise
+            break
+        on_epoch({**record, "stage": "uni-modal run first", "overall": (run.state.epoch, 2 * settings.passes)})
+        if run.checkpoints.due() or run.state.epoch == settings.passes:
+            run.checkpoints.save()
+    return run.trajectory
 
 
 def score_of(validation: Mapping[str, float | None]) -> float:
@@ -139,6 +180,7 @@ class Run:
         checkpoint_seconds: float = float("inf"),
     ) -> None:
         launch.check_launch(settings, balancer)
+        check_twin(balancer, settings)
         settings = resolved(settings, len(splits.train))
         self.metric = metric_of(settings.metric, splits.task)
         torch.manual_seed(seed)
@@ -148,7 +190,7 @@ class Run:
         device = self.accelerator.device
         ranks: dict[str, Any] = {"rank": collectives.rank(), "ranks": collectives.size()}
         self.model = build_model(splits, balancer, settings)
-        splits = with_components(self.model, splits)
+        given, splits = splits, with_components(self.model, splits)
         self.model.to(device)
         self.feed = Feed(splits.train, device, settings.feed, seed, **ranks, augment=settings.augment == "auto")
         self.validation = Feed(splits.validation, device, settings.feed, **ranks)
@@ -168,10 +210,24 @@ class Run:
         self.schedule = optimisers.make_schedule(optimizer, settings, self.steps_of_epoch)
         self.step.attach()
         self.captured = CapturedStep(self.step, settings.batch, why_not)
+        self.twin: Twin | None = None
+        if (tracking := tracks(balancer)) is not None:
+            self.twin = Twin(tracking, given, settings, self.feed, self.accelerator, self.steps_of_epoch, why_not)
         scaler = self.accelerator.scaler
         parts = {"optimizer": optimizer, "schedule": self.schedule, "balancer": balancer, "scaler": scaler}
-        parts["average"] = self.average
+        self.trajectory = Trajectory()
+        parts |= {"average": self.average, "twin": self.twin, "trajectory": self.trajectory}
         self.checkpoints = Checkpoints(folder, checkpoint_seconds, model, self.state, parts)
+
+    def record(self) -> None:
+        """Record the losses of every step in `trajectory`."""
+
+        def note(losses: Losses, present: Losses) -> None:
+            names = self.step.balancer.modalities
+            means, _ = means_over_ranks(losses, present, names)
+            self.trajectory.record(dict(zip(names, means.unbind(), strict=True)))
+
+        self.step.on_losses = note
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
@@ -206,6 +262,9 @@ class Run:
             if ranks > 1:  # dropout draws differently on each, and does not depend on what came before
                 torch.manual_seed(mix_seeds(self.feed.seed_of(state.epoch, state.batch), 1))
             samples = len(rows[state.batch])
+            if self.twin is not None:
+                self.twin(batch)
+                self.feed.seed_views(state.epoch, state.batch)  # the model sees the samples as its twin did
             with self.compiler.benchmarking(full=samples == self.settings.batch):
                 self.captured(batch, cut)
             if self.schedule is not None and self.settings.schedule in optimisers.PER_STEP:
@@ -231,6 +290,8 @@ class Run:
         """Move the schedule on, count from the start again, and return the mean training loss per objective."""
         if self.schedule is not None and self.settings.schedule not in optimisers.PER_STEP:
             self.schedule.step()
+        if self.twin is not None:
+            self.twin.end_epoch()
         state = self.state
         totals = collectives.total(torch.stack(list(state.sums.values()))).tolist() if state.sums else []
         losses = {name: total / max(state.samples, 1) for name, total in zip(state.sums, totals, strict=True)}
@@ -243,18 +304,29 @@ class Run:
         return {"epoch": state.epoch, "seconds": seconds, "train": losses}
 
     def validate(self, record: Record) -> Record:
-        """Evaluate on the validation part, tell the method, keep the best; return the record, completed."""
+        """Evaluate on the validation part, keep the best, tell the method; return the record, completed."""
         with nullcontext() if self.average is None else self.average.applied():
-            return self._validate(record)
+            results = self._evaluate(record)
+        # A method that remembers or changes weights at the end of an epoch does so with those that are trained.
+        balancer = self.step.balancer
+        if "purity_train" in balancer.needs_now:
+            found = purities(self.model, {"purity_train": self.feed, "purity_validation": self.validation})
+            results = {name: {**values, **found.get(name, {})} for name, values in results.items()}
+        balancer.end_epoch({name: results[name] for name in balancer.modalities if name in results})
+        self.accelerator.log(flat_numbers(record), step=self.state.epoch)
+        if self.compiler.update(record["seconds"], self.state.epoch, whole=self._whole):
+            self.step.attach()
+            self.captured.reset()
+        return record
 
-    def _validate(self, record: Record) -> Record:
+    def _evaluate(self, record: Record) -> dict[str, dict[str, float]]:
+        """Complete the record of an epoch, and keep the best weights; return what the method may learn from."""
         balancer, state = self.step.balancer, self.state
         self.step.model.sync_buffers()
         results = evaluate(self.model, self.validation, metric=self.metric)
         table = balancer.table.numbers()
         told = {name: values.pop("metric") for name, values in results.items()}
         losses = {name: values.pop("objective") for name, values in results.items()}
-        balancer.end_epoch({name: results[name] for name in balancer.modalities if name in results})
         validation = {name: None if math.isnan(value) else value for name, value in told.items()}
         if not balancer.needs_fused:  # the fused head is untrained: its accuracy is no result
             validation.pop("fused")
@@ -269,11 +341,7 @@ class Run:
             keep = self.settings.select != "last"
             weights = {k: v.detach().clone() for k, v in self.model.state_dict().items()} if keep else {}
             state.best = (merit, state.epoch, weights)
-        self.accelerator.log(flat_numbers(record), step=state.epoch)
-        if self.compiler.update(record["seconds"], state.epoch, whole=self._whole):
-            self.step.attach()
-            self.captured.reset()
-        return record
+        return results
 
     def out_of_patience(self) -> bool:
         """Return whether validation has not improved for as many epochs as the settings allow."""

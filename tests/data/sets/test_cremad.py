@@ -22,7 +22,7 @@ from data.sets.checks import (
     scramble_listings,
 )
 from data.sets.made_cremad import FLASH, SMALL, TEST, TRAIN, break_silence, every_clip, fill, lay_out
-from equipoise.data.sets.cremad import AGM, CREMAD, EMOTIONS
+from equipoise.data.sets.cremad import AGM, CREMAD, EMO_SUPERB, EMOTIONS
 from equipoise.data.splits import PARTS
 from equipoise.data.views import VideoFrames
 from equipoise.util.errors import Unreadable
@@ -132,15 +132,49 @@ def test_all_actors_are_shared_out(tmp_path: Path) -> None:
     assert {part: list(actors.values()).count(part) for part in PARTS} == {"train": 61, "validation": 14, "test": 16}
 
 
-def test_without_lists_only_actors_can_be_had(source: Path, tmp_path: Path) -> None:
+def test_without_lists_only_cuts_by_actor_can_be_had(source: Path, tmp_path: Path) -> None:
     shutil.copytree(source, tmp_path / "cremad", ignore=shutil.ignore_patterns("*.csv"))
     clips = SMALL.open(tmp_path / "cremad").listed
-    with_lists = {clip.id: clip.parts["actors"] for clip in SMALL.open(source).listed}
-    assert {clip.id: dict(clip.parts) for clip in clips} == {
-        name: {"actors": part} for name, part in with_lists.items()
+    by_actor = {"actors", *EMO_SUPERB}
+    with_lists = {
+        clip.id: {name: part for name, part in clip.parts.items() if name in by_actor}
+        for clip in SMALL.open(source).listed
     }
+    assert {clip.id: dict(clip.parts) for clip in clips} == with_lists
     assert [clip.id for clip in clips] == sorted(with_lists)
-    assert 'only the protocol "actors"' in CREMAD.layout
+    assert 'only "actors" and "emo-superb-1" to' in CREMAD.layout
+
+
+# The actors of each part in data/CREMA-D/Primary/labels_consensus_1.csv to labels_consensus_5.csv of EMO-SUPERB: the
+# first and the last of what tests and of what validates. All others train.
+PUBLISHED = {
+    "emo-superb-1": ((1001, 1018), (1019, 1036)),
+    "emo-superb-2": ((1019, 1036), (1037, 1054)),
+    "emo-superb-3": ((1037, 1054), (1055, 1072)),
+    "emo-superb-4": ((1055, 1072), (1073, 1091)),
+    "emo-superb-5": ((1073, 1091), (1001, 1018)),
+}
+
+
+def test_the_folds_of_emo_superb_are_those_that_were_published(tmp_path: Path) -> None:
+    clips = CREMAD().open(lay_out(tmp_path, every_clip(), [])).listed
+    assert tuple(PUBLISHED) == EMO_SUPERB
+    for name, (tests, validates) in PUBLISHED.items():
+        parts = {int(clip.group): clip.parts[name] for clip in clips}
+        expected = dict.fromkeys(range(1001, 1092), "train")
+        expected |= dict.fromkeys(range(tests[0], tests[1] + 1), "test")
+        expected |= dict.fromkeys(range(validates[0], validates[1] + 1), "validation")
+        assert parts == expected
+        assert groups_in_two_parts(clips, name) == set()
+        assert CREMAD.protocols[name].by_group
+        assert "labels are intended emotions, not its votes" in CREMAD.protocols[name].about
+    tested = [clip.id for clip in clips for name in EMO_SUPERB if clip.parts[name] == "test"]
+    assert sorted(tested) == sorted(clip.id for clip in clips)  # each once
+
+
+def test_a_number_that_is_no_actors_is_in_no_fold_of_emo_superb(tmp_path: Path) -> None:
+    (clip,) = CREMAD().open(lay_out(tmp_path, ["1092_DFA_ANG_XX"], [])).listed
+    assert not set(EMO_SUPERB) & set(clip.parts)
 
 
 def test_nothing_depends_on_which_files_exist(source: Path, tmp_path: Path) -> None:

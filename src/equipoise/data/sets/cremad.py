@@ -5,6 +5,7 @@ AGM make them, or, with `audio="fbank"`, the sound as MMPareto does.
 """
 
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
@@ -36,6 +37,8 @@ LONGEST = 6  # seconds; one clip is longer, of which frames are kept all along
 LIST_FOLDERS = ("CREMAD", "data/CREMAD", "data", "annotations")
 SOUND_FOLDERS = ("AudioWAV", "Audio", "audio")
 AGM = "agm-6027-669-745"
+EMO_SUPERB = tuple(f"emo-superb-{number}" for number in range(1, 6))
+LAST_ACTORS = (1018, 1036, 1054, 1072, 1091)  # of the five sets of EMO-SUPERB, the first of which begins with 1001
 MISSING_IN_AGM = "1076_MTI_SAD_XX"  # without it the counts in the protocol's name come out
 LFS_POINTER = b"version https://git-lfs"
 
@@ -67,7 +70,8 @@ Expected the publisher's repository CheyneyComputerScience/CREMA-D, fetched with
   VideoFlash/1001_DFA_ANG_XX.flv     or frames: Image-01-FPS/1001_DFA_ANG_XX/*.jpg
   AudioWAV/1001_DFA_ANG_XX.wav       or Audio/1001_DFA_ANG_XX.wav
   train.csv, test.csv                here or in CREMAD/: the lists of OGM-GE (data/CREMAD in its repository), with rows
-                                     like 1001_DFA_ANG_XX,ANG. Without them only the protocol "actors" can be had."""
+                                     like 1001_DFA_ANG_XX,ANG. Without them only "actors" and "emo-superb-1" to
+                                     "emo-superb-5" can be had."""
     protocols: ClassVar[dict[str, Protocol]] = {
         "official": Protocol(
             "train.csv and test.csv of OGM-GE (6,698 and 744 clips); validation is a tenth of train.csv, drawn by a"
@@ -82,6 +86,14 @@ Expected the publisher's repository CheyneyComputerScience/CREMA-D, fetched with
         "actors": by_group(
             "no actor in two parts: 70, 15 and 15 % of the actors, drawn by a hash of the actor's number"
         ),
+        **{
+            name: by_group(
+                f"fold {number} of EMO-SUPERB, no actor in two parts: of its five sets of consecutive actors set"
+                f" {number} tests and set {number % 5 + 1} validates; labels are intended emotions, not its votes",
+                folds=False,
+            )
+            for number, name in enumerate(EMO_SUPERB, start=1)
+        },
     }
 
     @property
@@ -160,5 +172,14 @@ def _clips(names: list[str], train: list[str], test: list[str]) -> list[Clip]:
     for name in names:
         actor, _, emotion, _ = name.split("_")
         by_actor = part_by_hash(actor, {"train": 0.7, "validation": 0.15, "test": 0.15}, "cremad actors")
-        clips.append(Clip(name, EMOTIONS.index(emotion), actor, {**parts[name], "actors": by_actor}))
+        parts[name] |= {"actors": by_actor, **_emo_superb(int(actor))}
+        clips.append(Clip(name, EMOTIONS.index(emotion), actor, parts[name]))
     return clips
+
+
+def _emo_superb(actor: int) -> dict[str, str]:
+    """Return the part that an actor has in each fold of EMO-SUPERB; none for a number that is no actor's."""
+    if not 1001 <= actor <= LAST_ACTORS[-1]:
+        return {}
+    own = bisect_left(LAST_ACTORS, actor)
+    return {name: {0: "test", 1: "validation"}.get((own - fold) % 5, "train") for fold, name in enumerate(EMO_SUPERB)}
