@@ -315,7 +315,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)); "
         "from equipoise.cli.main import main; main()"
     )
-    words = ["train", *QUICK, "--out", str(tmp_path)]
+    words = ["train", *QUICK, "--quick", "--out", str(tmp_path)]
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
     said = done.stderr.partition("\n")[2] if done.stderr.startswith("budget: ") else done.stderr
     refused(Ended(done.returncode, done.stdout, said), "cannot write to", "File too large")

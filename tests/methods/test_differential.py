@@ -23,7 +23,7 @@ class TestDifferential:
         if alone is not None:
             run_case(alone)
             return
-        seed, count = int(os.environ.get("EQUIPOISE_SEED", "0")), int(os.environ.get("EQUIPOISE_CASES", "1000"))
+        seed, count = int(os.environ.get("EQUIPOISE_SEED", "0")), int(os.environ.get("EQUIPOISE_CASES", "500"))
         counts = count_differences(seed, count)
         said = f"seed {seed}, {count} cases: {dict(counts.outcomes)}"
         with capsys.disabled():

@@ -37,7 +37,8 @@ def pages_mapped(how: str) -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
 def test_the_next_step_finds_its_memory_mapped() -> None:
-    assert pages_mapped("keeping") < 100 < pages_mapped("as it is")
+    # Some pages are mapped for reasons of the system's own, up to 200 were seen; what is not kept are 76,000.
+    assert pages_mapped("keeping") < pages_mapped("as it is") / 100
 
 
 def test_nothing_happens_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
