@@ -1,16 +1,24 @@
-"""Settings of the whole suite: one thread per process, since the processes share the cores."""
+"""Settings of the whole suite: one thread per process, since the processes share the cores; bytecode is kept."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
-import torch
 
 from ended import Ended
 
-torch.set_num_threads(1)
+# Tests start many processes. Where no bytecode is kept, each compiles all that it imports: two thirds of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+
+def pytest_configure() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

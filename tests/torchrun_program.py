@@ -1,4 +1,7 @@
-"""What ranks that a launcher started do, and one process beside them. Run by test_torchrun.py."""
+"""What ranks do, and one process beside them. Run by test_torchrun.py, some of it by a launcher.
+
+Ranks that try everything are forked from one process instead: it imports once the libraries that all of them need.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,19 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.multiprocessing import start_processes
 
 from equipoise import AGM, ARL, CGGM, DGL, MCR, MGDA, MLB, MSES, MSLR, OGM, OGMGE, PDMP, SMP, InfoReg, MMPareto, Relearn
 from equipoise.data.bundled import watch
 from equipoise.data.splits import Part, Splits
+from equipoise.study.executors.local import LIBRARIES
 from equipoise.study.registry import all_methods
 from equipoise.training.checkpoint import Checkpoints
 from equipoise.training.launch import init
@@ -201,14 +207,33 @@ def killed(folder: Path, resumes: Path) -> dict[str, Any]:
     return {**found, "steps": next(steps)}
 
 
+def write(task: str, found: dict[str, Any], folder: Path) -> None:
+    torch.save(found, folder / f"{task} {dist.get_world_size()} {dist.get_rank()}.pt")
+
+
+def one_of_several(rank: int, ranks: int, port: int, folder: Path) -> None:
+    """Try everything as a rank that learns from the environment, as a launcher's ranks do, which it is."""
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ |= {name: str(value) for name, value in {**meeting, **place}.items()}
+    init("cpu")
+    left = [folder / f"left by {before}" for before in RANKS if before < ranks]
+    write("everything", everything(folder, left[-1] if left else None), folder)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def main(task: str, folder: Path, *names: str) -> None:
     torch.set_num_threads(1)
-    init("cpu")
     if task == "everything":
-        found = everything(folder, folder / names[0] if names else None)
+        for library in (*LIBRARIES, "sklearn.metrics"):
+            import_module(library)
+        for ranks in RANKS:  # one number after the other: the second goes on with what the first left
+            store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+            start_processes(one_of_several, (ranks, store.port, folder), ranks, start_method="fork")
     else:
-        found = killed(folder, folder / names[0])
-    torch.save(found, folder / f"{task} {dist.get_world_size()} {dist.get_rank()}.pt")
+        init("cpu")
+        write(task, killed(folder, folder / names[0]), folder)
 
 
 if __name__ == "__main__":

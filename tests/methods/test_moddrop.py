@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from equipoise import MSL, LateFusion, ModDrop
 from equipoise.data.bundled import two_sensors
 from equipoise.data.source import all_data
-from equipoise.models.late_fusion import drop_modalities
+from equipoise.models.encoded import kept_modalities
 from equipoise.study.compare import controls
 from equipoise.study.job import run_job
 from equipoise.study.registry import all_methods, entries
@@ -38,8 +38,8 @@ def test_the_gradient_is_that_of_features_of_which_some_are_zeroed(dropout: floa
     torch.manual_seed(7)
     balancer({name: F.cross_entropy(output, label) for name, output in model(inputs).items()}).backward()
     torch.manual_seed(7)
-    kept = drop_modalities({name: torch.ones(40, 1) for name in inputs}, dropout)
-    features = [kept[name] * encoder(inputs[name]) for name, encoder in model.encoders.items()]
+    kept = kept_modalities({name: torch.ones(40, 1) for name in inputs}, dropout)
+    features = [kept[name][:, None] * encoder(inputs[name]) for name, encoder in model.encoders.items()]
     fused = F.cross_entropy(model.fusion(dict(zip(inputs, features, strict=True))), label)
     parameters = [*model.encoders.parameters(), *model.fusion.parameters()]
     for parameter, expected in zip(parameters, torch.autograd.grad(fused, parameters), strict=True):

@@ -1,6 +1,6 @@
-"""Ranks that a launcher starts train to what one process trains to, go on in other numbers, and survive a kill.
+"""Several ranks train to what one process trains to, go on in other numbers, and survive a kill.
 
-The launchers are started once each, with torchrun_program.py; the tests read what its ranks wrote down.
+torchrun_program.py is started once by itself and once by each launcher; the tests read what its ranks wrote down.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from equipoise.study.registry import all_methods
 LIMIT_S = 240
 TOLERANCE = 1e-5
 TESTS = Path(__file__).parents[1]
+PROGRAM = str(TESTS / "torchrun_program.py")
 
 pytestmark = pytest.mark.slow
 Found = dict[str, Any]
@@ -32,18 +33,12 @@ Found = dict[str, Any]
 
 def launch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     told = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-    command = [sys.executable, "-m", *words]
+    command = [sys.executable, *words]
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, **told}, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stderr[-6000:]
     return done
-
-
-def torchrun(folder: Path, ranks: int, *words: str) -> None:
-    started = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    launch(folder, *started, *(word for word in words if word.startswith("--")), str(TESTS / "torchrun_program.py"),
-           *(word for word in words if not word.startswith("--")))  # fmt: skip
 
 
 def written(folder: Path, name: str, ranks: int) -> list[Found]:
@@ -57,23 +52,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> dict[int, list[Found]]:
-    torchrun(folder, 2, "everything", str(folder))
-    torchrun(folder, 4, "everything", str(folder), "left by 2")
+    launch(folder, PROGRAM, "everything", str(folder))
     return {count: written(folder, f"everything {count}", count) for count in program.RANKS}
 
 
 @pytest.fixture(scope="module")
 def killed(ranks: dict[int, list[Found]], folder: Path) -> Path:
     assert ranks
-    torchrun(folder, 2, "--max-restarts=1", "killed", str(folder), "left by 4")
+    started = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    launch(folder, *started, PROGRAM, "killed", str(folder), "left by 4")
     return folder
 
 
 @pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> subprocess.CompletedProcess[str]:
-    started = ["accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
-    words = ["--dynamo_backend", "no", "--multi_gpu", "-m", "equipoise.cli", *program.COMPARE, "--out"]
-    return launch(folder, *started, *words, str(folder / "undisturbed"))
+    started = ["-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--multi_gpu"]
+    plain = ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    words = ["-m", "equipoise.cli", *program.COMPARE, "--out", str(folder / "undisturbed")]
+    return launch(folder, *started, *plain, *words)
 
 
 @cache

@@ -212,11 +212,19 @@ class Attachment:
         model: The model, bare or wrapped; None when ``encoders`` holds modules or tensors.
         encoders: Per modality a module, a dotted name, or a list of modules, names and parameters.
         optimizer: The optimiser of these parameters, or a list of several, bare or wrapped.
+        trunk: The part that encoders have in common, in the same form; None for what the model calls `trunk`, where it
+            also tells its encoders.
         heads: Whether the parts of the fused head go with the encoders.
     """
 
     def __init__(
-        self, model: nn.Module | None, encoders: Encoders | None, optimizer: Any | None = None, *, heads: bool = False
+        self,
+        model: nn.Module | None,
+        encoders: Encoders | None,
+        optimizer: Any | None = None,
+        *,
+        trunk: Encoder | None = None,
+        heads: bool = False,
     ) -> None:
         self.layers = layers(model)
         self.model = self.layers[-1] if self.layers else None
@@ -226,7 +234,7 @@ class Attachment:
             raise ValueError(f"attach: optimizer=[] holds no optimiser; type {call}, or a list of them")
         self.optimizers = [unwrap_optimizer(wrapped) for wrapped in listed]
         self.updates: list[UpdateScale] = []
-        self._given, self._heads, self._hooks = encoders, heads, list[Any]()
+        self._given, self._trunk, self._heads, self._hooks = encoders, trunk, heads, list[Any]()
         self._watched: dict[str, tuple[nn.Module, OutputHook]] = {}
         empty = [name for name, parts in self.encoders.items() if not _tensors(parts, _parameters_of)]
         if empty:
@@ -260,6 +268,17 @@ class Attachment:
         """Return the trainable tensors per modality, as they are now."""
         tensors = {name: _tensors(parts, _parameters_of) for name, parts in self.encoders.items()}
         return {name: [tensor for tensor in own if tensor.requires_grad] for name, own in tensors.items()}
+
+    def trunk(self) -> list[Tensor]:
+        """Return the trainable tensors of the trunk that belong to no encoder, as they are now; none without one."""
+        given = self._trunk
+        if given is None and self._given is None:
+            given = getattr(self.model, "trunk", None)
+        if given is None:
+            return []
+        owned = {id(tensor) for own in self.parameters().values() for tensor in own}
+        tensors = _tensors(_parts(self.model, given), _parameters_of)
+        return [tensor for tensor in tensors if tensor.requires_grad and id(tensor) not in owned]
 
     def everything(self, modality: str) -> list[Tensor]:
         """List every parameter and buffer of one encoder, and its part of the fused head where that goes with it."""

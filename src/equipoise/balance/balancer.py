@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from equipoise.balance import collectives
-from equipoise.balance.attach import Attachment, Encoders
+from equipoise.balance.attach import Attachment, Encoder, Encoders
 from equipoise.balance.autograd import weighted_sum
 from equipoise.balance.graph import STATIC_GRAPH, Dependence, HiddenGraphError
 from equipoise.balance.losses import FUSED, FiniteCheck, LossValues, Step, Table, Tensors, scalar, sum_of_extra
@@ -116,7 +116,7 @@ class Balancer(ScheduledMethod):
             held.losses.append({name: loss.detach() for name, loss in losses.items()})
             held.scores += [] if scores is None else [dict(scores)]
             held.present.append(present)
-        self.fill(weights.table(len(self.modalities)))
+        self.fill_weights(weights)
         if torch.is_grad_enabled() and scalars[0] is not None and scalars[0].requires_grad:
             means = {name: one for name, one in zip(self.objectives, scalars, strict=False) if one is not None}
             own = self.act(means, weights, scored=scores is not None or (held is not None and held.scored))
@@ -132,6 +132,7 @@ class Balancer(ScheduledMethod):
         model: nn.Module | None = None,
         *,
         encoders: Encoders | None = None,
+        trunk: Encoder | None = None,
         optimizer: Any = None,
         group: collectives.Group = "world",
     ) -> Self:
@@ -144,11 +145,15 @@ class Balancer(ScheduledMethod):
             model: The model, bare or wrapped (DDP, torch.compile, Accelerate, Fabric).
             encoders: Per modality a module, a dotted name in the model, or a list of these and of parameters. A model
                 with a mapping ``encoders``, such as LateFusion, needs no telling.
+            trunk: The part in which encoders meet before the fused head, in the same form: a block of its own in the
+                table. A model with ``encoders`` may name it by an attribute ``trunk``, as HybridFusion does. None: all
+                that is no encoder counts as heads.
             optimizer: The optimiser, or a list of all that move the encoders, for methods that cannot do their work by
                 gradients alone.
             group: The process group to average over; None where ranks train models of their own.
         """
-        attachment, before = Attachment(model, encoders, optimizer, heads=self.scales_heads), self._attachment
+        attachment = Attachment(model, encoders, optimizer, trunk=trunk, heads=self.scales_heads)
+        before, has_trunk = self._attachment, bool(attachment.trunk())
         names = tuple(attachment.encoders)
         if self.modalities and set(names) != set(self.modalities):
             raise ValueError(f"attach: this balancer serves {list(self.modalities)}, found encoders for {list(names)}")
@@ -160,7 +165,7 @@ class Balancer(ScheduledMethod):
             if hasattr(inner, "response_problems"):  # what AGM asked of a LateFusion ends
                 inner.respond(None)
         self.attached(attachment.model)
-        self._attachment, self.group, self._checked = attachment, group, False
+        self._attachment, self.group, self._checked, self._has_trunk = attachment, group, False, has_trunk
         self._dependence, self._reached = Dependence(group), []
         if not self.modalities:
             self.settle(names, self.epoch.device)
@@ -207,10 +212,10 @@ class Balancer(ScheduledMethod):
         if self._table.numel() == 0:
             raise RuntimeError("table: no step has been taken yet; call the balancer on losses first: balancer(losses)")
         count, rows = len(self.modalities), self._reached
-        objectives = len(self._table)
-        if len(rows) != objectives or len(rows[0]) != count + 1:
-            alone = range(1, count + 1)
-            rows = [[loss not in alone or loss == block for block in alone] + [True] for loss in range(objectives)]
+        objectives, columns = self._table.shape
+        if len(rows) != objectives or len(rows[0]) != columns:
+            alone, others = range(1, count + 1), [True] * (columns - count)
+            rows = [[loss not in alone or loss == block for block in alone] + others for loss in range(objectives)]
         values = self._table.masked_fill(~torch.tensor(rows, device=self._table.device), torch.nan)
         return Table.of(self.modalities, values, self.further_names)
 
@@ -410,5 +415,11 @@ class Balancer(ScheduledMethod):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave the user's model and optimiser behind."""
-        left = {"_attachment": None, "_held": None, "_reached": [], "_dependence": Dependence("world")}
+        left = {
+            "_attachment": None,
+            "_has_trunk": False,
+            "_held": None,
+            "_reached": [],
+            "_dependence": Dependence("world"),
+        }
         return {**self.__dict__, **left}

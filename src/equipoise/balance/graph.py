@@ -65,9 +65,12 @@ class Reach:
         step: The losses.
         encoders: Trainable tensors per modality.
         dependence: Remembers which connected leaves a loss really depends on.
+        trunk: Trainable tensors of the trunk; none without one.
     """
 
-    def __init__(self, step: Step, encoders: Sequence[Sequence[Tensor]], dependence: Dependence) -> None:
+    def __init__(
+        self, step: Step, encoders: Sequence[Sequence[Tensor]], dependence: Dependence, trunk: Sequence[Tensor] = ()
+    ) -> None:
         visited: list[set[Edge]] = [set() for _ in step.losses]
         self.per_loss = [leaves_under(edges_of(loss), own) for loss, own in zip(step.losses, visited, strict=True)]
         self.owners: dict[int, list[int]] = {}
@@ -93,6 +96,8 @@ class Reach:
         for leaves in (*self.per_loss, leaves_under(edges_of(step.extra))):
             self.leaves |= leaves
         self.encoders = [[t for t in tensors if id(t) in self.leaves] for tensors in encoders]
+        self.has_trunk = bool(trunk)
+        self.trunk = [tensor for tensor in trunk if id(tensor) in self.leaves]
         fused = self.per_loss[0]
         own = {key: leaf for leaves in self.per_loss[1:] for key, leaf in leaves.items() if key not in fused}
         self.beside = list(own.values())  # leaves that a uni-modal loss reaches and the fused loss does not
@@ -105,12 +110,18 @@ class Reach:
         return any(id(tensor) in self.per_loss[loss] for tensor in self.encoders[block])
 
     def rows(self) -> list[list[bool]]:
-        """Say for each loss which encoders it sends a gradient into, and whether to any leaf outside of them."""
-        blocks = range(len(self.encoders))
-        return [
-            [*(self.reaches(loss, block) for block in blocks), any(key not in self.owners for key in leaves)]
-            for loss, leaves in enumerate(self.per_loss)
-        ]
+        """Say for each loss which encoders it reaches, whether the trunk where there is one, and whether any head."""
+        blocks, trunk = range(len(self.encoders)), {id(tensor) for tensor in self.trunk}
+        rows = []
+        for loss, leaves in enumerate(self.per_loss):
+            shared = [not trunk.isdisjoint(leaves)] if self.has_trunk else []
+            heads = any(key not in self.owners and key not in trunk for key in leaves)
+            rows.append([*(self.reaches(loss, block) for block in blocks), *shared, heads])
+        return rows
+
+    def shares_trunk(self) -> bool:
+        """Return True if a uni-modal loss reaches the trunk, so that its gradients there have to be told apart."""
+        return any(id(tensor) in leaves for leaves in self.per_loss[1:] for tensor in self.trunk)
 
     def separate(self) -> bool:
         """Return True if each uni-modal loss reaches its own encoder only, so that one pass serves all of them.

@@ -13,6 +13,7 @@ from torch import Tensor
 from equipoise.util.errors import BadInput
 
 FUSED = "fused"
+TRUNK = "trunk"
 Recompute: TypeAlias = "Callable[[Tensor], Tensor]"
 Tensors: TypeAlias = "Mapping[str, Tensor]"  # by name
 
@@ -79,11 +80,17 @@ class Weights(NamedTuple):
         """The same weights, which depend on losses whose graph is not here, and so refuse second derivatives."""
         return self if self.recompute is None else self._replace(recompute=_refuse)
 
-    def table(self, modalities: int) -> Tensor:
-        """The coefficients c[objective, block] these weights stand for."""
+    def table(self, modalities: int, trunk: Tensor | None = None) -> Tensor:
+        """The coefficients c[objective, block] these weights stand for.
+
+        Args:
+            modalities: Their number K.
+            trunk: The weight of each loss on the trunk; None where there is none.
+        """
         factors = self.encoders if self.encoders is not None else self.losses.new_ones(modalities)
         columns = self.losses if self.losses.dim() == 2 else self.losses[:, None]
-        return torch.cat([columns * factors, self.on_heads[:, None]], dim=1)
+        shared = [] if trunk is None else [trunk[:, None]]
+        return torch.cat([columns * factors, *shared, self.on_heads[:, None]], dim=1)
 
 
 class Step(NamedTuple):
@@ -117,7 +124,7 @@ class Table(NamedTuple):
     """The coefficients of the last step: block b moved along Σ_i c[i, b] · ∇_b f_i.
 
     Rows are objectives (the fused loss, then one loss per modality), columns are blocks of parameters (one encoder per
-    modality, then the heads).
+    modality, the trunk where encoders meet in one, then the heads).
 
     Args:
         objectives: Names of the rows.
@@ -132,7 +139,8 @@ class Table(NamedTuple):
     @staticmethod
     def of(modalities: Sequence[str], values: Tensor, further: Sequence[str] = ()) -> Table:
         """Name the rows and columns of coefficients; rows of further objectives come last."""
-        return Table((FUSED, *modalities, *further), (*modalities, "heads"), values)
+        trunk = [TRUNK] if values.shape[1] > len(modalities) + 1 else []
+        return Table((FUSED, *modalities, *further), (*modalities, *trunk, "heads"), values)
 
     def at(self, objective: str, block: str) -> Tensor:
         """Return the coefficient of one objective on one block, still on its device."""

@@ -194,7 +194,8 @@ class MethodHooks(ModalityState):
 
         Args:
             gram: Inner products of the gradients at every encoder, shape [blocks, n, n], scaled so that the largest
-                is one; entry 0 is the fused objective. n is 2 (fused, own) where encoders are separate, else K + 1.
+                is one; entry 0 is the fused objective. n is 2 (fused, own) at separate encoders, else K + 1, as it is
+                at a trunk that all losses reach.
 
         Returns:
             Coefficients of shape [blocks, n].
@@ -312,6 +313,7 @@ class ScheduledMethod(MethodHooks):
         self.group: collectives.Group = "world"
         self._held: HeldDecision | None = None
         self._table = torch.zeros(0, 0)
+        self._has_trunk = False
         self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
 
     @property
@@ -384,6 +386,19 @@ class ScheduledMethod(MethodHooks):
     def held_decision(self) -> HeldDecision | None:
         """The decision that is held for several calls; None where each call decides for itself."""
         return self._held if self._held is not None and self._held.weights is not None else None
+
+    @final
+    def fill_weights(self, weights: Weights) -> None:
+        """Keep the table that some weights stand for. The trunk learns as the fused head does."""
+        trunk = None
+        if self._has_trunk:
+            trunk = weights.on_heads
+            # On these routes, what the fused loss reaches learns from it alone.
+            if self.route == "fused" or (
+                self.route == "weighted" and self.unimodal != "head" and not self.shares_train_heads
+            ):
+                trunk = torch.cat([trunk[:1], torch.zeros_like(trunk[1:])])
+        self.fill(weights.table(len(self.modalities), trunk))
 
     @final
     def fill(self, values: Tensor) -> None:

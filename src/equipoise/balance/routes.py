@@ -16,7 +16,7 @@ from equipoise.balance import collectives
 from equipoise.balance.attach import Attachment, tensors_held
 from equipoise.balance.autograd import Gradients, Pass, add, deliver, hooks_disabled, run_passes
 from equipoise.balance.graph import Dependence, FeatureCut, Reach
-from equipoise.balance.losses import Step, Weights
+from equipoise.balance.losses import TRUNK, Step, Weights
 from equipoise.balance.method import ScheduledMethod
 from equipoise.balance.theory import all_finite, combined, gram_matrix, scaled, wide
 
@@ -40,7 +40,7 @@ class Route(ABC):
         self.method, self.attachment, self.step, self.losses = method, attachment, step, step.losses
         parameters = attachment.parameters() if attachment is not None else {}
         encoders = [parameters[name] for name in method.modalities if name in parameters]
-        self.reach = Reach(step, encoders, dependence)
+        self.reach = Reach(step, encoders, dependence, attachment.trunk() if attachment is not None else ())
         self.encoder_tensors = list({id(t): t for block in self.reach.encoders for t in block}.values())
         self.updates = attachment.updates if attachment is not None else []
         self._advanced = False
@@ -109,9 +109,14 @@ class Route(ABC):
         ]
         return [(group, tensors) for group, tensors in groups if tensors]
 
-    def averaged(self, results: Sequence[Gradients]) -> list[Gradients]:
-        """Average encoder gradients over ranks, zeros where a loss does not reach: what decisions rest on."""
-        tensors = self.encoder_tensors
+    def averaged(self, results: Sequence[Gradients], tensors: Sequence[Tensor] | None = None) -> list[Gradients]:
+        """Average gradients over ranks, zeros where a loss does not reach: what decisions rest on.
+
+        Args:
+            results: The gradients of some objectives.
+            tensors: Where; None for the encoders.
+        """
+        tensors = self.encoder_tensors if tensors is None else tensors
         whole = [result[id(t)] if id(t) in result else torch.zeros_like(t) for result in results for t in tensors]
         means = iter(collectives.mean_of_each(whole, self.method.group))
         return [{id(tensor): next(means) for tensor in tensors} for _ in results]
@@ -155,7 +160,7 @@ class _SumRoute(Route):
         for group in shared:
             means |= dict.fromkeys(group, torch.stack([factors[block] for block in group]).mean())
         together = torch.stack([means.get(block, factor) for block, factor in enumerate(factors)])
-        self.method.fill(weights._replace(encoders=together).table(len(factors)))
+        self.method.fill_weights(weights._replace(encoders=together))
         return together
 
     def _modulated(self, gradients: Gradients, factors: Tensor | None, scaled_later: set[int]) -> Gradients:
@@ -229,40 +234,81 @@ class TableRoute(_SumRoute):
 
 
 class _MixtureRoute(Route):
-    """Encoders learn from a mixture that their gradients decide, heads from every loss at weight one."""
+    """Encoders learn from a mixture that their gradients decide, heads from every loss at weight one.
+
+    A trunk that uni-modal losses reach learns from a mixture of all K + 1 gradients; one that they do not reach learns
+    from the fused loss, as a head does.
+    """
 
     def run(self, tensors: Sequence[Tensor], scale: Tensor, *, keep_graph: bool) -> list[Gradients]:
         """Return the gradients of the extra losses, then those of each objective.
 
-        The objectives are the fused loss and the sum of all the others, or each of them where encoders are entangled.
+        The objectives are the fused loss and the sum of all the others, or each of them where encoders are entangled
+        or share a trunk.
         """
-        unimodal = [self.losses[1:]] if self.reach.separate() else [[loss] for loss in self.losses[1:]]
+        unimodal = [self.losses[1:]] if self._one_sum() else [[loss] for loss in self.losses[1:]]
         objectives = [Pass(losses, None, tensors) for losses in (self.losses[:1], *unimodal)]
         results = run_passes([*self.extra_pass(), *objectives], scale, keep_graph=keep_graph)
         return [{}, *results] if self.step.extra is None else results
 
-    def decided(self, groups: Sequence[Group], gram: Tensor | None) -> Sequence[Tensor]:
-        """Return the method's coefficients for each group, and fill the table with them.
+    def own_objectives(self, group: Sequence[int]) -> list[int]:
+        """Return the numbers of the objectives whose gradients are mixed at some encoders."""
+        if not self.reach.separate():
+            return list(range(len(self.losses)))
+        return [0, 1] if self._one_sum() else [0, group[0] + 1]
+
+    def decided(self, groups: Sequence[Group], grams: Sequence[Tensor], shared: Tensor | None) -> list[Tensor]:
+        """Return the method's coefficients for each group and for a shared trunk, and fill the table with them.
 
         Args:
             groups: The encoders.
-            gram: Inner products of the gradients of each group; None where there is no group.
+            grams: Inner products of the gradients of each group, [n, n].
+            shared: Those of the trunk, [K + 1, K + 1]; None where it is not shared.
         """
-        mixture = self.step.values.fused.new_zeros(0, 1)
-        if gram is not None:
-            largest = gram.diagonal(dim1=1, dim2=2).amax(dim=1)[:, None, None]
-            mixture = self.method.mixed(torch.where(largest == 0, gram, gram / largest))
-        count = len(self.method.modalities)
-        table = mixture.new_zeros(count + 1, count + 1)
+        mixtures = list(self._mixed(torch.stack(list(grams)))) if grams else []
+        count, has_trunk = len(self.method.modalities), self.reach.has_trunk
+        like = next(iter(mixtures), self.step.values.fused)
+        table = like.new_zeros(count + 1, count + 1 + has_trunk)
         table[:, -1] = 1
-        separate = self.reach.separate()
-        for (group, _), coefficients in zip(groups, mixture.unbind(), strict=True):
+        if has_trunk:
+            table[0, -2] = 1
+        for (group, _), coefficients in zip(groups, mixtures, strict=True):
             for block in group:
-                rows = [0, block + 1] if separate else range(count + 1)
+                rows = [0, block + 1] if self.reach.separate() else range(count + 1)
                 for row, coefficient in zip(rows, coefficients.unbind(), strict=True):
                     table[row, block] = coefficient
+        if shared is not None:
+            mixtures.append(self._mixed(shared[None])[0])
+            table[:, -2] = mixtures[-1]
         self.method.fill(table)
-        return mixture.unbind()
+        return mixtures
+
+    def trunk_parts(self, results: Sequence[Gradients]) -> list[list[Tensor]]:
+        """Take the gradients of a shared trunk out of those of each objective, averaged over ranks; none without one.
+
+        Args:
+            results: The gradients of each objective.
+        """
+        if not self.reach.shares_trunk():
+            return []
+        own = self.averaged(results, self.reach.trunk)
+        for result in results:
+            for tensor in self.reach.trunk:
+                result.pop(id(tensor), None)
+        return [[gradients[id(tensor)] for tensor in self.reach.trunk] for gradients in own]
+
+    def mixed_trunk(self, parts: Sequence[Sequence[Tensor]], coefficients: Tensor) -> Gradients:
+        """Return the gradient of a shared trunk, refined by the method."""
+        mixed = self.method.refined(TRUNK, combined(parts, coefficients), parts)
+        return dict(zip(map(id, self.reach.trunk), mixed, strict=True))
+
+    def _one_sum(self) -> bool:
+        """Return True if one pass serves all uni-modal losses."""
+        return self.reach.separate() and not self.reach.shares_trunk()
+
+    def _mixed(self, gram: Tensor) -> Tensor:
+        largest = gram.diagonal(dim1=1, dim2=2).amax(dim=1)[:, None, None]
+        return self.method.mixed(torch.where(largest == 0, gram, gram / largest))
 
 
 @final
@@ -273,15 +319,21 @@ class ParameterMixture(_MixtureRoute):
         """Mix the gradients of the objectives at each encoder, and let the method refine the mixture."""
         method = self.method
         extra, *results = self.run([*self.reach.heads, *self.encoder_tensors], scale, keep_graph=keep_graph)
+        trunk = self.trunk_parts(results)
         split = [self.split(result) for result in results]
         heads = add(extra, *(own for _, own in split))
         objectives = self.averaged([encoders for encoders, _ in split])
-        self.advance([*heads.values(), *(gradient for result in objectives for gradient in result.values())])
+        shared = [gradient for part in trunk for gradient in part]
+        self.advance([*heads.values(), *shared, *(gradient for one in objectives for gradient in one.values())])
         groups = self.groups(objectives[0])
-        parts = [[[result[id(t)] for t in tensors] for result in objectives] for _, tensors in groups]
-        gram = torch.stack([gram_matrix(part) for part in parts]) if parts else None
-        delivered: Gradients = {}
-        for (group, tensors), part, coefficients in zip(groups, parts, self.decided(groups, gram), strict=True):
+        parts = [
+            [[objectives[row][id(t)] for t in tensors] for row in self.own_objectives(group)]
+            for group, tensors in groups
+        ]
+        grams = [gram_matrix(part) for part in parts]
+        mixtures = self.decided(groups, grams, gram_matrix(trunk) if trunk else None)
+        delivered = self.mixed_trunk(trunk, mixtures.pop()) if trunk else {}
+        for (group, tensors), part, coefficients in zip(groups, parts, mixtures, strict=True):
             mixed = method.refined(method.modalities[group[0]], combined(part, coefficients), part)
             delivered.update(zip(map(id, tensors), mixed, strict=True))
         return add(delivered, heads)
@@ -314,15 +366,21 @@ class FeatureMixture(_MixtureRoute):
         """Run passes through the heads alone, mix the gradients at features, then run one pass through the encoders."""
         with hooks_disabled(self.cut.tensors):  # they are run by the pass that goes on from there
             extra, *results = self.run([*self.reach.heads, *self.cut.tensors], scale, keep_graph=True)
-        self.advance([gradient for result in results for gradient in result.values()])
+        trunk = self.trunk_parts(results)
+        shared = [gradient for part in trunk for gradient in part]
+        self.advance([*shared, *(gradient for result in results for gradient in result.values())])
         groups = self.cut.groups()
-        rows = [torch.stack([_row(tensors, result) for result in results]) for _, tensors in groups]
+        rows = [
+            torch.stack([_row(tensors, results[number]) for number in self.own_objectives(group)])
+            for group, tensors in groups
+        ]
         # Each rank has samples of its own, so that the inner products over all samples are sums over ranks.
-        products = [torch.stack([row @ row.T for row in rows])] if rows else []
-        gram = next(iter(collectives.mean_of_each(products, self.method.group)), None)
+        grams = list(collectives.mean_of_each([row @ row.T for row in rows], self.method.group)) if rows else []
+        mixtures = self.decided(groups, grams, gram_matrix(trunk) if trunk else None)
+        of_trunk = self.mixed_trunk(trunk, mixtures.pop()) if trunk else {}
         mixed = [
             piece.view_as(tensor).to(tensor.dtype)
-            for (_, tensors), row, coefficients in zip(groups, rows, self.decided(groups, gram), strict=True)
+            for (_, tensors), row, coefficients in zip(groups, rows, mixtures, strict=True)
             for tensor, piece in zip(tensors, (coefficients @ row).split([t.numel() for t in tensors]), strict=True)
         ]
         delivered: Gradients = {}
@@ -337,7 +395,7 @@ class FeatureMixture(_MixtureRoute):
             for hook in self._hooks:
                 if hook is not None and any(id(tensor) in used for tensor in hook.outputs):
                     hook.outputs = []
-        return add(delivered, extra, *on_heads)
+        return add(delivered, of_trunk, extra, *on_heads)
 
 
 def _row(tensors: Sequence[Tensor], gradients: Gradients) -> Tensor:

@@ -42,7 +42,8 @@ def landscape(
     reach: Annotated[float, typer.Option("--reach", help="How far a plane goes, in lengths of filters.")] = 1.0,
     samples: Annotated[int, typer.Option("--samples", help="Training samples and test samples to judge by.")] = 200,
     protocol: Annotated[
-        str | None, typer.Option("--protocol", help="Of uni-modal accuracy: split or head; by the fusion by default.")
+        str | None,
+        typer.Option("--protocol", help="Of uni-modal accuracy: split, head or masked; by default, by model."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, batches, samples and directions.")] = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder for the figure and the numbers.")] = Path("runs/landscape"),
@@ -88,7 +89,7 @@ def _asked(
     def picture() -> LandscapeSettings:
         made = LandscapeSettings(**view)
         if chosen:
-            made.protocol_for(chosen[0].settings.fusion)
+            made.protocol_for(chosen[0].settings)
         return made
 
     source, both, count, made = options.data_and(data, split, preset, methods, number_of_steps, picture)

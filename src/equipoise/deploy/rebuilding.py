@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from equipoise.deploy.deployable import InputSpec
 from equipoise.deploy.description import at_most, described_task
-from equipoise.models import LateFusion
+from equipoise.models.assemble import assemble, encoder_words
 from equipoise.models.choose import KINDS, build_encoders, kinds_of, own_encoders
 from equipoise.models.combine import combined, members_of
+from equipoise.models.encoded import EncodedModel, takes_lengths
 from equipoise.models.encoders import known_features
 from equipoise.models.fusion_model import FusionModel, Unimodal
-from equipoise.models.late_fusion import takes_lengths
 from equipoise.models.own_model import OwnModel, build_own
 from equipoise.models.task import task_of
 from equipoise.study.job import DESCRIPTION, WEIGHTS
@@ -86,6 +86,7 @@ class _Outline(nn.Module):
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.features = known_features("A saved model", encoder)
+        self.tokens = getattr(encoder, "tokens", None)
 
 
 def rebuilt(
@@ -103,7 +104,7 @@ def rebuilt(
         RuntimeError: If an encoder cannot be made.
     """
     shapes = {name: tuple(plain["read"]) for name, plain in content["inputs"].items()}
-    kinds = [kinds_of(plan.encoder, shapes)[0] for plan in plans]
+    kinds = [kinds_of(encoder_words(plan.encoder, plan.fusion), shapes)[0] for plan in plans]
     places = [(number, name) for number in range(len(plans)) for name in shapes]
     own = [(number, name) for number, name in places if kinds[number][name] not in KINDS]
     for number in {number for number, _ in own}:
@@ -116,15 +117,16 @@ def rebuilt(
         except BadInput as error:
             raise RuntimeError(str(error)) from error  # what the folder says is known to be sound: it is the encoder
 
-    def assembled(own: Mapping[tuple[int, str], nn.Module]) -> LateFusion:
-        task, members = task_of(described_task(content)), []
+    def assembled(own: Mapping[tuple[int, str], nn.Module]) -> EncodedModel:
+        task, members = task_of(described_task(content)), list[Any]()
         for number, plan in enumerate(plans):
             mine = {name: (number, name) for name in shapes}
             encoders = {name: own[place] if place in own else encoder(*place) for name, place in mine.items()}
-            members.append(LateFusion(encoders, task=task, fusion=plan.fusion, unimodal=plan.unimodal))
+            how: dict[str, Any] = {"fusion": plan.fusion, "unimodal": plan.unimodal, "width": plan.features}
+            members.append(assemble(encoders, task, **how))
         return members[0] if len(members) == 1 else combined(members)
 
-    def finished(model: LateFusion) -> FusionModel:
+    def finished(model: EncodedModel) -> FusionModel:
         return model if method is None or method.finish is None else method.finish(model)
 
     made = {place: encoder(*place) for place in own}

@@ -20,6 +20,7 @@ from equipoise.deploy.rebuilding import TensorSpec, member_plans, own_rebuilt, r
 from equipoise.models.choose import KINDS, kinds_of
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import METRICS, Metric
+from equipoise.models.own_model import OWN_VIEWS
 from equipoise.models.task import Task
 from equipoise.study.job import DESCRIPTION, WEIGHTS
 from equipoise.study.registry import all_methods, automatic_methods
@@ -225,8 +226,9 @@ def _model_problems(folder: Path, content: dict[str, Any], path: str, *, believe
         return []
     place = f"{folder / DESCRIPTION}: "
     problems = [] if is_path(path) else [f"--model {path}: expected a dotted path, such as my_file.Model"]
-    if content["unimodal"] not in ("head", "detached"):
-        problems.append(f"{place}unimodal: expected head or detached of a model of one's own")
+    if content["unimodal"] not in OWN_VIEWS:
+        expected = ", ".join(OWN_VIEWS)
+        problems.append(f"{place}unimodal: expected one of {expected} of a model of one's own")
     if not believed:
         problems.append(
             f"{place}the model is {path!r}, which is no model of the package, and no code runs because a file names "

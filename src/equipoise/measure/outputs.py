@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from equipoise.data.splits import Part
+from equipoise.models.encoded import check_model
 from equipoise.models.evaluation import evaluating
-from equipoise.models.fusion_model import FusionModel
-from equipoise.models.late_fusion import Unimodal, check_model
+from equipoise.models.fusion_model import FusionModel, Unimodal
 from equipoise.models.metrics import METRICS, Metric, baseline, metric_of
 from equipoise.models.task import Classification, Task
 from equipoise.util.errors import raise_all

@@ -24,9 +24,9 @@ from torch.nn import functional as F
 
 from equipoise.data.splits import Part
 from equipoise.measure.outputs import Outputs, Scorer, decide, read_features, reading
+from equipoise.models.encoded import check_model
 from equipoise.models.evaluation import evaluating, shapley_values
 from equipoise.models.fusion_model import FusionModel
-from equipoise.models.late_fusion import check_model
 from equipoise.models.task import Task
 from equipoise.training.step import mean_losses
 

@@ -13,8 +13,8 @@ from equipoise.measure.outputs import Outputs, Scorer, batches_of, decide, read_
 from equipoise.measure.protocols import other_protocols, view_accuracy
 from equipoise.measure.remarks import says_only
 from equipoise.models.committee import fit_committee
+from equipoise.models.encoded import check_model
 from equipoise.models.fusion_model import FusionModel
-from equipoise.models.late_fusion import check_model
 from equipoise.models.metrics import baseline
 
 FAULTS_LIMIT = 4 * 2**30

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from equipoise.balance.attach import unwrap_optimizer
 from equipoise.balance.balancer import Balancer
 from equipoise.data.splits import Part
+from equipoise.models.encoded import check_model
 from equipoise.models.fusion_model import FusionModel
-from equipoise.models.late_fusion import check_model
 from equipoise.training.step import step_arguments
 
 PIECES = ("data", "forward", "backward", "balance", "update")

@@ -18,6 +18,7 @@ from equipoise.models.fusion import Fusion as Fusion
 from equipoise.models.fusion import Gated as Gated
 from equipoise.models.fusion import Sum as Sum
 from equipoise.models.fusion import build_fusion as build_fusion
+from equipoise.models.hybrid_fusion import HybridFusion as HybridFusion
 from equipoise.models.inception import Inception as Inception
 from equipoise.models.late_fusion import LateFusion as LateFusion
 from equipoise.models.permuted import permutation_losses as permutation_losses

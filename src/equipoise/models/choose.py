@@ -13,6 +13,7 @@ from equipoise.models.inception import Inception
 from equipoise.models.rocket import Rocket
 from equipoise.models.sequence import AttentionPooled, FirstStepTransformer, PooledMap, Tokens
 from equipoise.models.sound import LogMel, is_sound
+from equipoise.models.trunk import Stem
 from equipoise.models.vision import SmallResNet, Video
 from equipoise.util.errors import BadInput, unknown_name
 from equipoise.util.named import imported
@@ -101,6 +102,7 @@ KINDS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "lstm-attention": lambda shape, features: AttentionPooled(shape[0], features, start="lstm"),
     "attention": lambda shape, features: AttentionPooled(shape[0], features, start="linear"),
     "words": _words,
+    "stem": lambda shape, features: Stem(shape, features),
     "pooled-map": lambda shape, features: PooledMap(shape[0], features),
 }
 """The kinds that `encoder=NAME` takes: each makes an encoder from the shape of one input and the number of features."""

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.models.committee import FEWEST_GROUPS, CommitteeFit, fit_task
+from equipoise.models.encoded import takes_lengths
 from equipoise.models.fusion import Fusion, NamedModules
-from equipoise.models.late_fusion import LateFusion, takes_lengths
+from equipoise.models.late_fusion import LateFusion
 from equipoise.models.task import Regression, Task
 from equipoise.models.votes import Votes, names_of_groups
 from equipoise.util.errors import raise_all

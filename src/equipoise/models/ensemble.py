@@ -5,6 +5,7 @@ from typing import final
 
 from torch import Tensor, nn
 
+from equipoise.models.encoded import EncodedModel
 from equipoise.models.fusion import Fusion
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.late_fusion import LateFusion
@@ -43,8 +44,10 @@ def as_ensemble(model: FusionModel) -> FusionModel:
     """
     if isinstance(model, OwnModel):
         return model.equal_vote()
-    if not isinstance(model, LateFusion):
-        raise TypeError(f"as_ensemble expected a LateFusion or an OwnModel, found {type(model).__name__}")
+    if not isinstance(model, EncodedModel):
+        raise TypeError(
+            f"as_ensemble expected a LateFusion, a HybridFusion or an OwnModel, found {type(model).__name__}"
+        )
     task = model.known_task()
     voting = LateFusion(
         dict(model.encoders), task=task, fusion=Vote(dict(model.heads), task), unimodal="head", features=model.sizes

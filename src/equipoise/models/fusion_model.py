@@ -13,7 +13,7 @@ from equipoise.models.intervals import new_radii, rows_of
 from equipoise.models.task import Regression, Task
 from equipoise.util.errors import raise_all, unknown_name
 
-Unimodal = Literal["head", "detached", "split"]
+Unimodal = Literal["head", "detached", "split", "masked", "masked_detached"]
 """The source of a modality's own output."""
 Decision = Literal["fused", "committee"]
 Inputs = Mapping[str, Tensor | None]

@@ -4,14 +4,15 @@ import inspect
 from collections.abc import Mapping
 from difflib import get_close_matches
 from inspect import Parameter
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from equipoise.models.fusion import Fusion
-from equipoise.models.fusion_model import FusionModel, Inputs, Lengths, Tensors
+from equipoise.models.fusion_model import FusionModel, Inputs, Lengths, Tensors, Unimodal
+from equipoise.models.hybrid_fusion import MASKED
 from equipoise.models.task import Task
 from equipoise.util.errors import BadInput, raise_all, unknown_name
 from equipoise.util.named import imported, told
@@ -19,6 +20,8 @@ from equipoise.util.named import imported, told
 Shape = tuple[int, ...]
 BESIDE = ("lengths", "present")
 """Parameters of a forward besides the inputs."""
+OWN_VIEWS = ("head", "detached", *MASKED)
+"""The sources of uni-modal outputs that a model of the user's own may have."""
 BATCH = 512
 """Samples that a model of the user's own reads at a time, where whole parts are measured."""
 
@@ -30,7 +33,13 @@ class OwnModel(FusionModel):
     The module always gets an input of every sensor. Of one that is missing, from a batch or from some of its samples,
     it gets zeros; where its forward has a parameter `present`, that is ``{name: booleans [B]}``, and where it has a
     parameter `lengths`, that is ``{name: whole numbers [B]}`` of the sensors with ragged time. Its attribute `encoders`
-    names the part of every sensor, as `Balancer.attach` reads it: a module, a dotted name, or a list of these.
+    names the part of every sensor, as `Balancer.attach` reads it: a module, a dotted name, or a list of these; and its
+    attribute `trunk`, where it has one, the part in which they meet.
+
+    Under ``unimodal="masked"`` the module needs no outputs of single sensors, and may give the fused output alone: that
+    of modality k is its fused output with all other sensors missing, and the K + 1 passes run as one batch. How a
+    missing sensor is masked, by a learned token or dropped attention, is the module's own; without `present` it gets
+    zeros.
 
     What is known of features elsewhere is not known here: "features" of this class are inputs, and whatever changes
     one of them runs the whole module again.
@@ -39,7 +48,8 @@ class OwnModel(FusionModel):
         model: The module.
         shapes: Of one input of each modality, in their order.
         task: The task.
-        unimodal: "head", or "detached" where the method lets no uni-modal loss reach an encoder.
+        unimodal: "head" or "masked"; "detached" or "masked_detached" where the method lets no uni-modal loss reach an
+            encoder.
         whole: The modalities that are whole numbers, such as words.
 
     Raises:
@@ -54,7 +64,7 @@ class OwnModel(FusionModel):
         shapes: Mapping[str, Shape],
         task: Task,
         *,
-        unimodal: Literal["head", "detached"] = "head",
+        unimodal: Unimodal = "head",
         whole: tuple[str, ...] = (),
     ) -> None:
         super().__init__(len(shapes), task, unimodal)
@@ -66,6 +76,9 @@ class OwnModel(FusionModel):
         given: Any = model.encoders
         # A plain dict: the parts belong to the module, and are not to be counted twice.
         self.encoders = {name: _parts_of(model, given[name]) for name in shapes}
+        # A plain list, for the same reason.
+        shared = _parts_of(model, getattr(model, "trunk", None))
+        self.trunk = None if shared is None else shared if isinstance(shared, list) else [shared]
         self.fusion = _Whole(self)
 
     def forward(self, inputs: Inputs, lengths: Lengths | None = None) -> Tensors:
@@ -156,6 +169,28 @@ class OwnModel(FusionModel):
     def _run(self, features: Mapping[str, Tensor]) -> Tensors:
         """Run the module on inputs, and give its outputs in order, those of missing modalities left out."""
         full = self.complete(features)
+        if self.unimodal in MASKED:
+            return self._run_masked(full, [name for name in self.shapes if name in features])
+        outputs, first = self._call(full)
+        self._check_outputs(outputs, first, ["fused", *self.shapes])
+        fused = outputs["fused"]
+        if self._votes:
+            fused = self.known_task().equal_vote([outputs[name] for name in self.shapes])
+        return {"fused": fused, **{name: outputs[name] for name in self.shapes if name in features}}
+
+    def _run_masked(self, full: Tensors, at_hand: list[str]) -> Tensors:
+        """Run the module with all sensors at hand, and with each of them alone, as one batch."""
+        count = len(full[next(iter(self.shapes))])
+        every = torch.ones(count, dtype=torch.bool, device=full[next(iter(self.shapes))].device)
+        here = {f"{name}_present": full.get(f"{name}_present", every) for name in self.shapes}
+        passes = [full | here, *(self.silenced(full | here, {*self.shapes} - {name}) for name in at_hand)]
+        outputs, first = self._call({key: torch.cat([one[key] for one in passes]) for key in passes[0]})
+        outputs = outputs if isinstance(outputs, Mapping) else {"fused": outputs}
+        self._check_outputs(outputs, first, ["fused"])
+        return dict(zip(["fused", *at_hand], outputs["fused"].chunk(len(passes)), strict=True))
+
+    def _call(self, full: Tensors) -> tuple[Any, Tensor]:
+        """Call the module on complete inputs, and return what it gives, and its first input."""
         inputs = {name: full[name] for name in self.shapes}
         first = next(iter(inputs.values()))
         more: dict[str, Tensors] = {}
@@ -164,15 +199,10 @@ class OwnModel(FusionModel):
         if "present" in self._takes:
             every = torch.ones_like(first.flatten(1)[:, 0], dtype=torch.bool)
             more["present"] = {name: full.get(f"{name}_present", every).bool() for name in self.shapes}
-        outputs = self.model(inputs, **more)
-        self._check_outputs(outputs, first)
-        fused = outputs["fused"]
-        if self._votes:
-            fused = self.known_task().equal_vote([outputs[name] for name in self.shapes])
-        return {"fused": fused, **{name: outputs[name] for name in self.shapes if name in features}}
+        return self.model(inputs, **more), first
 
-    def _check_outputs(self, outputs: object, first: Tensor) -> None:
-        names, size = ["fused", *self.shapes], self.known_task().size
+    def _check_outputs(self, outputs: object, first: Tensor, names: list[str]) -> None:
+        size = self.known_task().size
         expected = f"{{{', '.join(f'{name!r}: …' for name in names)}}}, each of shape [B, {size}]"
         owner = f"{type(self.model).__name__}.forward: expected outputs by name, {expected}"
         if not isinstance(outputs, Mapping):

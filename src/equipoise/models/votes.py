@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.models.encoded import check_model
 from equipoise.models.evaluation import evaluating
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.intervals import subset_masks
-from equipoise.models.late_fusion import check_model
 from equipoise.models.task import Classification, Regression
 from equipoise.util.errors import raise_all
 

@@ -27,11 +27,12 @@ from equipoise.measure import timing
 from equipoise.measure.timing import PIECES, Stopwatch, TimedStep
 from equipoise.models import LateFusion, SequenceTransformer
 from equipoise.models.choose import build_encoders
+from equipoise.models.encoded import EncodedModel
 from equipoise.study.registry import OR_YOUR_OWN, Method, all_methods, method_of
 from equipoise.training.launch import precision_of
 from equipoise.training.optimisers import make_optimizer
 from equipoise.training.settings import Settings
-from equipoise.training.step import build_late_fusion, to_channels_last
+from equipoise.training.step import build_from_encoders, to_channels_last
 from equipoise.training.train import train
 from equipoise.util.errors import collect, look_up
 from equipoise.util.named import is_path
@@ -167,7 +168,7 @@ def other_loops(names: Iterable[str]) -> list[str]:
     return [BARE, TORCHJD] if torchjd else [BARE]
 
 
-def bare_step(model: LateFusion, optimizer: Optimizer) -> TimedStep:
+def bare_step(model: EncodedModel, optimizer: Optimizer) -> TimedStep:
     """Make a step of joint training as one would write it without a library.
 
     Args:
@@ -183,7 +184,7 @@ def bare_step(model: LateFusion, optimizer: Optimizer) -> TimedStep:
     return step
 
 
-def torchjd_step(model: LateFusion, optimizer: Optimizer, beside: bool = False) -> TimedStep:
+def torchjd_step(model: EncodedModel, optimizer: Optimizer, beside: bool = False) -> TimedStep:
     """Make a step of TorchJD's MGDA: on each encoder the fused and its own loss, as our MGDA does; heads on the sum.
 
     Args:
@@ -322,7 +323,7 @@ class _CaseBench:
         torch.manual_seed(0)
         if line in self.methods:
             balancer = self.methods[line]()
-            model = self._prepared(build_late_fusion(self.splits, balancer, self.settings))
+            model = self._prepared(build_from_encoders(self.splits, balancer, self.settings))
             optimizer = make_optimizer(model, self.settings)
             balancer.to(self.device).attach(model, optimizer=optimizer)
             return timing.timed_step(model, balancer, optimizer)
@@ -331,7 +332,7 @@ class _CaseBench:
         optimizer = make_optimizer(model, self.settings)
         return bare_step(model, optimizer) if line == BARE else torchjd_step(model, optimizer, beside)
 
-    def _prepared(self, model: LateFusion) -> LateFusion:
+    def _prepared(self, model: EncodedModel) -> EncodedModel:
         """Bring a model into the form that `train` gives it: device, memory format, precision of its encoders."""
         model = model.to(self.device).train()
         if self.device.type == "cuda":

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from equipoise.data.own.npz import read_arrays
 from equipoise.data.splits import Part, Splits
-from equipoise.models import LateFusion
+from equipoise.models.encoded import EncodedModel
 from equipoise.models.fusion import NamedModules
 from equipoise.paper.landscape_plane import Plane, values_at
 from equipoise.study.registry import Entry
 from equipoise.training.launch import device_of
+from equipoise.training.settings import Settings
 from equipoise.training.step import evaluate
 from equipoise.training.train import Run
 from equipoise.util.errors import BadInput, raise_all
@@ -33,7 +34,7 @@ from equipoise.util.files import write_atomic
 from equipoise.util.pool import Tell, run_parallel
 
 PlaneKind = Literal["own", "both"]
-Protocol = Literal["split", "head"]
+Protocol = Literal["split", "head", "masked"]
 CurvePoint = dict[str, Any]
 """After a number of steps: {"step": …, "train": {output: {"loss": …, "accuracy": …}}, "test": …}."""
 
@@ -55,7 +56,8 @@ class LandscapeSettings:
         samples: Of the training and of the test part, each; stratified by class.
         plane: "own": one plane around each solution, in the same random draw; "both": one through the two.
         protocol: Where uni-modal accuracies are read. "split": from each modality's share of the fused output, which
-            needs an additive fusion; "head": from heads of their own. None for "split" where there is one.
+            needs an additive fusion; "head": from heads of their own; "masked": from the model with the other sensors
+            masked, under hybrid or early fusion. None for "split" where there is one.
         seed: Of weights, batches, subsets and directions.
     """
 
@@ -87,13 +89,20 @@ class LandscapeSettings:
         """The name of the files, so that both kinds of planes can lie in one folder."""
         return "landscape" if self.plane == "own" else f"landscape-{self.plane}"
 
-    def protocol_for(self, fusion: str) -> Protocol:
-        """Choose the protocol of uni-modal accuracies that a fusion allows, or refuse the one that was asked for."""
-        additive = fusion in ("sum", "concat")
+    def protocol_for(self, run: Settings) -> Protocol:
+        """Choose the protocol of uni-modal accuracies that a model allows, or refuse the one that was asked for."""
+        own: Protocol = "masked" if run.masks else "head"
+        additive = run.fusion in ("sum", "concat")
         if self.protocol == "split" and not additive:
             expected = "--protocol split expected an additive fusion, sum or concat"
-            raise BadInput(f"{expected}, found {fusion}; type --protocol head")
-        return self.protocol or ("split" if additive else "head")
+            raise BadInput(f"{expected}, found {run.fusion}; type --protocol {own}")
+        if self.protocol not in (None, "split", own):
+            objective = "masked" if self.protocol == "masked" else "head"
+            raise BadInput(
+                f"--protocol {self.protocol} expected objective={objective}, found a model whose objectives are of "
+                f"{own}; type --protocol {own}"
+            )
+        return self.protocol or ("split" if additive else own)
 
 
 class SolutionPoint(NamedTuple):
@@ -200,7 +209,7 @@ class Solution(NamedTuple):
     """
 
     name: str
-    model: LateFusion
+    model: EncodedModel
     curve: list[CurvePoint]
 
 
@@ -249,11 +258,11 @@ def solve(
     steps, run = settings.steps, Run(splits, entry.balancer(), entry.settings, settings.seed)
     every = max(1, steps // CURVE_POINTS)
 
-    def view() -> LateFusion:
+    def view() -> EncodedModel:
         """Copy the model with uni-modal outputs of the protocol; under "split" it has no other heads to perturb."""
         model = copy.deepcopy(run.model)
-        if not isinstance(model, LateFusion):
-            raise BadInput(f"model={entry.settings.model}: a landscape is drawn for late fusion; leave model=… out")
+        if not isinstance(model, EncodedModel):
+            raise BadInput(f"model={entry.settings.model}: expected a model made of encoders; leave model=… out")
         model.unimodal = protocol
         if protocol == "split":
             model.heads = NamedModules({})
@@ -308,7 +317,7 @@ def gather(
         BadInput: If training diverged.
         ValueError: If the fusion does not allow the protocol.
     """
-    protocol = settings.protocol_for(entries[0].settings.fusion)
+    protocol = settings.protocol_for(entries[0].settings)
     device, seed = device_of(entries[0].settings), settings.seed
     parts = {name: subset(splits.parts[name], settings.samples, seed, device) for name in ("train", "test")}
     works = [partial(solve, splits, entry, settings, protocol, parts) for entry in entries]

@@ -25,6 +25,7 @@ LEVELS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20,
 
 READINGS = {
     "split": "each modality's share of the fused output (protocol split)",
+    "masked": "the model with the other sensors masked (protocol masked)",
     "head": "heads of their own (protocol head; beside joint training they learn on detached features)",
 }
 PLANES = {

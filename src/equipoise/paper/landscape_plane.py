@@ -17,7 +17,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.module import register_module_forward_hook
 
 from equipoise.data.splits import Part
-from equipoise.models import LateFusion
+from equipoise.models.encoded import EncodedModel
 from equipoise.models.evaluation import evaluating
 from equipoise.util.pool import Tell, parallel_workers, run_parallel
 
@@ -117,7 +117,9 @@ class PlaneValues(NamedTuple):
     accuracy: dict[str, Tensor]
 
 
-def values_at(model: LateFusion, plane: Plane, points: Tensor, part: Part, tell: Tell = lambda _: None) -> PlaneValues:
+def values_at(
+    model: EncodedModel, plane: Plane, points: Tensor, part: Part, tell: Tell = lambda _: None
+) -> PlaneValues:
     """Evaluate the model at many points of a plane, in evaluation mode.
 
     Args:
@@ -160,7 +162,7 @@ def batches_well(model: nn.Module, device: torch.device) -> bool:
     return not any(isinstance(module, slow) for module in model.modules())
 
 
-def _sums(model: LateFusion, plane: Plane, points: Tensor, part: Part, rows: int, *, batched: bool) -> Tensor:
+def _sums(model: EncodedModel, plane: Plane, points: Tensor, part: Part, rows: int, *, batched: bool) -> Tensor:
     """Per point, over all samples: the sum of losses, of their squares, and the hits of every output, [P, …]."""
     moved, task = plane.at(points), model.known_task()
     still = {name: value for name, value in plane.start.items() if name not in moved}
@@ -183,7 +185,7 @@ def _sums(model: LateFusion, plane: Plane, points: Tensor, part: Part, rows: int
     return total
 
 
-def _call_size(model: LateFusion, part: Part, points: int, *, batched: bool) -> tuple[int, int]:
+def _call_size(model: EncodedModel, part: Part, points: int, *, batched: bool) -> tuple[int, int]:
     """The samples and the points that one call takes: all samples if they fit, and then as many points as fit."""
     device = part.label.device
     room = MEMORY if device.type != "cuda" else int(SHARE * torch.cuda.mem_get_info(device)[0])
@@ -194,7 +196,7 @@ def _call_size(model: LateFusion, part: Part, points: int, *, batched: bool) -> 
     return rows, min(fit if batched else 8, points)
 
 
-def _bytes_of_one(model: LateFusion, part: Part) -> int:
+def _bytes_of_one(model: EncodedModel, part: Part) -> int:
     """The memory of the outputs of all layers for one sample."""
     sizes: list[int] = []
 

@@ -16,11 +16,13 @@ from equipoise.report.intervals import MeanStd as MeanStd
 from equipoise.report.intervals import Runs, interval_over
 from equipoise.report.intervals import mean_std as mean_std
 
-OWN_PROTOCOLS = ("head", "detached", "split")
+OWN_PROTOCOLS = ("head", "detached", "split", "masked", "masked_detached")
 PROTOCOLS = {
     "head": "heads trained with the model",
     "detached": "heads trained beside the model on detached features",
     "split": "the fused head's own share",
+    "masked": "the whole model with the other sensors masked, a pass that it was trained on",
+    "masked_detached": "the whole model with the other sensors masked by vectors that learned beside it",
     "probe": "a fresh linear layer on frozen features",
     "zeroed": "the other inputs zeroed",
     "shapley": "Shapley value of the fused prediction",

@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 
+from equipoise.models.fusion_model import Unimodal
 from equipoise.models.metrics import METRICS, Metric
 from equipoise.study.executors import Cluster
 from equipoise.study.job import FoldSplits, Job
@@ -92,7 +93,7 @@ def headline(validation: dict[str, Any]) -> float | None:
     """
     if validation.get("fused") is not None:
         return validation["fused"]
-    alone = next(validation[view] for view in ("head", "detached", "split") if validation.get(view))
+    alone = next(validation[view] for view in get_args(Unimodal) if validation.get(view))
     known = [value for value in alone.values() if value is not None]
     return sum(known) / len(known) if known else None
 

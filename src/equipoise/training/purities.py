@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from equipoise.data.feed import Feed
-from equipoise.models import LateFusion
 from equipoise.models.clusters import LIMIT, purity
+from equipoise.models.encoded import EncodedModel
 from equipoise.models.evaluation import evaluating
 from equipoise.models.fusion_model import FusionModel
 from equipoise.training import launch
@@ -47,7 +47,7 @@ def _features(model: FusionModel, feed: Feed) -> tuple[dict[str, Tensor], Tensor
         for batch in feed.batches(rows.split(BATCH)):
             part = feed.make(batch, at_random=False)
             read = model.features(part.inputs)
-            for name, vectors in (read if isinstance(model, LateFusion) else model.unimodal_outputs(read)).items():
+            for name, vectors in (read if isinstance(model, EncodedModel) else model.unimodal_outputs(read)).items():
                 features.setdefault(name, []).append(vectors.float().cpu())
             for name, mask in part.present.items():
                 masks.setdefault(name, []).append(mask.cpu())

@@ -16,7 +16,7 @@ from equipoise.util.named import is_path
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Switch: TypeAlias = "bool | Literal['auto']"
-Fusion = Literal["concat", "sum", "gated", "film"]
+Fusion = Literal["concat", "sum", "gated", "film", "hybrid", "early"]
 MetricName = Literal["auto", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "auprc", "mae", "rmse", "r2"]
 _WEIGHTS = "none, balanced, or a number above zero for each class, such as 1,2,5"
 
@@ -71,7 +71,11 @@ class Settings:
         model: "auto" builds late fusion from encoders; a dotted path ("my_file.Model") names a model of one's own, with
             its own encoders and fusion.
         features: Size of each encoder's output, where the encoder does not fix it.
-        fusion: "concat", "sum", "gated" or "film".
+        fusion: "concat", "sum", "gated" or "film" of late fusion; "hybrid", encoders that meet in a trunk of attention
+            over their tokens; or "early", one trunk on inputs cut into tokens.
+        objective: The output whose loss is the objective of a modality: that of a "head" on its features, or of the
+            model itself with all other sensors "masked", which needs fusion=hybrid or early, or a model of one's own;
+            "auto": masked where fusion is hybrid or early, head elsewhere.
         dropout: Modality dropout, the probability with which a sample's modality is zeroed in the fused path.
         device: "auto", "cpu", "cuda" or "cuda:1".
         feed: Keep the data on the device ("resident"), read batches ahead from where it lies ("streamed"), or whichever
@@ -108,6 +112,7 @@ class Settings:
     model: str = "auto"
     features: int = 64
     fusion: Fusion = "concat"
+    objective: Literal["auto", "head", "masked"] = "auto"
     dropout: float = 0.0
     device: str = "auto"
     feed: Literal["auto", "resident", "streamed"] = "auto"
@@ -136,6 +141,14 @@ class Settings:
         for name, plain in (("encoder", "auto"), ("dropout", 0), ("step", "given")):
             own = f"{plain} with a model of one's own ({self.model})"
             yield name, own, self.model == "auto" or getattr(self, name) == plain
+        if self.meets_early and self.model == "auto":
+            for name, plain in (("step", "given"), ("parallel", "ddp")):
+                yield name, f"{plain} with fusion={self.fusion}", getattr(self, name) == plain
+        stems = "auto with fusion=early, which cuts inputs into tokens; type fusion=hybrid for encoders that meet later"
+        yield "encoder", stems, self.fusion != "early" or self.encoder == "auto"
+        late = "auto or head with late fusion; type fusion=hybrid"
+        masks = self.meets_early or self.model != "auto"
+        yield "objective", late, self.objective != "masked" or masks
         yield "device", "auto, cpu, cuda or cuda:1", re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None
         yield "class_weight", _WEIGHTS, self.class_weight in ("none", "balanced") or bool(self.class_weights())
         kinds = get_type_hints(type(self))
@@ -148,6 +161,7 @@ class Settings:
             "augment",
             "select",
             "fusion",
+            "objective",
             "feed",
             "parallel",
             *switches,
@@ -166,6 +180,17 @@ class Settings:
         if self.epochs == "auto":
             raise TypeError("epochs=auto: expected a number here; resolved(settings, samples) gives it")
         return self.epochs
+
+    @property
+    def meets_early(self) -> bool:
+        """True if sensors meet in a trunk before the fused head."""
+        return self.fusion in ("hybrid", "early")
+
+    @property
+    def masks(self) -> bool:
+        """True if the objective of a modality is the loss of the model itself with all other sensors masked."""
+        late = self.model != "auto" or not self.meets_early
+        return self.objective == "masked" or (self.objective == "auto" and not late)
 
     def class_weights(self) -> tuple[float, ...]:
         """Return the numbers of class_weight; none where it is a word, or anything else."""

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, final, get_args
+from typing import Any, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,11 @@ from equipoise.data.feed import Batch, Feed, MicroBatch
 from equipoise.data.source import check_vocabulary
 from equipoise.data.splits import Part, Splits
 from equipoise.methods.agm import ApproximationWarning
-from equipoise.models import LateFusion
+from equipoise.models.assemble import assemble, encoder_words
 from equipoise.models.choose import build_encoders, own_encoders
+from equipoise.models.encoded import EncodedModel
 from equipoise.models.evaluation import evaluating
-from equipoise.models.fusion_model import FusionModel
+from equipoise.models.fusion_model import FusionModel, Unimodal
 from equipoise.models.metrics import Metric
 from equipoise.models.own_model import OwnModel, build_own
 from equipoise.models.task import Classification, Regression, RegressionLoss, Task
@@ -328,25 +329,35 @@ def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> Fusio
     check_task(balancer, splits.task)
     check_model_fits(balancer, settings)
     if settings.model == "auto":
-        return build_late_fusion(splits, balancer, settings)
+        return build_from_encoders(splits, balancer, settings)
     task = task_for(splits, settings)
     module = build_own(settings.model, {"shapes": splits.shapes, "task": task, "features": settings.features})
     stored, made = splits.train.inputs, splits.train.views
     whole = tuple(name for name in splits.shapes if name not in made and not stored[name].is_floating_point())
-    return OwnModel(module, splits.shapes, task, unimodal=_view_for(balancer), whole=whole)
+    return OwnModel(module, splits.shapes, task, unimodal=view_for(balancer, settings), whole=whole)
 
 
-def build_late_fusion(splits: Splits, balancer: Balancer, settings: Settings) -> LateFusion:
-    """Build the late-fusion model for this data, with encoders by the settings; a method's own dropout comes first."""
-    encoders = build_encoders(settings.encoder, splits.shapes, settings.features)
+def build_from_encoders(splits: Splits, balancer: Balancer, settings: Settings) -> EncodedModel:
+    """Build the model for this data, with encoders and fusion by the settings; a method's own dropout comes first."""
+    encoders = build_encoders(encoder_words(settings.encoder, settings.fusion), splits.shapes, settings.features)
     check_vocabulary(encoders, splits)
-    task = task_for(splits, settings)
-    view, dropout = _view_for(balancer), balancer.modality_dropout or settings.dropout
-    return LateFusion(encoders, task=task, fusion=settings.fusion, unimodal=view, dropout=dropout)
+    view, dropout = view_for(balancer, settings), balancer.modality_dropout or settings.dropout
+    how: dict[str, Any] = {"fusion": settings.fusion, "width": settings.features, "dropout": dropout}
+    return assemble(encoders, task_for(splits, settings), unimodal=view, **how)
 
 
-def _view_for(balancer: Balancer) -> Literal["head", "detached"]:
-    return "head" if balancer.unimodal == "head" else "detached"
+def view_for(balancer: Balancer, settings: Settings) -> Unimodal:
+    """Return the source of uni-modal outputs that a method needs.
+
+    Models that are trained on one modality each, to be compared with, share no trunk: they have heads.
+    """
+    reaches = balancer.unimodal == "head"
+    if settings.meets_early and settings.model == "auto":
+        # A method that compares shares of an additive output takes what there is in their place.
+        reaches = reaches or balancer.route in ("weighted", "table")
+    if settings.masks and balancer.needs_fused:
+        return "masked" if reaches else "masked_detached"
+    return "head" if reaches else "detached"
 
 
 def to_channels_last(model: nn.Module) -> None:

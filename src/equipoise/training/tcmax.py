@@ -15,7 +15,7 @@ def tcmax_problem(balancer: Balancer, settings: Settings) -> str:
     dropout = balancer.modality_dropout or settings.dropout
     problems = {
         f"the fused output to be a sum over modalities; type fusion=concat or fusion=sum, not {settings.fusion}": (
-            settings.fusion in ("gated", "film")
+            settings.fusion not in ("concat", "sum")
         ),
         f"late fusion, whose shares are known; type model=auto, not {settings.model}": settings.model != "auto",
         f"class_weight=none, found {settings.class_weight}: its mean over all combinations knows no weights": (

@@ -22,8 +22,10 @@ from equipoise.data.feed import Feed, epoch_rows, epoch_steps, micro_batches, mi
 from equipoise.data.splits import Splits
 from equipoise.methods.unimodal import Unimodal
 from equipoise.models.fusion_model import FusionModel
+from equipoise.models.hybrid_fusion import HybridFusion
 from equipoise.models.metrics import metric_of
 from equipoise.training import launch, optimisers
+from equipoise.training.attention import attention_of
 from equipoise.training.average import WeightAverage
 from equipoise.training.checkpoint import Checkpoints, RunState
 from equipoise.training.compile import Compiler
@@ -332,6 +334,8 @@ class Run:
             validation.pop("fused")
             record["train"].pop("fused", None)
         record |= {"validation": validation, "table": table}
+        if isinstance(self.model, HybridFusion):
+            record["attention"] = attention_of(self.model, self.validation)
         state.curves.append(record)
         if self.settings.select == "loss":
             merit = -score_of({name: losses[name] for name in validation})

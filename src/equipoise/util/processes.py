@@ -132,7 +132,7 @@ def exit_with_parent(*, from_server: bool = False) -> None:
         os._exit(1)
 
 
-def start_without_sigint(process: mp.Process) -> None:
+def start_without_sigint(process: mp.process.BaseProcess) -> None:
     """Start a child that ignores Ctrl-C from its first instruction on: the parent ends its children."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,0 +1,221 @@
+"""A trained model as a policy: observations in, chunks of actions out; and the action that is executed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from equipoise.control.cloning import AXES, PIXEL
+from equipoise.data.part import Part
+from equipoise.data.splits import Splits
+from equipoise.deploy.monitor import SensorMonitor
+from equipoise.methods import EW, MSL
+from equipoise.models.choose import KINDS, kinds_of
+from equipoise.models.fusion_model import FusionModel
+from equipoise.models.task import Regression
+from equipoise.training.settings import Settings
+from equipoise.training.step import build_model
+from equipoise.util.errors import BadInput, first_line
+from equipoise.util.files import inside, reading, write_atomic
+
+FORMAT = 1
+DESCRIPTION, WEIGHTS, MONITOR = "policy.json", "policy.safetensors", "monitor.json"
+OWN = "equipoise.control.encoders."
+Scales = Mapping[str, tuple[Tensor, Tensor]]
+
+
+class Prediction(NamedTuple):
+    """Chunks for a batch of B observations, in m/s, flat: [B, horizon · axes] each.
+
+    Args:
+        fused: Of the fused head.
+        committee: Of the heads of the sensors at hand, and of the fused head where all are.
+        heads: Of each sensor, [B, K, horizon · axes].
+        radius: The radius of the interval around the committee's chunk, [B, horizon · axes].
+    """
+
+    fused: Tensor
+    committee: Tensor
+    heads: Tensor
+    radius: Tensor
+
+
+@final
+class Policy:
+    """A trained model with the scales of its sensors.
+
+    Args:
+        model: A regression of action chunks, with its committee fitted.
+        settings: That it was built with.
+        shapes: Of one observation of each sensor, as the simulator gives it.
+        scales: Mean and deviation of the sensors that are standardised.
+        monitor: Calibrated on validation data; None for none.
+    """
+
+    def __init__(
+        self,
+        model: FusionModel,
+        settings: Settings,
+        shapes: Mapping[str, Sequence[int]],
+        scales: Scales,
+        monitor: SensorMonitor | None = None,
+    ) -> None:
+        self.model, self.settings, self.monitor = model.eval(), settings, monitor
+        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        device = model.committee.device
+        self.scales = {name: (mean.to(device), deviation.to(device)) for name, (mean, deviation) in scales.items()}
+
+    @classmethod
+    def of(cls, model: FusionModel, settings: Settings, splits: Splits, monitor: SensorMonitor | None = None) -> Policy:
+        """Return the policy of a model that was trained on these splits."""
+        shapes = {name: tuple(splits.train.inputs[name].shape[1:]) for name in splits.modalities}
+        return cls(model, settings, shapes, splits.scales, monitor)
+
+    @property
+    def sensors(self) -> tuple[str, ...]:
+        """Their names, in order."""
+        return tuple(self.shapes)
+
+    @property
+    def horizon(self) -> int:
+        """Actions of a chunk."""
+        return self.model.known_task().size // len(AXES)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return self.model.committee.device
+
+    def to(self, device: torch.device | str) -> Policy:
+        """Return the same policy with its model moved to a device."""
+        return Policy(self.model.to(device), self.settings, self.shapes, self.scales, self.monitor)
+
+    def inputs(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return observations [B, …] as the encoders read them; those of other sensors are left out."""
+        read = {}
+        for name in self.sensors:
+            values = observations[name].to(self.device, non_blocking=True)
+            if name in self.scales:
+                mean, deviation = self.scales[name]
+                values = (values - mean) / deviation
+            read[name] = PIXEL(values, None, None) if name == "camera" else values
+        return read
+
+    @torch.no_grad()
+    def predict(self, observations: Mapping[str, Tensor], present: Mapping[str, Tensor] | None = None) -> Prediction:
+        """Predict the chunks of a batch in one pass.
+
+        Args:
+            observations: As the simulator gives them, [B, …] by sensor.
+            present: Of sensors that are known to be missing, the rows that have them, booleans [B].
+        """
+        masks = {name: mask.to(self.device) for name, mask in (present or {}).items() if name in self.shapes}
+        inputs = self.inputs(observations)
+        outputs = self.model({**inputs, **{f"{name}_present": mask for name, mask in masks.items()}})
+        task = self.model.known_task()
+        members = {name: task.member(output) for name, output in outputs.items()}
+        heads = torch.stack([members[name] for name in self.sensors], dim=1)
+        radius = self.model.radius(masks, len(heads))
+        return Prediction(members["fused"], self.model.vote(members, masks), heads, radius)
+
+    def save(self, folder: Path) -> None:
+        """Write weights and description, the description last: a kill leaves no half of a policy."""
+        import safetensors.torch
+
+        content = {
+            "format": FORMAT,
+            "settings": {key: getattr(self.settings, key) for key in ("encoder", "features", "fusion", "loss")},
+            "unimodal": self.model.unimodal,
+            "horizon": self.horizon,
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "scales": {name: [values.cpu().tolist() for values in scale] for name, scale in self.scales.items()},
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = inside(folder, f"{WEIGHTS}.tmp")
+        safetensors.torch.save_model(self.model, str(unfinished))
+        unfinished.replace(inside(folder, WEIGHTS))
+        if self.monitor is not None:
+            self.monitor.save(inside(folder, MONITOR))
+        write_atomic(folder, DESCRIPTION, json.dumps(content, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path, device: torch.device | str = "cpu") -> Policy:
+        """Read what `save` wrote.
+
+        Raises:
+            BadInput: If the folder holds no policy, or one of code that is not of the package.
+        """
+        import safetensors.torch
+
+        try:
+            with reading(inside(folder, DESCRIPTION)) as file:
+                content = json.loads(file.read_text(encoding="utf-8"))
+            settings = Settings(**content["settings"])
+            shapes = {name: tuple(shape) for name, shape in content["shapes"].items()}
+            _check_encoders(settings.encoder, shapes)
+            model = _built(settings, shapes, int(content["horizon"]), content["unimodal"])
+            safetensors.torch.load_model(model, str(inside(folder, WEIGHTS)))
+            scales = {name: (torch.tensor(one), torch.tensor(two)) for name, (one, two) in content["scales"].items()}
+        except Exception as error:  # what a damaged file may lead to is anything
+            expected = "expected a policy as Policy.save writes it"
+            raise BadInput(f"{folder}: {expected}, found: {type(error).__name__} {first_line(error)}") from error
+        monitor = SensorMonitor.load(inside(folder, MONITOR)) if (folder / MONITOR).is_file() else None
+        return cls(model.to(device), settings, shapes, scales, monitor)
+
+
+def _check_encoders(words: str, shapes: Mapping[str, Any]) -> None:
+    """Refuse encoders that are not of the package: no code runs because a file names it."""
+    kinds, problems = kinds_of(words, shapes)
+    others = [kind for kind in kinds.values() if kind not in KINDS and not kind.startswith(OWN)]
+    if problems or others:
+        raise BadInput(
+            "; ".join([*problems, *(f"expected an encoder of the package, found {one!r}" for one in others)])
+        )
+
+
+def _built(settings: Settings, shapes: Mapping[str, Sequence[int]], horizon: int, unimodal: str) -> FusionModel:
+    """Build a model without its weights, by data without samples, as training builds it."""
+    names = tuple(f"{axis}{step}" for step in range(horizon) for axis in AXES)
+    views = {"camera": PIXEL} if "camera" in shapes else {}
+    inputs = {name: torch.zeros(0, *shape) for name, shape in shapes.items()}
+    empty = Part(inputs, torch.zeros(0, len(names)), views=views)
+    splits = Splits("plug", empty, empty, empty, names, task=Regression(names))
+    return build_model(splits, EW() if unimodal == "head" else MSL(), settings)
+
+
+@final
+class Ensembling:
+    """Temporal ensembling over S episodes: an action is the mean of all that chunks predicted for its time.
+
+    A prediction of age i has the weight exp(−decay · i): with a large decay, the newest chunk alone decides. From
+    "Learning Fine-Grained Bimanual Manipulation with Low-Cost Hardware" (Zhao et al., 2023).
+
+    Args:
+        episodes: S.
+        horizon: Actions of a chunk.
+        decay: Per control step.
+        device: Of the chunks.
+    """
+
+    def __init__(self, episodes: int, horizon: int, decay: float, device: torch.device | str = "cpu") -> None:
+        self._keep = math.exp(-decay)
+        self._sums = torch.zeros(episodes, horizon, len(AXES), device=device)
+        self._weights = torch.zeros(episodes, horizon, 1, device=device)
+
+    def reset(self, rows: Tensor) -> None:
+        """Begin new episodes in these rows, booleans [S]."""
+        self._sums[rows] = 0
+        self._weights[rows] = 0
+
+    def __call__(self, chunks: Tensor) -> Tensor:
+        """Take the chunks of a step, [S, horizon · axes], and return the actions to execute, [S, axes]."""
+        for kept, new in ((self._sums, chunks.view_as(self._sums)), (self._weights, torch.ones_like(self._weights))):
+            later = torch.cat([kept[:, 1:], torch.zeros_like(kept[:, :1])], dim=1)
+            kept.copy_(later * self._keep + new)
+        return self._sums[:, 0] / self._weights[:, 0]

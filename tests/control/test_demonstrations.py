@@ -1,0 +1,182 @@
+"""Demonstrations on disk: generated, resumed, verified and read."""
+
+import json
+import multiprocessing as mp
+import shutil
+import time
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import pytest
+
+from equipoise.control import demonstrations
+from equipoise.control.demonstrations import MANIFEST, generate, load, verify
+from equipoise.control.expert import Expert
+from equipoise.control.simulator import Simulator
+from equipoise.util.errors import BadInput
+
+EPISODES = 4
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generate(tmp_path_factory.mktemp("made") / "demonstrations", EPISODES, seed=3, workers=1, renderer="rays")
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "demonstrations"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_loaded_steps_are_those_of_the_simulator(made: Path) -> None:
+    loaded, simulator, row = load(made), Simulator("rays"), 0
+    assert loaded.seeds == {number: 3_000_000 + number for number in range(EPISODES)}
+    assert loaded.renderer == "rays"
+    for number, seed in loaded.seeds.items():
+        observation = simulator.reset(seed)
+        expert = Expert(simulator, seed)
+        while not simulator.done:
+            action, executed, phase = expert.act()
+            for name, value in observation.items():
+                np.testing.assert_array_equal(getattr(loaded, name)[row], value)
+            np.testing.assert_array_equal(loaded.action[row], action)
+            np.testing.assert_array_equal(loaded.hole[row], simulator.hole.astype(np.float32))
+            assert (loaded.phase[row], loaded.step[row], loaded.episode[row]) == (phase, simulator.steps, number)
+            observation, row = simulator.step(executed), row + 1
+    assert row == len(loaded.action)
+
+
+def test_types(made: Path) -> None:
+    loaded = load(made)
+    names = ("proprioception", "camera", "force", "action", "phase", "episode", "hole", "step")
+    found = {name: (getattr(loaded, name).dtype.str[1:], getattr(loaded, name).shape[1:]) for name in names}
+    assert found == {
+        "proprioception": ("f4", (9,)),
+        "camera": ("u1", (3, 64, 64)),
+        "force": ("f4", (6, 10)),
+        "action": ("f4", (3,)),
+        "phase": ("i1", ()),
+        "episode": ("i4", ()),
+        "hole": ("f4", (2,)),
+        "step": ("i4", ()),
+    }
+
+
+def test_what_is_missing_is_made_again_to_the_same_bytes(made: Path, folder: Path) -> None:
+    for name in ("episode-000001.npz", "episode-000003.npz"):
+        (folder / name).unlink()
+    seen: list[tuple[int, int]] = []
+    generate(folder, EPISODES, seed=3, workers=1, renderer="rays", on_progress=lambda *count: seen.append(count))
+    assert seen == [(3, 4), (4, 4)]
+    assert contents(folder) == contents(made)
+    generate(folder, EPISODES, seed=3, workers=1, renderer="rays", on_progress=lambda *count: seen.append(count))
+    assert len(seen) == 2  # nothing was left to do
+
+
+def test_verify_lists_everything_wrong(made: Path, folder: Path) -> None:
+    assert verify(made) == []
+    (folder / "episode-000000.npz").unlink()
+    content = bytearray((folder / "episode-000002.npz").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "episode-000002.npz").write_bytes(content)
+    (folder / "episode-000099.npz").write_bytes(b"")
+    problems = verify(folder)
+    assert [problem.split(":")[0] for problem in problems] == [f"episode-{n:06}.npz" for n in (0, 2, 99)]
+    assert "cannot be read" in problems[0]
+    assert "checksum" in problems[1]
+    assert "not in the manifest" in problems[2]
+    with pytest.raises(BadInput) as caught:
+        load(folder)
+    assert all(problem in str(caught.value) for problem in problems)
+
+
+def test_other_settings_are_refused(folder: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"expected seed=4, holes=unseen, found demonstrations with seed=3, holes=seen; "
+    ):
+        generate(folder, EPISODES, seed=4, holes="unseen", workers=1, renderer="rays")
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("Dear Sir")
+    with pytest.raises(BadInput, match=r"expected an empty folder or demonstrations, found letters\.txt"):
+        generate(tmp_path, EPISODES, workers=1, renderer="rays")
+    assert verify(tmp_path) == [f"{tmp_path}: expected demonstrations, found no {MANIFEST}; generate some there"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"finished": true, "settings": {}}', '{"finished": 1, "settings": {}}']
+)
+def test_broken_manifests_are_reported(folder: Path, text: str) -> None:
+    (folder / MANIFEST).write_text(text)
+    (problem,) = verify(folder)
+    assert MANIFEST in problem
+    assert "generate once more" in problem
+
+
+def test_unfinished_folders_and_other_versions_are_not_loaded(folder: Path) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"finished": False}))
+    with pytest.raises(BadInput, match="generate once more to go on"):
+        load(folder)
+    manifest["settings"]["version"] = 0
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(BadInput, match="expected version 1, found 0"):
+        load(folder)
+
+
+def test_bad_arguments_are_reported_together(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        generate(tmp_path / "new", 0, seed=-1, holes="some", workers=0)  # ty: ignore[invalid-argument-type]
+    assert all(word in str(caught.value) for word in ("episodes", "seed", "workers", "holes"))
+    assert not (tmp_path / "new").exists()
+
+
+@final
+class _Tired:
+    """Gives up in the episode with number 1."""
+
+    def __init__(self, simulator: Simulator, seed: int) -> None:
+        self.expert, self.tired = Expert(simulator, seed), seed == 3_000_001
+
+    def act(self) -> tuple[np.ndarray, np.ndarray, int]:
+        action, executed, phase = self.expert.act()
+        return action, 0 * executed if self.tired else executed, phase
+
+
+def test_failed_episodes_are_left_out_and_counted(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demonstrations, "Expert", _Tired)
+    folder = generate(tmp_path / "some", EPISODES, seed=3, workers=1, renderer="rays")
+    assert json.loads((folder / MANIFEST).read_text())["failed"] == [1]
+    assert sorted(load(folder).seeds) == [0, 2, 3]
+    assert (folder / "episode-000003.npz").read_bytes() == (made / "episode-000003.npz").read_bytes()
+    attempts: list[int] = []
+    generate(folder, EPISODES, seed=3, workers=1, renderer="rays", on_progress=lambda done, _: attempts.append(done))
+    assert attempts == []
+
+
+def generate_many(folder: Path, workers: int) -> None:
+    generate(folder, 16, seed=1, workers=workers, renderer="rays")
+
+
+@pytest.mark.slow
+def test_a_killed_generator_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = mp.get_context("spawn").Process(target=generate_many, args=(killed, 2))
+    process.start()
+    while len(list(killed.glob("episode-*.npz"))) < 3:
+        assert process.is_alive()
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    process.close()
+    assert not json.loads((killed / MANIFEST).read_text())["finished"]
+    (killed / "episode-000015.npz.1.tmp").write_bytes(b"half an episode")
+    generate_many(killed, 1)
+    generate_many(whole, 1)
+    assert contents(killed) == contents(whole)
