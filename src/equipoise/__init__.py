@@ -32,7 +32,7 @@ from equipoise.methods import (
     Unimodal,
     mimo_objective,
 )
-from equipoise.models import LateFusion, encoder_for, fit_committee, tcmax_loss
+from equipoise.models import HybridFusion, LateFusion, encoder_for, fit_committee, tcmax_loss
 from equipoise.training.optimisers import layerwise
 from equipoise.util import VERSION as _VERSION
 
@@ -79,6 +79,7 @@ __all__ = [
     "PDMP",
     "SMP",
     "Balancer",
+    "HybridFusion",
     "InfoReg",
     "LateFusion",
     "LossValues",

@@ -28,6 +28,7 @@ from equipoise.paper.landscape import (
 from equipoise.paper.landscape_figure import STRONGEST, caption, draw, lead, tints
 from equipoise.study.registry import entries
 from equipoise.training.optimisers import words_for
+from equipoise.training.settings import Settings
 from equipoise.training.train import train
 from equipoise.util.errors import BadInput
 
@@ -167,11 +168,19 @@ def test_colours_by_hand() -> None:
 
 
 def test_the_protocol_follows_the_fusion() -> None:
-    assert LandscapeSettings().protocol_for("sum") == "split"
-    assert LandscapeSettings().protocol_for("film") == "head"
-    assert LandscapeSettings(protocol="head").protocol_for("sum") == "head"
-    with pytest.raises(ValueError, match="protocol split expected an additive fusion, sum or concat, found gated"):
-        LandscapeSettings(protocol="split").protocol_for("gated")
+    late, film, hybrid = (Settings(fusion=fusion) for fusion in ("sum", "film", "hybrid"))
+    assert LandscapeSettings().protocol_for(late) == "split"
+    assert LandscapeSettings().protocol_for(film) == "head"
+    assert LandscapeSettings().protocol_for(hybrid) == "masked"
+    assert LandscapeSettings().protocol_for(Settings(fusion="early", objective="head")) == "head"
+    assert LandscapeSettings(protocol="head").protocol_for(late) == "head"
+    assert LandscapeSettings(protocol="masked").protocol_for(hybrid) == "masked"
+    with pytest.raises(ValueError, match=r"expected an additive fusion, sum or concat, found gated; .*protocol head"):
+        LandscapeSettings(protocol="split").protocol_for(Settings(fusion="gated"))
+    with pytest.raises(ValueError, match=r"expected an additive fusion.*found hybrid; .*protocol masked"):
+        LandscapeSettings(protocol="split").protocol_for(hybrid)
+    with pytest.raises(ValueError, match=r"protocol head expected objective=head, .*type --protocol masked"):
+        LandscapeSettings(protocol="head").protocol_for(hybrid)
 
 
 # -- the command --
