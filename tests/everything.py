@@ -15,6 +15,7 @@ from equipoise import (
     CGGM,
     DGL,
     EW,
+    GAP,
     MCR,
     MGDA,
     MIMO,
@@ -68,6 +69,8 @@ METHODS: dict[str, Callable[[], Balancer]] = {
     "arl-released": lambda: ARL(form="released"),
     "pdmp": PDMP,
     "cggm": CGGM,
+    "gap": lambda: GAP(modality="audio"),
+    "gap-released": lambda: GAP(modality="audio", form="released", start=1),
     "mcr": lambda: MCR(penalty=0.5),
     "mcr-collaborative": lambda: MCR(penalty=0.5, game="collaborative", weight=0.3),
 }
@@ -124,7 +127,9 @@ def train(
 
 def opened(window: Window, losses: Sequence[dict[str, Tensor]], **more: Any) -> AbstractContextManager[None]:
     """Open a window on the losses of micro-batches, with scores for a method that needs some."""
-    scores = [beside(window.balancer, one)["scores"] for one in losses] if window.balancer.scored_by else None
+    balancer = window.balancer
+    scored = balancer.scored_by or balancer.scored_samples
+    scores = [beside(balancer, one)["scores"] for one in losses] if scored else None
     return window.open(losses, scores=scores, **more)
 
 

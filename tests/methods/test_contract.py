@@ -6,6 +6,7 @@ from equipoise import (
     CGGM,
     DGL,
     EW,
+    GAP,
     MCR,
     MGDA,
     MIMO,
@@ -106,6 +107,16 @@ class TestMMParetoPerEncoder(BalancerContract):
 class TestMMParetoAtFeatures(BalancerContract):
     def make(self) -> Balancer:
         return MMPareto(at="features")
+
+
+class TestGAP(BalancerContract):
+    def make(self) -> Balancer:
+        return GAP(modality="audio")
+
+
+class TestGAPReleased(BalancerContract):
+    def make(self) -> Balancer:
+        return GAP(modality="audio", form="released", start=2, stop=7)
 
 
 class TestOGM(BalancerContract):

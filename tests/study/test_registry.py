@@ -20,6 +20,7 @@ NAMES = [
     "dgl",
     "ensemble",
     "ew",
+    "gap",
     "inforeg",
     "mcr",
     "mgda",

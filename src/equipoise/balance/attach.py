@@ -319,7 +319,10 @@ class Attachment:
         """
         self.release()
         if method.at == "features":
-            self._watch_outputs(type(method).__name__)
+            name = type(method).__name__
+            self._watch_outputs(f"{name}(at='features')", tuple(self.encoders), f", or {name}(at='parameters')")
+        elif method.scored_samples:
+            self._watch_outputs(type(method).__name__, method.scored_samples)
         if not self.optimizers and method.modulates:
             warnings.warn(method.without_optimizer, UserWarning, stacklevel=3)
         for place, optimizer in enumerate(self.optimizers):
@@ -341,16 +344,16 @@ class Attachment:
         """Return the parameters per modality that its factor acts on, as they are now."""
         return {name: [part for part in own if method.touches(part.tensor)] for name, own in self.parts().items()}
 
-    def _watch_outputs(self, method: str) -> None:
-        single = {name: parts[0] for name, parts in self.encoders.items() if len(parts) == 1}
+    def _watch_outputs(self, method: str, watched: Sequence[str], instead: str = "") -> None:
+        single = {name: parts[0] for name, parts in self.encoders.items() if len(parts) == 1 and name in watched}
         modules = {name: part for name, part in single.items() if isinstance(part, nn.Module)}
         self._watched = {name: (module, OutputHook()) for name, module in modules.items()}
-        loose = ", ".join(repr(name) for name in self.encoders if name not in self._watched)
+        loose = ", ".join(repr(name) for name in watched if name not in self._watched)
         if loose:
             raise ValueError(
-                f"attach: {method}(at='features') reads what each encoder gives, and expected one module for each; "
+                f"attach: {method} reads what each encoder gives, and expected one module for each; "
                 f"found bare parameters or several parts for {loose}. Type encoders={{'audio': model.audio_net, …}} "
-                f"with the module whose output is the feature, or {method}(at='parameters')"
+                f"with the module whose output is the feature{instead}"
             )
         self._hooks += [module.register_forward_hook(hook) for module, hook in self._watched.values()]
         for handle in self._hooks:  # also when nobody says so: a hook that nobody reads would hold on to a graph

@@ -25,6 +25,7 @@ from equipoise.balance.losses import FUSED, FiniteCheck, LossValues, Step, Table
 from equipoise.balance.method import ScheduledMethod
 from equipoise.balance.presence import divisor, masked, masks_of, mean_where, neutral, scalars_of
 from equipoise.balance.routes import route_of
+from equipoise.balance.samples import sample_factors, sample_scores
 from equipoise.util.errors import name_problems, raise_all
 
 _MEAN_LOSSES = (
@@ -81,7 +82,8 @@ class Balancer(ScheduledMethod):
             losses: ``{"fused": …, "audio": …, "video": …}``, each one value per sample, or a scalar. Methods that
                 compare modalities by the probability of the right class need one value per sample, or ``scores``.
             scores: One score per modality, or one per sample of each, where the method compares modalities and losses
-                do not say who is ahead; [B, S] for a method that is scored by S numbers (its ``scored_by``).
+                do not say who is ahead; [B, S] for a method that is scored by S numbers (its ``scored_by``). A method
+                with a factor per sample (GAP) reads one score per sample, of its ``scored_samples`` alone.
             extra: Losses that belong to no modality; they count with weight one everywhere.
             present: ``{"camera": mask, …}`` where samples may lack a sensor: one value per sample, True where it has
                 it; a modality that is not named is complete. Its loss is the mean over the samples that have it, of all
@@ -92,7 +94,9 @@ class Balancer(ScheduledMethod):
         """
         held = self._held
         if held is not None and held.weights is not None and not held.lag:
-            for name, given in {"scores": scores, "present": present if held.presence is None else None}.items():
+            decided = {"scores": None if self.scored_samples else scores}
+            decided["present"] = present if held.presence is None else None
+            for name, given in decided.items():
                 if given is not None:
                     instead = f"type Window(…).open(losses, {name}=[…])"
                     raise ValueError(f"{name}: a Window holds the decision; expected none here, {instead}")
@@ -124,7 +128,8 @@ class Balancer(ScheduledMethod):
         value = weights.value
         if value is None:
             value = torch.dot(weights.losses if weights.losses.dim() == 1 else weights.on_heads, values.all)
-        return self._deliver(Step(scalars, rest, values, weights, value, unmasked))
+        factors = sample_factors(self, values, scores, present) if self.scored_samples else None
+        return self._deliver(Step(scalars, rest, values, weights, value, unmasked, factors))
 
     @final
     def attach(
@@ -236,7 +241,8 @@ class Balancer(ScheduledMethod):
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             self.settle(modalities, device)
             if self._finite is None or (self._finite.names, self._finite.device) != (self.objectives, device):
-                self._finite = FiniteCheck(self.objectives, device, type(self).__name__, self.further_names)
+                kind = {"scores": "from 0 to 1"} if self.scored_samples else {}
+                self._finite = FiniteCheck(self.objectives, device, type(self).__name__, self.further_names, **kind)
         decided = self.held_decision is not None
         self._check_beside(scores, further, decided=decided)
         if self.logarithmic_scores and scores is None and not self._warned and not decided:
@@ -263,6 +269,13 @@ class Balancer(ScheduledMethod):
                 f"{name} compares modalities by {' and '.join(self.scored_by)}, which losses do not tell: pass "
                 f"scores={{name: …}}, {shape} of each modality"
             )
+        unscored = [modality for modality in self.scored_samples if modality not in (scores or {})]
+        if unscored:
+            example = ", ".join(f"{modality!r}: …" for modality in unscored)
+            problems.append(
+                f"{name} multiplies the gradient of each sample by a factor of its own: pass scores={{{example}}}, "
+                "one number from 0 to 1 per sample"
+            )
         absent = [modality for modality in self.modalities if modality not in (further or {})]
         if self.further and further is not None and absent:
             problems.append(f"further: expected one loss for each of {list(self.modalities)}, found none for {absent}")
@@ -276,6 +289,8 @@ class Balancer(ScheduledMethod):
     @torch.no_grad()
     def _read(self, losses: Tensors, given: Tensors | None, masks: Tensors | None, held: Tensor | None) -> LossValues:
         """Average losses over samples and ranks; scores that the user measured replace those read off the losses."""
+        if given is not None and self.scored_samples:
+            given = sample_scores(self, given)
         absent = [name for name in self.modalities if given is not None and name not in given]
         if absent:
             raise ValueError(f"scores: expected one for each of {list(self.modalities)}, found none for {absent}")

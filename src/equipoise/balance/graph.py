@@ -278,15 +278,20 @@ class FeatureCut:
         groups = [(group, _once(t for b in group for t in self.features[b])) for group in self._reach.groups()]
         return [(group, tensors) for group, tensors in groups if tensors]
 
-    def problems(self, modalities: Sequence[str], method: str) -> list[str]:
-        """Say why this step cannot be decided at features; empty when it can."""
-        instead = f"type {method}(at='parameters')"
+    def problems(self, modalities: Sequence[str], instead: str, only: Collection[str] | None = None) -> list[str]:
+        """Say why this step cannot be decided at features; empty when it can.
+
+        Args:
+            modalities: Their names, in the order of the outputs.
+            instead: Advice for such a model.
+            only: The modalities that are decided on; None for all.
+        """
         return [
             f"encoder {name!r} acts on the losses otherwise than by what it gave last: was it called twice, replaced "
             "after attaching (then attach again), compiled together with the heads (then compile the encoders alone), "
             f"or is one of its parameters used elsewhere? For such a model, {instead}"
             for block, name in enumerate(modalities)
-            if block in self._bypassed
+            if block in self._bypassed and (only is None or name in only)
         ] + [
             f"encoder {name!r} reads what another encoder gives, or gives one output that was made of another; for "
             f"such a model, {instead}"

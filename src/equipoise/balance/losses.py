@@ -103,6 +103,7 @@ class Step(NamedTuple):
         weights: The method's decision; None for a mixture, which gradients decide.
         value: Of the objective.
         unmasked: The losses of the samples before masks, by objective; None where no masks were given.
+        factors: A factor of each sample on the gradient at the output of an encoder, by modality; None for none.
     """
 
     losses: Sequence[Tensor | None]
@@ -111,6 +112,7 @@ class Step(NamedTuple):
     weights: Weights | None
     value: Tensor
     unmasked: Sequence[Tensor | None] | None = None
+    factors: Tensors | None = None
 
 
 def _refuse(losses: Tensor) -> Tensor:  # noqa: ARG001
@@ -258,12 +260,18 @@ class FiniteCheck:
         device: Of the losses.
         method: The name of the method that weighs them.
         further: Names of further objectives.
+        scores: What finite scores are expected to be.
     """
 
     def __init__(
-        self, names: tuple[str, ...], device: torch.device, method: str, further: tuple[str, ...] = ()
+        self,
+        names: tuple[str, ...],
+        device: torch.device,
+        method: str,
+        further: tuple[str, ...] = (),
+        scores: str = "of zero or more",
     ) -> None:
-        self.names, self.device, self.method, self.further = names, device, method, further
+        self.names, self.device, self.method, self.further, self.scores = names, device, method, further, scores
         self._finite = torch.ones(2 * len(names) - 1 + len(further), dtype=torch.bool, device=device)
         self._weighed = torch.ones((), dtype=torch.bool, device=device)
 
@@ -305,7 +313,7 @@ class FiniteCheck:
         scores = [name for name, fine in zip(self.names[1:], finite[len(every) :], strict=True) if not fine]
         listed = ", ".join(map(repr, losses or scores))
         if not losses:
-            raise ValueError(f"score of {listed}: expected finite numbers of zero or more, found others")
+            raise ValueError(f"score of {listed}: expected finite numbers {self.scores}, found others")
         raise FloatingPointError(
             f"loss {listed} is NaN or infinite; expected finite losses. Look for a division by "
             "zero, a logarithm of zero, a label outside the classes, or a learning rate that is too large"

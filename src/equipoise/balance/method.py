@@ -162,6 +162,9 @@ class MethodHooks(ModalityState):
     # Scores of each modality that have to be given beside the losses, which do not tell them: the "accuracy" of its
     # answers, their "entropy", the mean "magnitude" of its outputs; several of them one column each.
     scored_by: tuple[Score, ...] = ()
+    # Modalities of which each sample has a score of its own, from 0 to 1, that has to be given beside the losses: the
+    # data tells it, or the user. `sample_factors` reads it.
+    scored_samples: tuple[str, ...] = ()
     # Prefix of the further objectives, one per modality, that have to be given beside the losses; "" for none.
     further: ClassVar[str] = ""
     # Over how many permutations of features the further objectives are averaged, where that is what they are.
@@ -231,6 +234,17 @@ class MethodHooks(ModalityState):
         """
         flat = losses.reshape(-1)
         return torch.logsumexp(-flat, dim=0) - math.log(flat.numel()) if self.logarithmic_scores else losses.mean()
+
+    def sample_factors(self, modality: str, scores: Tensor) -> Tensor:
+        """Return the factor of each sample on the gradient at the output of an encoder.
+
+        Works on the routes "fused", "weighted" and "table". `weigh` answers with the mean over samples, for the table.
+
+        Args:
+            modality: One of `scored_samples`.
+            scores: Of the samples [B]; the mean of the others where a sample lacks the sensor.
+        """
+        raise NotImplementedError(type(self).__name__)
 
     def act(self, losses: Mapping[str, Tensor], weights: Weights, *, scored: bool) -> Tensor | None:
         """Act on the graph of a step, once its weights are known, fresh or held.

@@ -7,6 +7,7 @@ their outputs (`FeatureMixture`).
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, TypeAlias, final
 
 import torch
@@ -18,6 +19,7 @@ from equipoise.balance.autograd import Gradients, Pass, add, deliver, hooks_disa
 from equipoise.balance.graph import Dependence, FeatureCut, Reach
 from equipoise.balance.losses import TRUNK, Step, Weights
 from equipoise.balance.method import ScheduledMethod
+from equipoise.balance.samples import SampleFactors
 from equipoise.balance.theory import all_finite, combined, gram_matrix, scaled, wide
 
 # Encoders that are decided on together, and where their gradients were taken.
@@ -123,7 +125,23 @@ class Route(ABC):
 
 
 class _SumRoute(Route):
-    """Encoders learn from a sum of losses, times a factor each: one pass through them."""
+    """Encoders learn from a sum of losses, times a factor each: one pass through them.
+
+    Args:
+        arguments: Those of `Route`.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        factors, attachment = self.step.factors, self.attachment
+        self.samples = None
+        if factors and attachment is not None:
+            self.samples = SampleFactors(factors, self.losses, attachment, self.reach, self.method.modalities)
+
+    def problems(self) -> list[str]:
+        """Say why this model and method do not fit, or why its samples can have no factors of their own."""
+        own = [] if self.samples is None else self.samples.problems()
+        return super().problems() or own
 
     @abstractmethod
     def passes(self, weights: Weights) -> tuple[list[Pass], list[Pass]]:
@@ -134,9 +152,9 @@ class _SumRoute(Route):
         method, weights = self.method, self.step.weights
         assert weights is not None
         through_heads, through_encoders = self.passes(weights)
-        passes = [*self.extra_pass(), *through_heads, *through_encoders]
-        results = run_passes(passes, scale, keep_graph=keep_graph)
-        others, last = results[: -len(through_encoders)], results[-len(through_encoders) :]
+        others = run_passes([*self.extra_pass(), *through_heads], scale, keep_graph=True)
+        with nullcontext() if self.samples is None else self.samples.applied(keep_graph=keep_graph):
+            last = run_passes(through_encoders, scale, keep_graph=keep_graph)
         encoders, heads = self.split(add(*last))
         if method.refines:
             (encoders,) = self.averaged([encoders])
@@ -297,11 +315,6 @@ class _MixtureRoute(Route):
                 result.pop(id(tensor), None)
         return [[gradients[id(tensor)] for tensor in self.reach.trunk] for gradients in own]
 
-    def mixed_trunk(self, parts: Sequence[Sequence[Tensor]], coefficients: Tensor) -> Gradients:
-        """Return the gradient of a shared trunk, refined by the method."""
-        mixed = self.method.refined(TRUNK, combined(parts, coefficients), parts)
-        return dict(zip(map(id, self.reach.trunk), mixed, strict=True))
-
     def _one_sum(self) -> bool:
         """Return True if one pass serves all uni-modal losses."""
         return self.reach.separate() and not self.reach.shares_trunk()
@@ -332,7 +345,10 @@ class ParameterMixture(_MixtureRoute):
         ]
         grams = [gram_matrix(part) for part in parts]
         mixtures = self.decided(groups, grams, gram_matrix(trunk) if trunk else None)
-        delivered = self.mixed_trunk(trunk, mixtures.pop()) if trunk else {}
+        delivered: Gradients = {}
+        if trunk:
+            mixed = method.refined(TRUNK, combined(trunk, mixtures.pop()), trunk)
+            delivered.update(zip(map(id, self.reach.trunk), mixed, strict=True))
         for (group, tensors), part, coefficients in zip(groups, parts, mixtures, strict=True):
             mixed = method.refined(method.modalities[group[0]], combined(part, coefficients), part)
             delivered.update(zip(map(id, tensors), mixed, strict=True))
@@ -360,7 +376,8 @@ class FeatureMixture(_MixtureRoute):
 
     def problems(self) -> list[str]:
         """Say why this model and method do not fit, or why the step cannot be decided at features."""
-        return super().problems() or self.cut.problems(self.method.modalities, type(self.method).__name__)
+        instead = f"type {type(self.method).__name__}(at='parameters')"
+        return super().problems() or self.cut.problems(self.method.modalities, instead)
 
     def gradients(self, scale: Tensor, *, keep_graph: bool) -> Gradients:
         """Run passes through the heads alone, mix the gradients at features, then run one pass through the encoders."""
@@ -377,7 +394,9 @@ class FeatureMixture(_MixtureRoute):
         # Each rank has samples of its own, so that the inner products over all samples are sums over ranks.
         grams = list(collectives.mean_of_each([row @ row.T for row in rows], self.method.group)) if rows else []
         mixtures = self.decided(groups, grams, gram_matrix(trunk) if trunk else None)
-        of_trunk = self.mixed_trunk(trunk, mixtures.pop()) if trunk else {}
+        # Not refined: at features, a method says all of it by its coefficients.
+        combination = combined(trunk, mixtures.pop()) if trunk else []
+        of_trunk = dict(zip(map(id, self.reach.trunk if trunk else ()), combination, strict=True))
         mixed = [
             piece.view_as(tensor).to(tensor.dtype)
             for (_, tensors), row, coefficients in zip(groups, rows, mixtures, strict=True)

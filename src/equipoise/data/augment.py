@@ -15,6 +15,7 @@ at random are left alone. Padding and samples that lack the sensor stay as they 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -67,7 +68,7 @@ def augmented(part: Part, augmentations: Mapping[str, Augmentation], random: tor
             varied = vary(inputs[name], inputs.get(f"{name}_length"), random)
             there = present.get(name)
             inputs[name] = varied if there is None else torch.where(_over(there, varied), varied, inputs[name])
-    return Part(inputs, part.label, part.group, views=part.views, spatial=part.spatial, index=part.index)
+    return replace(part, inputs=inputs)
 
 
 def vary_series(series: Tensor, lengths: Tensor | None, random: torch.Generator) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -31,6 +31,8 @@ class Part:
         views: Make the input of an encoder out of a modality as it is stored; none where that is the input.
         spatial: Modalities whose last axis is not time: beams of a scanner, bins of a spectrum.
         index: The number of each sample in the data that the part was cut from, [N]; None where that is not known.
+        scores: Scores of samples that came with the data, by modality, floats [N]: what a method is given that reads
+            one for each sample, such as `equipoise.GAP`.
     """
 
     inputs: dict[str, Tensor]
@@ -40,6 +42,7 @@ class Part:
     views: Mapping[str, View] = field(default_factory=dict)
     spatial: frozenset[str] = frozenset()
     index: Tensor | None = None
+    scores: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -50,7 +53,8 @@ class Part:
         stored = rows if self.rows is None else self.rows[rows]
         inputs = {name: array[stored] for name, array in self.inputs.items()}
         index = None if self.index is None else self.index[rows]
-        return Part(inputs, self.label[rows], group, views=self.views, spatial=self.spatial, index=index)
+        scores = {name: score[rows] for name, score in self.scores.items()}
+        return Part(inputs, self.label[rows], group, None, self.views, self.spatial, index, scores)
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Part:
         """Return a part with a function applied to every tensor of this one, whose inputs are its own.
@@ -59,7 +63,8 @@ class Part:
         """
         inputs = {name: function(array) for name, array in self.inputs.items()}
         group = None if self.group is None else function(self.group)
-        return Part(inputs, function(self.label), group, views=self.views, spatial=self.spatial)
+        scores = {name: function(score) for name, score in self.scores.items()}
+        return Part(inputs, function(self.label), group, views=self.views, spatial=self.spatial, scores=scores)
 
     def to(self, device: torch.device | str) -> Part:
         """Return the same samples on another device."""
@@ -94,7 +99,7 @@ class Part:
                 inputs[name] = view(inputs[name], inputs.get(f"{name}_length"), random)
                 if view.takes_lengths:
                     inputs.pop(f"{name}_length", None)
-        return Part(inputs, self.label, self.group, spatial=self.spatial, index=self.index)
+        return replace(self, inputs=inputs, rows=None, views={})
 
 
 def joined(one: Part, other: Part) -> Part:
@@ -107,7 +112,9 @@ def joined(one: Part, other: Part) -> Part:
 
     inputs = {name: torch.cat([array, second.inputs[name]]) for name, array in first.inputs.items()}
     label = torch.cat([first.label, second.label])
-    return Part(inputs, label, both("group"), views=first.views, spatial=first.spatial, index=both("index"))
+    known = [name for name in first.scores if name in second.scores]
+    scores = {name: torch.cat([first.scores[name], second.scores[name]]) for name in known}
+    return replace(first, inputs=inputs, label=label, group=both("group"), index=both("index"), scores=scores)
 
 
 def is_beside(name: str, arrays: Mapping[str, object]) -> bool:

@@ -5,6 +5,7 @@ from equipoise.methods.arl import ARL as ARL
 from equipoise.methods.cggm import CGGM as CGGM
 from equipoise.methods.dgl import DGL as DGL
 from equipoise.methods.ew import EW as EW
+from equipoise.methods.gap import GAP as GAP
 from equipoise.methods.inforeg import InfoReg as InfoReg
 from equipoise.methods.mcr import MCR as MCR
 from equipoise.methods.mgda import MGDA as MGDA

@@ -136,7 +136,8 @@ def methods() -> Makers:
     """Every method by name, and the variants that decide at features."""
     makers: Makers = {}
     for name, method in all_methods().items():
-        if method.finish is not None:  # the ensemble trains as uni-modal training does
+        # The ensemble trains as uni-modal training does; made-up samples come without scores.
+        if method.finish is not None or method.make().scored_samples:
             continue
         makers[name] = _maker(method)
         if "at" in method.parameters:

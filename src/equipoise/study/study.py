@@ -14,7 +14,6 @@ from equipoise.data.source import DataSet, mark_task, mark_tokens
 from equipoise.data.splits import Splits
 from equipoise.models.choose import kinds_of
 from equipoise.models.metrics import METRICS, metric_of
-from equipoise.models.task import Task
 from equipoise.study.executors import Cluster, Executor, RunFunction
 from equipoise.study.executors.local import RanksExecutor, local_executor, pending_on_ranks
 from equipoise.study.job import FoldSplits, Job, Measure, pending, run_job
@@ -26,7 +25,16 @@ from equipoise.training.launch import device_of
 from equipoise.training.optimisers import make_optimizer
 from equipoise.training.recipe import resolved
 from equipoise.training.settings import Settings
-from equipoise.training.step import build_model, check_model_fits, check_task, losses_of, model_problem, task_for
+from equipoise.training.step import (
+    build_model,
+    check_data,
+    check_model_fits,
+    check_task,
+    data_problem,
+    losses_of,
+    model_problem,
+    task_for,
+)
 from equipoise.training.trackers import Trackers
 from equipoise.util.errors import BadInput, FailedRuns, collect, raise_all, unknown_name
 from equipoise.util.named import told
@@ -48,11 +56,13 @@ def folds_of(source: DataSet, folds: bool | int) -> tuple[DataSet, list[int | No
     return source, list(range(source.folds))
 
 
-def _fitting(entries: Sequence[Entry], task: Task) -> list[Entry]:
-    """Leave out methods that "all" named and that are not for the task or the model, and say so."""
+def _fitting(entries: Sequence[Entry], splits: Splits) -> list[Entry]:
+    """Leave out methods that "all" named and that are not for the task, the data or the model, and say so."""
     lines = [(entry, entry.balancer()) for entry in entries if entry.by_all]
     problems = {  # by method, of which there may be several lines
-        entry.method.name: balancer.task_problem(task.kind) or model_problem(balancer, entry.settings)
+        entry.method.name: balancer.task_problem(splits.task.kind)
+        or data_problem(balancer, splits)
+        or model_problem(balancer, entry.settings)
         for entry, balancer in lines
     }
     for name, problem in problems.items():
@@ -76,13 +86,14 @@ def plan(
     device = device_of if on is None else on.device_of
     (splits,) = collect(lambda: {fold: data.load(fold).check() for fold in folds})
     modalities, task = splits[folds[0]].modalities, splits[folds[0]].task
-    entries = _fitting(entries, task)
+    entries = _fitting(entries, splits[folds[0]])
     collect(
         *(partial(device, entry.settings) for entry in entries),
         *(partial(launch.check_launch, entry.settings, entry.balancer()) for entry in entries),
         *([partial(check_trained, entries, "torchrun")] if on is None and launch.launched() else []),
         *(partial(_check_modality, entry, modalities) for entry in entries),
         *(partial(check_task, entry.balancer(), task) for entry in entries),
+        *(partial(check_data, entry.balancer(), splits[folds[0]]) for entry in entries),
         *(partial(check_model_fits, entry.balancer(), entry.settings) for entry in entries),
         *(partial(metric_of, entry.settings.metric, task) for entry in entries),
         *(partial(task_for, splits[folds[0]], entry.settings) for entry in entries),

@@ -102,6 +102,8 @@ def beside(balancer: Balancer, losses: Mapping[str, Tensor]) -> dict[str, dict[s
         columns = range(1, len(balancer.scored_by) + 1)
         scores = {name: [(-losses[name].detach() / place).exp() for place in columns] for name in modalities}
         given["scores"] = {n: rows[0] if len(rows) == 1 else torch.stack(rows, dim=-1) for n, rows in scores.items()}
+    if balancer.scored_samples:  # one score for all, so that the table tells the gradient
+        given["scores"] = {name: torch.full_like(losses["fused"], 0.25).detach() for name in balancer.scored_samples}
     if balancer.further and torch.is_grad_enabled():
         given["further"] = {n: -(losses["fused"] * place).tanh() for place, n in enumerate(modalities, start=2)}
     return given

@@ -133,7 +133,7 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
-    return [batch] if isinstance(batch, Tensor) else [*batch.inputs.values(), batch.label]
+    return [batch] if isinstance(batch, Tensor) else [*batch.inputs.values(), batch.label, *batch.scores.values()]
 
 
 def _synchronises(work: Callable[[], None]) -> str:

@@ -160,6 +160,8 @@ def scores_of(task: Task, balancer: Balancer, answers: Losses, part: Part) -> Lo
         part: The batch.
     """
     modalities = {name: output for name, output in answers.items() if name != "fused"}
+    if balancer.scored_samples:
+        return {name: part.scores[name] for name in balancer.scored_samples}
     if balancer.scored_by:
         kinds = {
             "accuracy": task.hits,
@@ -295,6 +297,29 @@ def check_task(balancer: Balancer, task: Task) -> None:
         raise BadInput(problem)
 
 
+def data_problem(balancer: Balancer, splits: Splits) -> str:
+    """Say why a method cannot train on some data; "" where it can."""
+    name = type(balancer).__name__
+    if unknown := [modality for modality in balancer.scored_samples if modality not in splits.modalities]:
+        return (
+            f"{name} holds back {', '.join(map(repr, unknown))}, and the data has {', '.join(splits.modalities)}; "
+            f"name one of these, {name.lower()}.modality={splits.modalities[0]}"
+        )
+    if absent := [modality for modality in balancer.scored_samples if modality not in splits.train.scores]:
+        example = ", ".join(f"{modality!r}: …" for modality in absent)
+        return (
+            f"{name} reads a score from 0 to 1 of each training sample, and the data has none; give them with it, "
+            f"Part(…, scores={{{example}}}); those of demonstrations are equipoise.control.motion.motion_change"
+        )
+    return ""
+
+
+def check_data(balancer: Balancer, splits: Splits) -> None:
+    """Raise a BadInput with the reason where a method cannot train on some data."""
+    if problem := data_problem(balancer, splits):
+        raise BadInput(problem)
+
+
 def model_problem(balancer: Balancer, settings: Settings) -> str:
     """Say why a method cannot train the model of the settings by their loss; "" where it can."""
     if problem := tcmax_problem(balancer, settings):
@@ -327,6 +352,7 @@ def own_code(settings: Settings) -> dict[str, str]:
 def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> FusionModel:
     """Build the model for this data, whose uni-modal heads learn with the encoders or beside them."""
     check_task(balancer, splits.task)
+    check_data(balancer, splits)
     check_model_fits(balancer, settings)
     if settings.model == "auto":
         return build_from_encoders(splits, balancer, settings)
