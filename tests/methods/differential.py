@@ -18,7 +18,7 @@ from equipoise import Balancer, LateFusion
 from methods import rules
 from methods.expected import FUSED, Gradients, Layout, Plain, Question, measure
 from methods.random_cases import LEARNS_FROM_FUSED_LOSS, LEARNS_FROM_OWN_LOSS, RULES, Case, draw_case
-from methods.random_models import batch, build, encoders_of, extra_of, losses_of
+from methods.random_models import batch, build, encoders_of, extra_of, losses_of, trunk_of
 
 MODULATES = frozenset({"OGM", "OGMGE", "AGM fast", "MSLR", "MLB", "ARL", "PDMP", "SMP", "CGGM"})
 """Methods whose factors act on updates where the optimiser is Adam."""
@@ -58,14 +58,19 @@ def layout_of(plain: nn.Module, case: Case) -> Layout:
     elif isinstance(plain, LateFusion) and case.shape.fusion == "sum":
         for name, head in zip(encoders, plain.fusion.get_submodule("heads").children(), strict=True):
             heads |= {names[id(parameter)]: {name: None} for parameter in head.parameters()}
-    return Layout(case.shape.modalities, {} if case.attach == "none" else blocks, kernels, heads)
+    trunk = set()
+    if case.has_trunk:
+        parts = [list(part.parameters()) if isinstance(part, nn.Module) else [part] for part in trunk_of(plain)]
+        owned = {names[id(each)] for encoder in encoders.values() for each in encoder.parameters()}
+        trunk = {names[id(tensor)] for part in parts for tensor in part} - owned
+    return Layout(case.shape.modalities, {} if case.attach == "none" else blocks, kernels, heads, frozenset(trunk))
 
 
 def refusals(case: Case, plain: Plain, layout: Layout) -> Refusals:
     """What the case may or has to be refused with: every permitted refusal is listed here."""
     if case.attach == "none":
         return Refusals(["has not been told which they are"] * case.needs_encoders, case.needs_encoders)
-    sliced = case.form != "separate"  # a slice is connected with all: such a case is right, or refused
+    sliced = case.sliced  # a slice is connected with all: such a case is right, or refused
     found: list[tuple[str, bool]] = []
     for name in (name for name, block in layout.blocks.items() if block):
         if case.method in LEARNS_FROM_OWN_LOSS and not layout.reached(plain.gradients[name], name):
@@ -130,7 +135,8 @@ class Run:
         try:
             balancer, called = case.balancer(self.model)
             if case.attach != "none":
-                balancer.attach(self.model, encoders=case.told(self.model), optimizer=self.optimizer)
+                told = {"encoders": case.told(self.model), "trunk": case.told_trunk(self.model)}
+                balancer.attach(self.model, optimizer=self.optimizer, **told)
             for step in range(case.steps):
                 self._step(balancer, called, step, allowed)
         except (ValueError, RuntimeError) as error:
@@ -269,7 +275,9 @@ class Run:
                     known = reached
                 else:
                     reached = self.layout.reached(plain.gradients[loss], modality)
-                    known = reached or self.case.form == "separate"
+                    if modality == "trunk":
+                        reached = self.layout.reaches_trunk(plain.gradients[loss])
+                    known = reached or not self.case.sliced
                 if loss != FUSED and self.case.title == "AGM published" and self.case.shape.unimodal == "split":
                     continue  # responses are given without a graph
                 if empty == reached and known:
@@ -280,9 +288,12 @@ class Run:
         if not delivered.linear:
             return
         largest = max(delivered.total.sizes.values())
+        if ("trunk" in found.blocks) != bool(self.layout.trunk):
+            raise DifferenceError("table cells", f"expected the trunk {sorted(self.layout.trunk)}, found {table}")
         for name in delivered.total.values.keys() - delivered.untouched:
             reaching = [loss for loss in plain.gradients if name in plain.gradients[loss]]
             columns = [modality for modality, block in self.layout.blocks.items() if name in block]
+            columns += ["trunk"] * (name in self.layout.trunk)
             if not columns and len(reaching) > 1:
                 continue
             for column in columns or ["heads"]:

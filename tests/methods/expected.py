@@ -13,8 +13,10 @@ from typing import NamedTuple, final
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
+from equipoise import HybridFusion
 from methods.random_models import Batch, Shape, encoders_of, extra_of, separate_losses
 
 FUSED = "fused"
@@ -74,7 +76,7 @@ def measure(copy: nn.Module, shape: Shape, data: Batch, question: Question) -> P
     parameters = {name: tensor for name, tensor in copy.named_parameters() if tensor.requires_grad}
     ends: dict[str, Tensor] = {}
     hooks = [encoder.register_forward_hook(_keep(ends, name)) for name, encoder in encoders_of(copy, shape).items()]
-    outputs = copy(data.inputs)
+    outputs = hybrid_outputs(copy, data.inputs) if isinstance(copy, HybridFusion) else copy(data.inputs)
     for hook in hooks:
         hook.remove()
     asked: dict[tuple[str, str], Tensor] = {("parameter", name): tensor for name, tensor in parameters.items()}
@@ -94,6 +96,25 @@ def measure(copy: nn.Module, shape: Shape, data: Batch, question: Question) -> P
     responses, scored = _responses(copy, shape, data, question, parameters) if question.responses else ({}, {})
     detached = {name: loss.detach() for name, loss in losses.items()}
     return Plain(detached, gradients, extra, value, features, responses, scored)
+
+
+def hybrid_outputs(model: HybridFusion, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The outputs of a hybrid model, one pass through the trunk after the other."""
+    features = {name: encoder(inputs[name]) for name, encoder in model.encoders.items()}
+    outputs = {FUSED: model.fusion(features)}
+    detached = {name: tensor.detach() for name, tensor in model.fusion.named_parameters()}
+    for name, feature in features.items():
+        absent = {other: model.missing(other).expand_as(features[other]) for other in features if other != name}
+        match model.unimodal:
+            case "masked":
+                outputs[name] = model.fusion({**absent, name: feature})
+            case "masked_detached":
+                outputs[name] = functional_call(model.fusion, detached, ({**absent, name: feature.detach()},))
+            case "head":
+                outputs[name] = model.heads[name](feature)
+            case _:
+                outputs[name] = model.heads[name](feature.detach())
+    return outputs
 
 
 def _keep(ends: dict[str, Tensor], name: str) -> Callable[[nn.Module, object, Tensor], None]:
@@ -150,6 +171,7 @@ class Layout:
         kernels: The names of the parameters with three dimensions or more.
         heads: The parts of an additive fused head that belong to a modality: for the name of a parameter and that of
             the modality its columns; None for the whole parameter.
+        trunk: The names of the trainable parameters of the trunk that belong to no encoder.
     """
 
     def __init__(
@@ -158,7 +180,9 @@ class Layout:
         blocks: Mapping[str, frozenset[str]],
         kernels: frozenset[str],
         heads: Mapping[str, Mapping[str, slice | None]],
+        trunk: frozenset[str] = frozenset(),
     ) -> None:
+        self.trunk = trunk
         self.modalities, self.blocks, self.kernels, self.heads = tuple(modalities), dict(blocks), kernels, dict(heads)
         self.groups: list[list[str]] = []
         """Encoders that share parameters, together."""
@@ -188,6 +212,10 @@ class Layout:
     def reached(self, gradients: Gradients, modality: str) -> bool:
         """Whether a loss with these gradients is connected with an encoder."""
         return any(name in gradients for name in self.blocks.get(modality, ()))
+
+    def reaches_trunk(self, gradients: Gradients) -> bool:
+        """Whether a loss with these gradients is connected with the trunk."""
+        return not self.trunk.isdisjoint(gradients)
 
 
 @final

@@ -11,19 +11,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from methods.expected import Plain, Total, shortest
+from methods.expected import FUSED, Plain, Total, shortest
 from methods.rules import MIXED, Delivered, Rule, Scores
+
+TRUNK: list[str] = []
+"""A group of no encoders: the trunk, whose gradients are always taken at its parameters."""
 
 
 class Mixture(Rule):
     """Encoders learn from a mixture that their gradients decide; heads from every loss."""
 
     def deliver(self, plain: Plain, scores: Scores, *, counts_steps: bool) -> Delivered:  # noqa: ARG002
-        total = Total()
+        total, groups, mixed_names = Total(), list(self.layout.groups), set(self.layout.groups_of)
+        if any(self.layout.reaches_trunk(found) for loss, found in plain.gradients.items() if loss != FUSED):
+            groups.append(TRUNK)  # where the fused loss alone reaches it, it is as good as a head
+            mixed_names |= self.layout.trunk
         for gradients in plain.gradients.values():
-            total.add_all({name: each for name, each in gradients.items() if name not in self.layout.groups_of})
-        for group in self.layout.groups:
-            held = {name for member in group for name in self.layout.blocks[member]}
+            total.add_all({name: each for name, each in gradients.items() if name not in mixed_names})
+        for group in groups:
+            held = self.layout.trunk if group == TRUNK else {n for member in group for n in self.layout.blocks[member]}
             parts = {
                 loss: {name: each for name, each in gradients.items() if name in held}
                 for loss, gradients in plain.gradients.items()
@@ -31,7 +37,7 @@ class Mixture(Rule):
             ends = {
                 loss: {name: found[name] for name in group if name in found} for loss, found in plain.features.items()
             }
-            places = ends if self.options["at"] == "features" else parts
+            places = ends if self.options["at"] == "features" and group != TRUNK else parts
             lengths = {
                 loss: sum(float(each.square().sum()) for each in found.values()) for loss, found in places.items()
             }

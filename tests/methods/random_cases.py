@@ -14,7 +14,7 @@ import equipoise
 from equipoise import Balancer, Trajectory
 from equipoise.models import ShapleyResponses
 from methods import mixture_rules, rules
-from methods.random_models import FORMS, Shape, View, encoders_of
+from methods.random_models import FORMS, Shape, View, encoders_of, trunk_of
 
 NAMES = ("audio", "video", "text", "depth", "x_1", "touch 2", "keys", "α", "radar-left", "zero")
 
@@ -41,6 +41,7 @@ RULES: dict[str, type[rules.Rule]] = {
 }
 ADDITIVE = ("concat", "sum")
 VIEWS: tuple[View, ...] = ("split", "split", "head", "detached")
+HYBRID_VIEWS: tuple[View, ...] = ("masked", "masked", "masked_detached", "head", "detached")
 LEARNS_FROM_OWN_LOSS = frozenset({"EW", "Unimodal", "MIMO", "MGDA", "MMPareto", "DGL", "MLB", "ARL", "InfoReg"})
 LEARNS_FROM_FUSED_LOSS = frozenset(
     {"MSL", "MGDA", "MMPareto", "OGM", "OGMGE", "AGM", "MSLR", "MSES", "PDMP", "SMP", "CGGM", "Relearn"}
@@ -114,6 +115,9 @@ class Case:
             "shared encoders": bool(shape.shared),
             "entangled encoders": bool(shape.entangled),
             "layer for the uni-modal loss": bool(shape.side),
+            "hybrid": shape.kind == "hybrid",
+            "masked objectives": shape.unimodal == "masked",
+            "trunk": self.has_trunk,
             "frozen encoder": bool(shape.frozen) or shape.frozen_stem,
             "fused loss leaves one out": shape.blind,
             "batch normalisation": shape.layers == "norm",
@@ -130,6 +134,16 @@ class Case:
     def title(self) -> str:
         """The method with its form."""
         return f"AGM {self.options['form']}" if self.method == "AGM" else self.method
+
+    @property
+    def has_trunk(self) -> bool:
+        """Whether the balancer knows of a trunk: it is told, or the model says so where it is asked for encoders."""
+        return self.attach != "none" and (self.shape.trunk or (self.shape.kind == "hybrid" and self.attach == "model"))
+
+    @property
+    def sliced(self) -> bool:
+        """Whether losses are computed from slices of one tensor, so that each is connected with what others are."""
+        return self.form != "separate" or self.shape.unimodal == "masked"
 
     @property
     def decides_at_features(self) -> bool:
@@ -177,6 +191,10 @@ class Case:
         parts = {name: list(encoder.children()) for name, encoder in encoders.items()}
         return {name: [names[id(parts[name][0])], *parts[name][1:], *loose[name]] for name in encoders}
 
+    def told_trunk(self, model: nn.Module) -> Any:
+        """What `attach` is told of the trunk; None for nothing."""
+        return trunk_of(model) if self.shape.trunk else None
+
 
 def _trajectory(rows: dict[str, list[float]]) -> Trajectory:
     trajectory = Trajectory(smooth=1)
@@ -193,6 +211,7 @@ def draw_case(seed: str) -> Case:
     modalities = tuple(draw.sample(NAMES, count))
     form = draw.choice(("fast", "published", "responses")) if method == "AGM" else ""
     shape = _shape(draw, method, form, modalities[: 4 if form == "published" else 3 if form == "responses" else 5])
+    shape = _with_trunk(random.Random(f"{seed} trunk"), method, form, shape)  # drawn apart
     modalities = shape.modalities
     options = _options(draw, method, form, modalities)
     if options.get("parameters") == "kernels" and draw.random() < 0.8:
@@ -277,6 +296,17 @@ def _shape(draw: random.Random, method: str, form: str, modalities: tuple[str, .
         blind=several and draw.random() < 0.04,
         **common,
     )
+
+
+def _with_trunk(draw: random.Random, method: str, form: str, shape: Shape) -> Shape:
+    """The shape, or a hybrid one in its place; a balancer may be told what mixes the features of entangled encoders."""
+    if form not in ("published", "responses") and draw.random() < 0.3:
+        views = HYBRID_VIEWS
+        if method in LEARNS_FROM_OWN_LOSS and draw.random() < 0.9:  # the others are mostly refused
+            views = ("masked", "masked", "head")
+        hybrid = shape._replace(kind="hybrid", fusion="", entangled="", side="", blind=False, spare=False)
+        return hybrid._replace(unimodal=draw.choice(views), trunk=draw.random() < 0.3)
+    return shape._replace(trunk=bool(shape.entangled) and draw.random() < 0.5)
 
 
 def _options(draw: random.Random, method: str, form: str, modalities: tuple[str, ...]) -> dict[str, Any]:
@@ -364,6 +394,6 @@ def _attach(draw: random.Random, method: str, form: str, shape: Shape, options: 
         return "none"
     if form == "published":
         return "model"
-    whole = ("model",) * 4 if shape.kind == "late" else ()
+    whole = ("model",) * 4 if shape.kind in ("late", "hybrid") else ()
     parts = ("lists", "parameters") if options.get("at") != "features" or draw.random() < 0.1 else ()
     return draw.choice((*whole, "modules", "names", *parts))

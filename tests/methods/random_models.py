@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise import LateFusion
+from equipoise import HybridFusion, LateFusion
 
 INPUTS, HIDDEN, CLASSES = 3, 4, 3
-View: TypeAlias = Literal["head", "detached", "split"]
+View: TypeAlias = Literal["head", "detached", "split", "masked", "masked_detached"]
 
 
 class Shape(NamedTuple):
@@ -20,14 +20,15 @@ class Shape(NamedTuple):
 
     Args:
         modalities: Their names.
-        kind: "late" is a `LateFusion`, "own" a model as a user would write it.
-        fusion: Of a LateFusion "concat", "sum", "gated", "film" or "custom"; else "linear" or "mlp".
-        unimodal: Where a modality's own output comes from: "head", "detached", "split".
+        kind: "late" is a `LateFusion`, "hybrid" a `HybridFusion`, "own" a model as a user would write it.
+        fusion: Of a LateFusion "concat", "sum", "gated", "film" or "custom"; of one's own "linear" or "mlp".
+        unimodal: Where a modality's own output comes from: "head", "detached", "split", "masked", "masked_detached".
         layers: Of the encoders: "linear", "tanh", "relu", "conv", "norm".
         bias: Whether encoders have biases.
         shared: What the first two encoders have in common: "", "stem", "whole".
         entangled: How features mix before any head reads them: "", "attend", "chain".
         side: A layer inside each encoder that its uni-modal output alone reads: "", "attached", "detached".
+        trunk: Whether the balancer is told where encoders meet: the trunk of a hybrid, what mixes entangled features.
         blind: Whether the fused output leaves out the last modality.
         frozen: Encoders that do not train, by number.
         frozen_stem: Whether the stem of the first encoder does not train.
@@ -44,6 +45,7 @@ class Shape(NamedTuple):
     shared: str = ""
     entangled: str = ""
     side: str = ""
+    trunk: bool = False
     blind: bool = False
     frozen: tuple[int, ...] = ()
     frozen_stem: bool = False
@@ -157,6 +159,11 @@ def build(shape: Shape) -> nn.Module:
     torch.manual_seed(shape.seed)
     if shape.kind == "own":
         model: nn.Module = Own(shape)
+    elif shape.kind == "hybrid":
+        named = dict(zip(shape.modalities, _encoders(shape), strict=True))
+        model = HybridFusion(named, CLASSES, unimodal=shape.unimodal, width=4, depth=1)
+        for vector in model.absent:  # they start as zeros
+            nn.init.normal_(vector)
     else:
         encoders = _encoders(shape)
         fusion = Join([encoder.features for encoder in encoders]) if shape.fusion == "custom" else shape.fusion
@@ -175,8 +182,17 @@ def encoders_of(model: nn.Module, shape: Shape) -> dict[str, Any]:
     """The encoders of a model by modality."""
     if isinstance(model, Own):
         return dict(zip(shape.modalities, model.nets, strict=True))
-    assert isinstance(model, LateFusion)
+    assert isinstance(model, LateFusion | HybridFusion)
     return dict(model.encoders.items())
+
+
+def trunk_of(model: nn.Module) -> list[nn.Module | Tensor]:
+    """The part in which encoders meet, as a balancer is told of it; some name a layer of an encoder too."""
+    if isinstance(model, HybridFusion):
+        return list(model.trunk)
+    assert isinstance(model, Own)
+    parts = [part for name in ("mix", "link") if isinstance(part := getattr(model, name, None), nn.Module)]
+    return [*parts, model.nets[0].get_submodule("body")] if model.shape.seed % 2 else list(parts)
 
 
 class Batch(NamedTuple):

@@ -7,7 +7,7 @@ import pickle
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast, final
+from typing import Any, Literal, TypeAlias, cast, final
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import Table
 from equipoise.models.evaluation import cross_entropies
+from equipoise.models.hybrid_fusion import HybridFusion
 
 Batch: TypeAlias = "tuple[dict[str, Tensor], Tensor]"  # inputs by modality, and labels
 
@@ -59,6 +60,17 @@ class SmallModel(nn.Module):
 def _seeded(name: str, seed: int) -> nn.Sequential:
     torch.manual_seed(sum(map(ord, name)) + seed)
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
+
+
+def hybrid_model(modalities: Sequence[str], unimodal: Literal["masked", "head"]) -> HybridFusion:
+    """Encoders that meet in a small trunk, in double precision."""
+    with torch.random.fork_rng():
+        torch.manual_seed(len(modalities))
+        encoders = {name: _seeded(name, 0) for name in modalities}
+        model = HybridFusion(encoders, classes=3, unimodal=unimodal, width=4, depth=1)
+        for vector in model.absent:  # they start as zeros
+            nn.init.normal_(vector)
+    return model.double()
 
 
 def batch(modalities: Sequence[str], size: int = 12, seed: int = 0) -> Batch:
@@ -120,6 +132,14 @@ def objectives_of(balancer: Balancer, losses: Mapping[str, Tensor]) -> dict[str,
     return {**losses, **{f"{balancer.further} {name}": loss for name, loss in further.items()}}
 
 
+def block_of(parameter: str, table: Table) -> str:
+    """The column of a table that a parameter of a model made here belongs to, by its name."""
+    if parameter.startswith("encoders."):
+        return parameter.split(".")[1]
+    below_head = parameter.startswith("fusion.") and not parameter.startswith("fusion.head.")
+    return "trunk" if below_head and "trunk" in table.blocks else "heads"
+
+
 def told_by(table: Table, model: nn.Module, data: Batch, balancer: Balancer | None = None) -> dict[str, Tensor]:
     """The gradients that a table says were delivered: of each objective its own, times its coefficient, summed.
 
@@ -132,7 +152,7 @@ def told_by(table: Table, model: nn.Module, data: Batch, balancer: Balancer | No
         model.zero_grad()
         loss.mean().backward(retain_graph=True)
         for name, gradient in gradients_of(model).items():
-            block = name.split(".")[1] if name.startswith("encoders.") else "heads"
+            block = block_of(name, table)
             if gradient.any():
                 told[name] += table.at(objective, block).double() * gradient
     return told
@@ -188,6 +208,24 @@ class BalancerContract(ABC):
         delivered = _step(balancer, model, data)
         expected = told_by(balancer.table, model, data, balancer)
         torch.testing.assert_close(delivered, expected, rtol=1e-9, atol=1e-12)
+
+    @pytest.mark.parametrize("count", [1, 2, 4])
+    @pytest.mark.parametrize("unimodal", ["masked", "head"])
+    def test_the_table_is_the_gradient_delivered_where_encoders_meet(
+        self, unimodal: Literal["masked", "head"], count: int
+    ) -> None:
+        model, data = hybrid_model(names(count), unimodal), batch(names(count))
+        balancer = attached(self.make(), model)
+        balancer.refine = _unrefined
+        losses = losses_of(model, data)
+        balanced(balancer, losses).backward()
+        delivered = gradients_of(model)
+        assert balancer.table.blocks == (*names(count), "trunk", "heads")
+        expected = told_by(balancer.table, model, data, balancer)
+        # Of a head that all losses reach, methods on the "fused" route leave all but the fused loss out.
+        below = [name for name in expected if block_of(name, balancer.table) != "heads"]
+        for name in below if unimodal == "masked" else expected:
+            torch.testing.assert_close(delivered[name], expected[name], rtol=1e-9, atol=1e-12, msg=name)
 
     @pytest.mark.parametrize("count", COUNTS)
     @pytest.mark.parametrize("factor", [1e-8, 1e-4, 1.0, 1e4, 1e8])
