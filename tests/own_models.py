@@ -146,3 +146,30 @@ def unsaid(shapes: Shapes, task: Task):  # noqa: ANN201 (on purpose)
 def said(shapes: Shapes, task: Task) -> nn.Module:
     """Makes a model, and says so."""
     return Early(shapes, task)
+
+
+class Meets(nn.Module):
+    """Cross-attention of a user's own: a token of each sensor, or one that was learnt, and one that reads them all.
+
+    A sensor is hidden from attention too; alone that would multiply its gradient by zero, and leave it connected.
+    """
+
+    def __init__(self, shapes: Shapes, task: Task, trunk: str = "mixer", *, shares: bool = False) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(nn.Linear(torch.Size(shape).numel(), 8) for shape in shapes.values())
+        self.mixer = nn.ModuleDict({"read": nn.Linear(8, 16), "write": nn.Linear(8, 8)})
+        self.absent = nn.Parameter(torch.randn(8))
+        self.question = nn.Parameter(torch.randn(8))
+        self.head = nn.Linear(8, task.size)
+        self.trunk = trunk
+        self.encoders = {name: [f"nets.{at}"] for at, name in enumerate(shapes)}
+        if shares:  # the layer that writes is part of the encoders as well
+            self.encoders = {name: [*parts, "mixer.write"] for name, parts in self.encoders.items()}
+
+    def forward(self, inputs: dict[str, Tensor], present: dict[str, Tensor]) -> Tensor:
+        tokens = torch.stack([net(inputs[name].flatten(1)) for name, net in zip(inputs, self.nets, strict=True)], dim=1)
+        here = torch.stack([present[name] for name in inputs], dim=1)
+        tokens = tokens.where(here[:, :, None], self.absent)
+        keys, values = self.mixer["read"](tokens.tanh()).chunk(2, dim=2)
+        weights = (keys @ self.question).masked_fill(~here, -10.0).softmax(dim=1)
+        return self.head(self.mixer["write"]((weights[:, :, None] * values).sum(dim=1)).tanh())

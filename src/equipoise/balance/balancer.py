@@ -21,7 +21,7 @@ from equipoise.balance import collectives
 from equipoise.balance.attach import Attachment, Encoder, Encoders
 from equipoise.balance.autograd import weighted_sum
 from equipoise.balance.graph import STATIC_GRAPH, Dependence, HiddenGraphError
-from equipoise.balance.losses import FUSED, FiniteCheck, LossValues, Step, Table, Tensors, scalar, sum_of_extra
+from equipoise.balance.losses import FUSED, TRUNK, FiniteCheck, LossValues, Step, Table, Tensors, scalar, sum_of_extra
 from equipoise.balance.method import ScheduledMethod
 from equipoise.balance.presence import divisor, masked, masks_of, mean_where, neutral, scalars_of
 from equipoise.balance.routes import route_of
@@ -162,7 +162,8 @@ class Balancer(ScheduledMethod):
         names = tuple(attachment.encoders)
         if self.modalities and set(names) != set(self.modalities):
             raise ValueError(f"attach: this balancer serves {list(self.modalities)}, found encoders for {list(names)}")
-        raise_all(name_problems(names))
+        taken = [f"No modality may be called {TRUNK!r} where a model has a trunk: it is a block of the table. Choose "]
+        raise_all([*name_problems(names), *(f"{one}another name." for one in taken if has_trunk and TRUNK in names)])
         if self.route != "loss" and any(getattr(layer, "static_graph", False) for layer in attachment.layers):
             raise RuntimeError(STATIC_GRAPH)
         models: list[Any] = [before.model if before is not None else None, attachment.model]

@@ -280,6 +280,13 @@ def _problems(model: nn.Module, shapes: Mapping[str, Shape]) -> list[str]:
         return [f"{owner}: expected an attribute `encoders` with the part of each sensor, found none; {hint}"]
     missing = [name for name in shapes if name not in encoders]
     problems = [f"{owner}: `encoders` has no {', '.join(map(repr, missing))}; {hint}"] if missing else []
+    parts: dict[str, Any] = {"encoders": [encoders[name] for name in shapes if name in encoders]}
+    parts["trunk"] = getattr(model, "trunk", None)
+    known = dict(model.named_modules(remove_duplicate=False))
+    absent = [(place, name) for place, part in parts.items() for name in _names_in(part) if name not in known]
+    for place, name in absent:
+        near = "".join(f"; did you mean {close!r}?" for close in get_close_matches(name, known, n=1))
+        problems.append(f"{owner}: `{place}` names {name!r}, which it has not{near}")
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         problems.append(f"{owner}: expected layers whose sizes are known, found lazy ones; read them off `shapes`")
     return problems + _forward_problems(model, shapes)
@@ -304,6 +311,13 @@ def _parts_of(model: nn.Module, part: Any) -> Any:
     if isinstance(part, str):
         return model.get_submodule(part)
     return [_parts_of(model, each) for each in part] if isinstance(part, (list, tuple)) else part
+
+
+def _names_in(part: Any) -> list[str]:
+    """List the names in what stands for a part of a model."""
+    if isinstance(part, (list, tuple)):
+        return [name for each in part for name in _names_in(each)]
+    return [part] if isinstance(part, str) else []
 
 
 def _masked(values: Tensor, here: Tensor) -> Tensor:

@@ -334,7 +334,7 @@ class Run:
             validation.pop("fused")
             record["train"].pop("fused", None)
         record |= {"validation": validation, "table": table}
-        if isinstance(self.model, HybridFusion):
+        if isinstance(self.model, HybridFusion) and balancer.needs_fused:  # elsewhere no loss trained the trunk
             record["attention"] = attention_of(self.model, self.validation)
         state.curves.append(record)
         if self.settings.select == "loss":
