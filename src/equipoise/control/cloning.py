@@ -3,7 +3,7 @@
 Parts share no episode. A chunk that reaches beyond the end of its episode repeats the last action.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -72,8 +72,20 @@ def action_chunks(action: np.ndarray, episode: np.ndarray, horizon: int = CHUNK)
     return action[rows].reshape(len(action), -1)
 
 
+def first_held_out(episode: np.ndarray) -> tuple[int, int]:
+    """Return the first step of the episodes for validation, and that of those for test, of steps in order."""
+    episodes = np.unique(episode)
+    held_out = max(1, len(episodes) // HELD_OUT)
+    validation, test = np.searchsorted(episode, episodes[[-2 * held_out, -held_out]])
+    return int(validation), int(test)
+
+
 def cloning_splits(
-    demonstrations: "Demonstrations", sensors: Sequence[str] = SENSORS, horizon: int = CHUNK, source: str = ""
+    demonstrations: "Demonstrations",
+    sensors: Sequence[str] = SENSORS,
+    horizon: int = CHUNK,
+    source: str = "",
+    scores: Mapping[str, torch.Tensor] | None = None,
 ) -> Splits:
     """Return demonstrations as data for behaviour cloning, the last episodes for test, those before for validation.
 
@@ -84,6 +96,7 @@ def cloning_splits(
         sensors: Those that the policy has.
         horizon: Actions of a chunk.
         source: A fingerprint of the demonstrations, where there is one.
+        scores: Of every step, by sensor, [N]: `motion.motion_scores(demonstrations)` for GAP, which reads them.
 
     Raises:
         BadInput: If a sensor is unknown, or there are too few episodes.
@@ -94,8 +107,6 @@ def cloning_splits(
         problems.append(f"demonstrations: expected 3 episodes or more, one for each part, found {len(episodes)}")
     raise_all(problems)
     held_out = max(1, len(episodes) // HELD_OUT)
-    ends = episodes[[-2 * held_out, -held_out]]  # the first episodes of validation and of test
-    bounds = np.searchsorted(demonstrations.episode, ends)
     if (np.diff(demonstrations.episode) < 0).any():
         raise BadInput("demonstrations: expected episodes in the order of their numbers, found others")
     label = action_chunks(np.asarray(demonstrations.action), demonstrations.episode, horizon)
@@ -110,9 +121,10 @@ def cloning_splits(
             torch.from_numpy(np.array(demonstrations.episode[rows], dtype=np.int64)),
             views={"camera": PIXEL} if "camera" in sensors else {},
             index=torch.arange(start, stop),
+            scores={name: score[rows] for name, score in (scores or {}).items() if name in sensors},
         )
 
-    first, second = map(int, bounds)
+    first, second = first_held_out(demonstrations.episode)
     train, validation, test = part(0, first), part(first, second), part(second, len(label))
     names = tuple(f"{axis}{step}" for step in range(horizon) for axis in AXES)
     deviation, mean = torch.std_mean(train.label.double(), dim=0)

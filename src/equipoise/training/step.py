@@ -309,7 +309,7 @@ def data_problem(balancer: Balancer, splits: Splits) -> str:
         example = ", ".join(f"{modality!r}: …" for modality in absent)
         return (
             f"{name} reads a score from 0 to 1 of each training sample, and the data has none; give them with it, "
-            f"Part(…, scores={{{example}}}); those of demonstrations are equipoise.control.motion.motion_change"
+            f"Part(…, scores={{{example}}}); those of demonstrations are equipoise.control.motion.motion_scores"
         )
     return ""
 
