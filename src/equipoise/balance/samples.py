@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, final
 
 import torch
+from torch import nn
 
 from equipoise.balance.graph import FeatureCut, leaves_under
 from equipoise.util.graph import edges_of
@@ -25,7 +26,8 @@ def sample_scores(method: ScheduledMethod, scores: Tensors) -> dict[str, Tensor]
     """Return the scores that a method reads, NaN for those out of range, which is then reported; zero elsewhere."""
     known = {name: torch.as_tensor(scores[name]) for name in method.scored_samples}
     known = {name: torch.where((score >= 0) & (score <= 1), score, torch.nan) for name, score in known.items()}
-    return {name: known.get(name, torch.zeros(())) for name in method.modalities}
+    nothing = next(iter(known.values())).new_zeros(())  # on their device: a copy from the host would make it wait
+    return {name: known.get(name, nothing) for name in method.modalities}
 
 
 def sample_factors(
@@ -75,7 +77,8 @@ class SampleFactors:
         problems = self._cut.problems(self._modalities, "choose a method without factors per sample", [*self._factors])
         for name, features in self.features.items():
             block, under = self._modalities.index(name), leaves_under(edges_of(*features))
-            if any(block not in self._reach.owners.get(key, ()) for key in under if key in self._reach.leaves):
+            foreign = [leaf for key, leaf in under.items() if block not in self._reach.owners.get(key, ())]
+            if any(isinstance(leaf, nn.Parameter) for leaf in foreign):  # an input that wants gradients may be there
                 problems.append(
                     f"encoder {name!r} reads what other parameters of the model give, which its factors would act on "
                     f"too; name all of it as its encoder: attach(model, encoders={{{name!r}: …}})"
