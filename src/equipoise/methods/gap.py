@@ -20,15 +20,16 @@ class GAP(Balancer):
     `equipoise.control.motion` or elsewhere, given as ``scores={"proprioception": rho}`` beside the losses. Outside its
     epochs every c_i is one. The table shows the mean of c_i over the samples that have the sensor.
 
-    That is the rule of the paper. The released code has the factor 1 − λ max_i ρ_i, the same for the whole batch, which
-    is 1 − λ for nearly every large batch; ``form="released"`` is 1 − λ ρ_i, for each sample its own.
+    That is the rule of the paper, for each sample its own. The released code has the factor 1 − λ max_i ρ_i, the same
+    for the whole batch, which is 1 − λ for nearly every large batch; ``form="released"`` is 1 − λ ρ_i.
 
     The factor acts on gradients, not on the optimiser's update. Adam divides out what all samples of many steps have in
     common, λ above all; what differs from sample to sample stays. The authors train with Adam.
 
     Tasks: any. A sample without the sensor needs no score.
 
-    Not verified, since the paper was read in summaries: how its factor is reduced over the samples of a batch.
+    UNVERIFIED: the equation of the paper names no sample; that each has a factor of its own is a reading of its words
+    "fine-grained". The features of a sensor that a sample lacks, where a model reads them, get the mean factor.
 
     Paper: Lu et al., "When would Vision-Proprioception Policies Fail in Robotic Manipulation?" (ICLR 2026).
     Cost: one backward pass.
