@@ -98,7 +98,9 @@ class EncodedModel(FusionModel):
         """Add the feature vector of a missing modality for each that is not there."""
         first = next(iter(features.values()))
         return {
-            name: features[name] if name in features else self.missing(name).to(first.dtype).expand(len(first), size)
+            name: features[name]
+            if name in features
+            else self.missing(name).to(first.dtype).expand(first.shape[0], size)
             for name, size in self.sizes.items()
         }
 

@@ -132,10 +132,10 @@ class HybridFusion(EncodedModel):
                 {other: x if other != name else x.detach() for other, x in one.items()}
                 for name, one in zip(features, alone, strict=True)
             ]
-            output = torch.func.functional_call(self.fusion, constants, (_joined(fixed),))
+            output = torch.func.functional_call(self.fusion, constants, (joined(fixed),))
         else:
-            output = self.fusion(_joined(alone))
-        return dict(zip(features, output.chunk(len(features)), strict=True))
+            output = self.fusion(joined(alone))
+        return dict(zip(features, parted(output, len(features)), strict=True))
 
     def missing(self, name: str) -> Tensor:
         """Return the learned vector of a missing sensor."""
@@ -154,9 +154,14 @@ class HybridFusion(EncodedModel):
         if self.unimodal != "masked" or not own:
             return {"fused": self.fusion(self.complete(heard)), **self.unimodal_outputs(own)}
         passes = [self.complete(heard), *(self.complete({name: feature}) for name, feature in own.items())]
-        return dict(zip(["fused", *own], self.fusion(_joined(passes)).chunk(len(passes)), strict=True))
+        return dict(zip(["fused", *own], parted(self.fusion(joined(passes)), len(passes)), strict=True))
 
 
-def _joined(passes: list[Tensors]) -> Tensors:
+def joined(passes: list[Tensors]) -> Tensors:
     """Lay the features of several passes behind one another."""
     return {name: torch.cat([one[name] for one in passes]) for name in passes[0]}
+
+
+def parted(outputs: Tensor, passes: int) -> tuple[Tensor, ...]:
+    """Take the outputs of several passes apart again, whatever the size of the batch."""
+    return outputs.unflatten(0, (passes, -1)).unbind()

@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from equipoise.models.fusion import Fusion
 from equipoise.models.fusion_model import FusionModel, Inputs, Lengths, Tensors, Unimodal
-from equipoise.models.hybrid_fusion import MASKED
+from equipoise.models.hybrid_fusion import MASKED, joined, parted
 from equipoise.models.task import Task
 from equipoise.util.errors import BadInput, raise_all, unknown_name
 from equipoise.util.named import imported, told
@@ -120,15 +120,17 @@ class OwnModel(FusionModel):
         for name, shape in self.shapes.items():
             if name not in features:
                 kind = torch.int64 if name in self._whole else torch.float32
-                full[name] = torch.zeros(1, *shape, dtype=kind, device=first.device).expand(len(first), *shape)
-                full[f"{name}_present"] = torch.zeros(len(first), dtype=torch.bool, device=first.device)
+                full[name] = torch.zeros(1, *shape, dtype=kind, device=first.device).expand(first.shape[0], *shape)
+                full[f"{name}_present"] = torch.zeros(first.shape[0], dtype=torch.bool, device=first.device)
                 full.pop(f"{name}_length", None)
         return full
 
     def silenced(self, features: Mapping[str, Tensor], names: set[str]) -> Tensors:
         """Return features as if some modalities were missing."""
         zeros = {name: torch.zeros_like(features[name]) for name in names}
-        gone = {f"{name}_present": torch.zeros(len(x), dtype=torch.bool, device=x.device) for name, x in zeros.items()}
+        gone = {
+            f"{name}_present": torch.zeros(x.shape[0], dtype=torch.bool, device=x.device) for name, x in zeros.items()
+        }
         return {**features, **zeros, **gone}
 
     def unimodal_outputs(self, features: Mapping[str, Tensor]) -> Tensors:
@@ -180,14 +182,14 @@ class OwnModel(FusionModel):
 
     def _run_masked(self, full: Tensors, at_hand: list[str]) -> Tensors:
         """Run the module with all sensors at hand, and with each of them alone, as one batch."""
-        count = len(full[next(iter(self.shapes))])
-        every = torch.ones(count, dtype=torch.bool, device=full[next(iter(self.shapes))].device)
+        one = full[next(iter(self.shapes))]
+        every = torch.ones(one.shape[0], dtype=torch.bool, device=one.device)
         here = {f"{name}_present": full.get(f"{name}_present", every) for name in self.shapes}
         passes = [full | here, *(self.silenced(full | here, {*self.shapes} - {name}) for name in at_hand)]
-        outputs, first = self._call({key: torch.cat([one[key] for one in passes]) for key in passes[0]})
+        outputs, first = self._call(joined(passes))
         outputs = outputs if isinstance(outputs, Mapping) else {"fused": outputs}
         self._check_outputs(outputs, first, ["fused"])
-        return dict(zip(["fused", *at_hand], outputs["fused"].chunk(len(passes)), strict=True))
+        return dict(zip(["fused", *at_hand], parted(outputs["fused"], len(passes)), strict=True))
 
     def _call(self, full: Tensors) -> tuple[Any, Tensor]:
         """Call the module on complete inputs, and return what it gives, and its first input."""
