@@ -28,7 +28,7 @@ HELD_OUT = 10
 """One episode of so many is for validation, and one for test."""
 ENCODERS = {
     "proprioception": "mlp",
-    "camera": "equipoise.control.encoders.SpatialCNN",
+    "camera": "equipoise.control.encoders.SpatialSoftmaxCNN",
     "force": "equipoise.control.encoders.FlatMLP",
 }
 PIXEL = Rescaled(1 / 255)

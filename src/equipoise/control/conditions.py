@@ -49,7 +49,7 @@ class Condition:
 
     def suits(self, sensors: Sequence[str]) -> bool:
         """Tell whether a policy with these sensors can be tried: one that is left with another if it loses one."""
-        if self.dead is not None and self.dead not in sensors:
+        if not {self.dead, self.lost} - {None} <= {*sensors}:
             return False
         return len(sensors) > 1 or not (self.monitored or self.lost)
 

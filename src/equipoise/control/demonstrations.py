@@ -27,7 +27,7 @@ from equipoise.util.files import inside, reading, write_atomic
 from equipoise.util.pool import Pool, Tell
 from equipoise.util.processes import cores, lock_folder
 
-VERSION = 1  # of the task and the files: demonstrations of another version are not mixed
+VERSION = 3  # of the task and the files: demonstrations of another version are not mixed
 MANIFEST = "manifest.json"
 SEEDS = 1_000_000  # episode i has the seed `seed` × SEEDS + i
 COLUMNS: dict[str, tuple[str, tuple[int, ...]]] = {

@@ -22,6 +22,7 @@ PRESS_SPEED, JAM_SPEED = 0.018, 0.08  # m/s, commanded downwards against the pla
 GAIN = 5.0  # 1/s, speed by distance near a target
 ACCELERATION = 0.3  # m/s²
 ALIGNED, LOST = 0.0015, 0.006  # m from the aim: where it descends, and where it goes up again
+REACTION = 2  # control steps for which it has to feel a block before it pushes hard
 NOISE, NOISE_MEMORY = 0.008, 0.75  # m/s, and the correlation of the noise from a step to the next
 NOISE_SHARE = (1.0, 0.6, 0.25, 0.25)  # of the noise, by phase
 
@@ -41,6 +42,7 @@ class Expert:
         angle, distance = self._generator.uniform(0, 2 * np.pi), AIM_ERROR * self._generator.random() ** 0.5
         self._aim = simulator.hole + distance * np.array([np.cos(angle), np.sin(angle)])
         self._phase = APPROACH
+        self._blocked = 0
         self._last = np.zeros(3)
         self._noise = np.zeros(3)
 
@@ -81,8 +83,9 @@ class Expert:
             return np.append(_towards(self._aim - peg[:2], TRAVEL_SPEED), down)
         if self._phase == SEARCH:
             return np.append(_towards(hole - peg[:2], SLIDE_SPEED, least=SLIDE_SPEED), -PRESS_SPEED)
-        jam = self._simulator.stuck and self._simulator.depth > scene.JAM_DEPTH - 0.0004
-        return np.append(_towards(hole - peg[:2], SLIDE_SPEED), -(JAM_SPEED if jam else INSERT_SPEED))
+        self._blocked += self._simulator.stuck and self._simulator.depth > scene.JAM_DEPTH - 0.0002
+        hard = self._simulator.stuck and self._blocked > REACTION
+        return np.append(_towards(hole - peg[:2], SLIDE_SPEED), -(JAM_SPEED if hard else INSERT_SPEED))
 
 
 def _towards(way: np.ndarray, most: float, least: float = 0.0) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 - Swap: the observations of one sensor are taken from another episode at the same step, in one phase only. How far the
   predicted action moves tells how much the policy follows that sensor there.
-- Probe: a ridge regression from the features of the camera to the position of the hole. Only the camera knows it, so
-  the error tells what its encoder has learned.
+- Probe: a ridge regression from the features of the camera to the position of the hole, on the table and relative to
+  the peg. Only the camera knows it, so the error tells what its encoder has learned. An action follows from where the
+  hole is relative to the peg; a policy that has proprioception, too, can do with its place on the table.
 """
 
 from dataclasses import replace
@@ -129,10 +130,11 @@ def measure_interventions(model: FusionModel, splits: Splits, demonstrations: An
     """Return the swaps on validation demonstrations and the error of the probe, for a row of results."""
     assert splits.validation.index is not None
     rows = splits.validation.index.numpy()
-    phase, step = demonstrations.phase[rows], demonstrations.step[rows]
+    phase, step, hole = demonstrations.phase[rows], demonstrations.step[rows], demonstrations.hole
     return {
         "swap": swap_effects(model, splits.validation, phase, step),
-        "probe_mm": probe_error(model, splits, demonstrations.hole),
+        "probe_mm": probe_error(model, splits, hole - demonstrations.proprioception[:, :2]),
+        "probe_absolute_mm": probe_error(model, splits, hole),
     }
 
 

@@ -130,7 +130,7 @@ class Policy:
 
         content = {
             "format": FORMAT,
-            "settings": {key: getattr(self.settings, key) for key in ("encoder", "features", "fusion", "loss")},
+            "settings": {key: getattr(self.settings, key) for key in ("encoder", "features", "fusion", "objective", "loss")},
             "unimodal": self.model.unimodal,
             "horizon": self.horizon,
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
@@ -186,7 +186,7 @@ def _built(settings: Settings, shapes: Mapping[str, Sequence[int]], horizon: int
     inputs = {name: torch.zeros(0, *shape) for name, shape in shapes.items()}
     empty = Part(inputs, torch.zeros(0, len(names)), views=views)
     splits = Splits("plug", empty, empty, empty, names, task=Regression(names))
-    return build_model(splits, EW() if unimodal == "head" else MSL(), settings)
+    return build_model(splits, EW() if unimodal in ("head", "masked") else MSL(), settings)
 
 
 @final

@@ -21,7 +21,7 @@ CEILING = 0.06  # m, the largest z of the tip
 STIFFNESS = 3500.0  # N/m of the position actuators
 DAMPING = 110.0  # N·s/m
 JAM_DEPTH = 0.006  # m, where the block of a jammed hole stands
-JAM_FORCE = 12.0  # N, the push to which it gives way
+JAM_FORCE, JAM_STEPS = 12.0, 6  # N, the push to which it gives way, and the control steps that this takes
 JAM_DAMPING = 40.0  # N·s/m, its resistance afterwards
 
 PICTURE = 64  # pixels, width and height of what a policy sees

@@ -16,7 +16,7 @@ from equipoise.util.errors import BadInput
 
 Holes = Literal["seen", "unseen"]
 Observation = dict[str, np.ndarray]
-LIMIT = 140  # control steps of an episode: 7 s
+LIMIT = 120  # control steps of an episode: 6 s
 MAX_SPEED = 0.08  # m/s, of a commanded velocity on each axis
 SLACK, REACH = 0.0003, 0.06  # m and s: the set-point is at most SLACK + REACH × speed from the peg
 START, START_HEIGHT = 0.02, (0.03, 0.04)  # m, the largest |x| and |y| of the peg at the start, and its heights
@@ -34,7 +34,7 @@ class Simulator:
         renderer: "gl" or "rays".
         hole: Position of the hole [2], in m.
         clearance: Between the centred peg and each wall of the hole, in m.
-        jammed: Whether a block stands in the hole, which gives way only to a hard push.
+        jammed: Whether a block stands in the hole, which gives way only to a hard push that lasts.
         steps: Control steps since the start.
         peak_force: Largest force at the wrist so far, in N.
     """
@@ -46,6 +46,7 @@ class Simulator:
         self.renderer: str = self._camera.name
         self.hole, self.clearance, self.jammed = np.zeros(2), scene.CLEARANCES[0], False
         self.steps, self.peak_force = 0, 0.0
+        self._pushed = 0  # control steps of a push that is hard enough for a block
         self._set_point = np.zeros(3)
         self._wrench = np.zeros((scene.FORCE_SAMPLES, 6))
         self.reset(0)
@@ -88,7 +89,7 @@ class Simulator:
         data.ctrl[:] = self._set_point = np.array(peg, float)
         self._mujoco.mj_forward(self._model, data)
         self._wrench[:] = 0.0
-        self.steps, self.peak_force = 0, 0.0
+        self.steps, self.peak_force, self._pushed = 0, 0.0, 0
         return self.observe()
 
     def step(self, action: np.ndarray) -> Observation:
@@ -106,7 +107,8 @@ class Simulator:
             self._wrench[sample] = data.sensordata
         self.peak_force = max(self.peak_force, float(np.linalg.norm(self._wrench[:, :3], axis=1).max()))
         push = -float(self._wrench[:, 2].mean())  # over the whole step: a knock alone does not loosen a block
-        if self.stuck and self.depth > 0 and push > scene.JAM_FORCE:
+        self._pushed += self.stuck and self.depth > 0 and push > scene.JAM_FORCE
+        if self._pushed >= scene.JAM_STEPS:
             data.eq_active[0] = False
         self.steps += 1
         return self.observe()
