@@ -25,6 +25,8 @@ from equipoise.util.errors import BadInput, first_line
 from equipoise.util.files import inside, reading, write_atomic
 
 FORMAT = 1
+KEPT = ("encoder", "features", "fusion", "objective", "loss")
+"""Settings that a model is built by."""
 DESCRIPTION, WEIGHTS, MONITOR = "policy.json", "policy.safetensors", "monitor.json"
 OWN = "equipoise.control.encoders."
 Scales = Mapping[str, tuple[Tensor, Tensor]]
@@ -130,7 +132,7 @@ class Policy:
 
         content = {
             "format": FORMAT,
-            "settings": {key: getattr(self.settings, key) for key in ("encoder", "features", "fusion", "objective", "loss")},
+            "settings": {key: getattr(self.settings, key) for key in KEPT},
             "unimodal": self.model.unimodal,
             "horizon": self.horizon,
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
