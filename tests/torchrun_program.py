@@ -70,6 +70,15 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     "gradients mixed in micro-batches": ("mgda", {"accumulate": 2, "clip": 0.5}),
     "updates scaled": ("ogm", {"optimizer": "adamw", "lr": 0.003}),
     "the best epoch": ("agm", {"select": "best", "schedule": "cosine"}),
+    **{
+        f"hybrid fusion, {name}": (name, {"fusion": "hybrid"})
+        for name in ("ew", "mimo", "mmpareto", "ogmge", "moddrop")
+    },
+    "hybrid fusion with heads": ("mimo", {"fusion": "hybrid", "objective": "head"}),
+    "early fusion, gradients mixed in micro-batches": (
+        "mgda",
+        {"fusion": "early", "encoder": "auto", "accumulate": 2, "average": 0.9},
+    ),
     "a safe step": ("mimo", {"step": "safe", "momentum": 0.0}),
     "the recipe": ("mimo", {**_RECIPE, "epochs": 2, "select": "loss"}),
     "a twin in micro-batches, averaged": ("primaldual:twin", {"accumulate": 2, "average": 0.9}),

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from equipoise import MIMO, MSES, Balancer, Window, methods
 from equipoise.balance import collectives
 from equipoise.testing import SmallModel, balanced, batch, gradients_of, losses_of, masks_for, names
+from equipoise.testing.contract import hybrid_model
 from everything import GRADIENT_PATH, LOSS_ROUTE, METHODS, WEIGHING, assert_same, batches, metrics, parameters_of, part
 
 RANKS = 2
@@ -39,6 +40,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "inner module attached": {"count": 3, "inner": True},
     "adamw": {"count": 3, "adaptive": True},
     "masks": {"count": 3, "masks": True},
+    "hybrid": {"count": 3, "hybrid": "masked"},
+    "hybrid with heads": {"count": 2, "hybrid": "head"},
+    "hybrid with masks": {"count": 3, "hybrid": "masked", "masks": True, "accumulate": 2},
 }
 
 pytestmark = pytest.mark.slow
@@ -47,7 +51,9 @@ pytestmark = pytest.mark.slow
 # -- what both sides run --
 
 
-def model_for(count: int, *, spare: bool = False) -> SmallModel:
+def model_for(count: int, *, spare: bool = False, hybrid: Any = "") -> nn.Module:
+    if hybrid:
+        return hybrid_model(names(count), hybrid)
     model = SmallModel(names(count))
     if spare:
         model.register_parameter("spare", nn.Parameter(torch.ones(2, 2).double()))
@@ -72,9 +78,10 @@ def trained(
     inner: bool = False,
     adaptive: bool = False,
     masks: bool = False,
+    hybrid: str = "",
     options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    model = model_for(count, spare=spare)
+    model = model_for(count, spare=spare, hybrid=hybrid)
     wrapped = model if rank is None else DistributedDataParallel(model, **(options or {}))
     plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01) if adaptive else plain
@@ -258,7 +265,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_two_ranks_equal_one_process(ranks: list[dict[str, Any]], method: str, way: str) -> None:
     options = {key: value for key, value in WAYS[way].items() if key != "options"}
     whole = trained(method, None, **options)
-    fresh = parameters_of(model_for(options["count"], spare=options.get("spare", False)))
+    fresh = parameters_of(
+        model_for(options["count"], **{key: options[key] for key in ("spare", "hybrid") if key in options})
+    )
     moved = [name for name, tensor in fresh.items() if not torch.equal(tensor, whole["parameters"][name])]
     assert len(moved) >= 6 * options["count"]
     for rank in ranks:

@@ -25,7 +25,7 @@ from equipoise.models.task import Task
 from equipoise.models.votes import Votes
 from equipoise.study.budget import budget_line
 from equipoise.study.job import DESCRIPTION, Job, run_job
-from equipoise.study.portfolio import Portfolio, rungs_of, trainings_of
+from equipoise.study.portfolio import Portfolio, make_model, rungs_of, trainings_of
 from equipoise.study.registry import entries
 from equipoise.study.study import plan
 from equipoise.training.closed_form import closed_form
@@ -320,6 +320,14 @@ def test_instant_takes_the_closed_form_alone(kind: str, tmp_path: Path) -> None:
     assert row["validation"]["committee_fit"] == row["portfolio"]["fit"]
     model = load_saved_model(tmp_path).model
     assert not any(isinstance(one, SideBySide) for one in model.modules())
+
+
+@pytest.mark.parametrize("method", ["auto", "instant"])
+@pytest.mark.parametrize("fusion", ["hybrid", "early"])
+def test_a_trunk_is_refused_with_what_to_type(fusion: str, method: str) -> None:
+    (entry,) = entries([method], [f"fusion={fusion}", "epochs=1"])
+    with pytest.raises(BadInput, match=f"found fusion={fusion}; type --method mimo fusion={fusion}, or leave fusion=…"):
+        make_model(entry, splits_of("classes"))
 
 
 def test_refit_trains_the_chosen_again_on_both_parts_and_keeps_the_weights(

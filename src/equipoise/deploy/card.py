@@ -12,6 +12,7 @@ from equipoise.deploy.exporting import TOLERANCE, ExportedModel
 from equipoise.deploy.saved_model import SavedModel
 from equipoise.measure.bootstrap import FEW_GROUPS
 from equipoise.measure.faults import LEGEND
+from equipoise.models.hybrid_fusion import MASKED, HybridFusion
 from equipoise.models.intervals import COVERAGE
 from equipoise.models.metrics import METRICS, Metric
 from equipoise.models.task import TaskKind
@@ -33,6 +34,7 @@ RULE = (
     "head's own, with zero features for a sensor that is not valid. No sensor valid: {nothing}."
 )
 FUSED_RULE = "The fused head decides; zero features for a missing sensor."
+_ZEROS, _LEARNED = "zero features", "learned features"
 INTERVALS = (
     f"Intervals are split conformal, calibrated on the validation part for every subset of the sensors: of new samples "
     f"like those, {COVERAGE:.0%} lie within; of other people, places and devices it may be fewer. The share within "
@@ -86,6 +88,8 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
     row, test, kind = saved.row, saved.row.get("test", {}), saved.task.kind
     view = test.get("view")
     rule = RULE.format(pool=_POOLS[kind], nothing=_NOTHING[kind])
+    missing = _LEARNED if isinstance(saved.model, HybridFusion) else _ZEROS
+    masked = saved.model.unimodal in MASKED
     runtime, package = ("onnxruntime",) * 2 if exported.form == "onnx" else ("torch.export", "torch")
     return {
         "model": f"{row['label']} on {row['data']}{_fold(row)}, seed {row['seed']}",
@@ -94,9 +98,9 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
         "task": saved.task.as_dict(),
         "classes": list(saved.classes),
         "inputs": [entry for name, spec in saved.input_specs.items() for entry in _inputs(name, spec)],
-        "outputs": [_output(name, kind, len(saved.classes)) for name in exported.outputs],
+        "outputs": [_output(name, kind, len(saved.classes), masked=masked) for name in exported.outputs],
         "decision": {
-            "rule": rule if COMMITTEE in exported.outputs else FUSED_RULE,
+            "rule": (rule if COMMITTEE in exported.outputs else FUSED_RULE).replace(_ZEROS, missing),
             "weights": dict(zip([FUSED, *saved.model.encoders], saved.model.committee.tolist(), strict=True)),
             "fit": row.get("validation", {}).get("committee_fit"),
         },
@@ -145,7 +149,7 @@ def _entry(name: str, shape: Sequence[int], kind: str, meaning: str) -> dict[str
     return {"name": name, "shape": ["batch", *shape], "type": kind, "meaning": meaning}
 
 
-def _output(name: str, kind: TaskKind, size: int) -> dict[str, Any]:
+def _output(name: str, kind: TaskKind, size: int, *, masked: bool) -> dict[str, Any]:
     answer, member = _ANSWERS[kind]
     meanings = {
         COMMITTEE: f"{answer}: the vote of all heads at hand; the decision to use where a sensor may be missing",
@@ -156,6 +160,8 @@ def _output(name: str, kind: TaskKind, size: int) -> dict[str, Any]:
             f"{of}{end}": f"the {side} end of the {COVERAGE:.0%} interval of `{of}`" for of in (COMMITTEE, FUSED)
         }
     own = f"{member} of {name.removesuffix(HEAD)}'s own head, for the monitor"
+    if masked:
+        own = f"{member} of {name.removesuffix(HEAD)} alone, all other sensors masked, for the monitor"
     return _entry(name, [size], "float32", meanings.get(name, own))
 
 

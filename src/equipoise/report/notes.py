@@ -28,7 +28,7 @@ def notes_below(
 
     notes = (
         "Headline: fused, the model's own fused prediction." if has("fused", "difference") else "",
-        "committee pools the fused and uni-modal heads and is another decision."
+        f"committee pools {_members(groups)} and is another decision."
         if has("committee") and any(group.committee for group in groups) else "",
         _protocols(groups) if has("alone", "protocol", "disparity") else "",
         _selection(rows),
@@ -49,6 +49,13 @@ def listed(names: Sequence[str], between: str = ", ", most: int = MOST_NAMES) ->
     """Join names, at most so many of them."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return between.join(names[:most]) + more
+
+
+def _members(groups: Sequence[RunGroup]) -> str:
+    masked = [(group.protocol or "").startswith("masked") for group in groups if group.committee]
+    if all(masked):
+        return "the fused output and that of each modality with the others masked"
+    return "the fused and uni-modal heads" if not any(masked) else "the fused output and those of the modalities"
 
 
 def _protocols(groups: Sequence[RunGroup]) -> str:

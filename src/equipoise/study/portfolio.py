@@ -96,6 +96,15 @@ class Made:
     evidence: dict[str, Any] | None = None
 
 
+def check_fusion(entry: Entry) -> None:
+    """Raise a BadInput where an automatic model is asked for with a trunk: only late fusion can be combined."""
+    way, settings = entry.method.way, entry.settings
+    if way != "trained" and settings.meets_early and settings.model == "auto":
+        what = "is late fusion solved in closed form" if way == "instant" else "combines models of late fusion"
+        instead = f"type --method mimo fusion={settings.fusion}, or leave fusion=… out"
+        raise BadInput(f"{way} {what}, and found fusion={settings.fusion}; {instead}")
+
+
 def candidates_of(entry: Entry, kind: TaskKind) -> list[Entry]:
     """Return the methods that a portfolio tries, each with its own parameters, as far as they fit the task and model.
 
@@ -137,6 +146,7 @@ def make_model(entry: Entry, splits: Splits, **how: Any) -> Made:
         splits: The data.
         how: Further arguments of `train`.
     """
+    check_fusion(entry)
     if entry.method.way == "instant":
         return make_instant(entry, splits)
     if entry.method.way == "auto":

@@ -17,6 +17,7 @@ from equipoise.models.metrics import METRICS, metric_of
 from equipoise.study.executors import Cluster, Executor, RunFunction
 from equipoise.study.executors.local import RanksExecutor, local_executor, pending_on_ranks
 from equipoise.study.job import FoldSplits, Job, Measure, pending, run_job
+from equipoise.study.portfolio import check_fusion
 from equipoise.study.registry import Entry, check_trained
 from equipoise.study.store import Store
 from equipoise.training import components, launch
@@ -95,6 +96,7 @@ def plan(
         *(partial(check_task, entry.balancer(), task) for entry in entries),
         *(partial(check_data, entry.balancer(), splits[folds[0]]) for entry in entries),
         *(partial(check_model_fits, entry.balancer(), entry.settings) for entry in entries),
+        *(partial(check_fusion, entry) for entry in entries),
         *(partial(metric_of, entry.settings.metric, task) for entry in entries),
         *(partial(task_for, splits[folds[0]], entry.settings) for entry in entries),
         *(partial(raise_all, kinds_of(entry.settings.encoder, modalities)[1]) for entry in entries),
