@@ -182,3 +182,19 @@ def test_times_of_parts_and_of_trained_steps_stand_apart(tmp_path: Path) -> None
     text = checked(write_page(tmp_path)).text
     assert "timed after training, on a copy. A step that trains may take less or more" in text
     assert re.search(r"parts together\s*step as trained\s*mimo\s*1\.00\s*2\.00\s*3\.00\s*4\.00\s*10\.00\s*5\.00", text)
+
+
+def test_attention_is_drawn_where_a_run_recorded_it(tmp_path: Path) -> None:
+    """By hand: two runs of shares 0.2 and 0.4 for one sensor have a mean of 30 %; a method without a trunk has none."""
+    write_study(tmp_path, ["msl", "mimo"], seeds=2, epochs=3)
+    assert "Attention over epochs" not in checked(write_page(tmp_path)).text
+    mimo = [row for row in read(tmp_path).rows if row["method"] == "mimo"]
+    for row, share in zip(mimo, (0.2, 0.4), strict=True):
+        curves = tmp_path / "runs" / row["config"].removeprefix("sha256:")[:12] / "curves.jsonl"
+        shares = {"accelerometer": share, "gyroscope": 1 - share}
+        epochs = [json.loads(line) | {"attention": shares} for line in curves.read_text("utf-8").splitlines()]
+        curves.write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs), encoding="utf-8")
+    page = checked(write_page(tmp_path)).text
+    assert "Attention over epochs" in page
+    assert "At the last epoch: accelerometer 30.0 %, gyroscope 70.0 %." in page
+    assert page.count("Share of attention over epochs") == 1  # one chart: that of mimo

@@ -139,6 +139,33 @@ def balancing_over_epochs(identity: str, results: Results, groups: Sequence[RunG
     return figure(caption, charts, list(legend), "".join(tables))
 
 
+def attention_over_epochs(identity: str, results: Results, groups: Sequence[RunGroup]) -> str:
+    """Draw each sensor's share in the attention of the fused token, one chart per method that has a trunk."""
+    curves_of: dict[str, dict[str, EpochCurve]] = {}
+    for group in groups:
+        curves = {name: _over_epochs(results, group, "attention", name) for name in _keys(results, group, "attention")}
+        if known := {name: curve for name, curve in curves.items() if curve is not None}:
+            curves_of[group.label] = known
+    if not curves_of:
+        return ""
+    names = list(dict.fromkeys(name for curves in curves_of.values() for name in curves))
+    styles = {name: f"s{at % STYLES}" for at, name in enumerate(names)}
+    every = [curve for curves in curves_of.values() for curve in curves.values()]
+    x, y = _axes(every, "share of attention, %", 100, include=[0.0])
+    charts = []
+    for at, (label, curves) in enumerate(curves_of.items()):
+        series = [curve.thinned(_POINTS).series(name, styles[name], 100) for name, curve in curves.items()]
+        last = ", ".join(f"{name} {100 * curve.mean[-1]:.1f} %" for name, curve in curves.items())
+        description = f"Share of attention over epochs, mean over runs with range. At the last epoch: {last}."
+        charts.append(line_chart(f"{identity}-{at}", label, description, x, y, series))
+    data = _curve_table("Share of attention in %, mean over runs", names, curves_of, 100, 1)
+    caption = (
+        "The attention that the token of the fused head pays to each sensor, on validation data, as a share of what it "
+        "pays to all: the mean over layers and attention heads. Lines are means over runs, bands their range."
+    )
+    return figure(caption, charts, [(styles[name], name) for name in names], data)
+
+
 def noise_curves(identity: str, groups: Sequence[RunGroup], styles: dict[str, str], head: Headline) -> str:
     """Draw the metric against noise, one chart per modality and decision, one line per method."""
     shown: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}

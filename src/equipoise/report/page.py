@@ -128,6 +128,9 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
         ("balance", "What the balancers did"): [
             figures.balancing_over_epochs(f"{identity}-balancing", results, curves)
         ],
+        ("attention", "Attention over epochs"): [
+            figures.attention_over_epochs(f"{identity}-attention", results, curves)
+        ],
         ("faults", "Sensor faults"): [
             figures.noise_curves(f"{identity}-noise", drawn, _styles(drawn, baseline), head),
             paragraph(ways if missing else "", "quiet"),
