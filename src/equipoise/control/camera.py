@@ -12,11 +12,12 @@ from typing import Any, Literal, final, get_args
 
 import numpy as np
 
-from equipoise.control.scene import MODEL, PICTURE
+from equipoise.control.scene import MODEL, MOVING, PICTURE
 from equipoise.util.errors import BadInput, first_line
 
 Renderer = Literal["auto", "gl", "rays"]
 NEAR, DARKENING = 0.25, 3.0  # m, and the share of a colour that rays lose for each metre beyond
+KEPT = 64  # pictures of the plate: more than the simulators of a process
 _LIBRARIES = {"egl": ("libEGL.so.1",), "osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")}
 
 
@@ -80,33 +81,71 @@ class GLCamera(Camera):
 
 @final
 class RayCamera(Camera):
-    """Draws by casting one ray a pixel: the colour of what it hits, darker the further away that is."""
+    """Draws by casting one ray a pixel: the colour of what it hits, darker the further away that is.
+
+    The plate is drawn once for each place of the hole; then only rays near what moves are cast.
+    """
 
     name = "rays"
 
     def __init__(self, width: int, height: int) -> None:
         mujoco, self._model, self._cast = load_mujoco(), load_model(), load_mujoco().mj_multiRay
-        self._shape, count = (height, width, 3), height * width
         # Later versions take room for normals before the number of rays and the furthest distance.
-        self._rest = (None, count, 1.0) if "normal:" in self._cast.__doc__ else (count, 1.0)
-        down = np.tan(np.radians(self._model.cam_fovy[0]) / 2)
+        self._normals = (None,) if "normal:" in self._cast.__doc__ else ()
+        self._down = np.tan(np.radians(self._model.cam_fovy[0]) / 2)
         rows, columns = np.mgrid[:height, :width] + 0.5
-        x, y = (2 * columns - width) / height * down, (1 - 2 * rows / height) * down
-        local = np.stack([x, y, -np.ones_like(x)], -1).reshape(count, 3)
+        x, y = (2 * columns - width) / height * self._down, (1 - 2 * rows / height) * self._down
+        local = np.stack([x, y, -np.ones_like(x)], -1)
         data = mujoco.MjData(self._model)
         mujoco.mj_forward(self._model, data)
-        self._centre = data.cam_xpos[0].copy()
-        rays = local @ data.cam_xmat[0].reshape(3, 3).T
-        self._rays = (rays / np.linalg.norm(rays, axis=1, keepdims=True)).reshape(-1)
-        self._geoms, self._distances = np.zeros(count, np.int32), np.zeros(count)
+        self._centre, self._turn = data.cam_xpos[0].copy(), data.cam_xmat[0].reshape(3, 3).copy()
+        rays = local @ self._turn.T
+        self._rays = rays / np.linalg.norm(rays, axis=2, keepdims=True)
+        groups = self._model.geom_group
+        self._moving = np.flatnonzero(groups == MOVING)
+        self._still = np.array([group != MOVING for group in range(mujoco.mjNGROUP)], np.uint8)
         self._colours = np.vstack([self._model.geom_rgba[:, :3], np.ones(3)]).astype(np.float32)  # the last: no geom
+        self._backgrounds: dict[bytes, np.ndarray] = {}
 
     def draw(self, data: Any) -> np.ndarray:
         """Return the picture of a state as uint8 [height, width, 3]."""
-        geoms, distances = self._geoms, self._distances
-        self._cast(self._model, data, self._centre, self._rays, None, True, -1, geoms, distances, *self._rest)
+        picture, (rows, columns) = self._background(data).copy(), self._near_moving(data)
+        if (rays := self._rays[rows, columns]).size:
+            picture[rows, columns] = self._seen(data, rays, None)
+        return picture
+
+    def _background(self, data: Any) -> np.ndarray:
+        """Return the picture of what does not move; those of the newest places of the hole are kept."""
+        place = data.mocap_pos.tobytes()
+        if place not in self._backgrounds:
+            if len(self._backgrounds) == KEPT:
+                del self._backgrounds[next(iter(self._backgrounds))]
+            self._backgrounds[place] = self._seen(data, self._rays, self._still)
+        return self._backgrounds[place]
+
+    def _seen(self, data: Any, rays: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+        """Cast rays [rows, columns, 3] at geoms of some groups, and return the colours that they see."""
+        shape = rays.shape[:2]
+        geoms, distances = np.zeros(shape, np.int32), np.zeros(shape)
+        rest = (*self._normals, geoms.size, 1.0)
+        rays = np.ascontiguousarray(rays).reshape(-1)
+        self._cast(self._model, data, self._centre, rays, groups, True, -1, geoms.ravel(), distances.ravel(), *rest)
         shade = np.clip(1.0 - DARKENING * (distances - NEAR), 0.0, 1.0).astype(np.float32)
-        return (self._colours[geoms] * (shade * 255)[:, None]).astype(np.uint8).reshape(self._shape)
+        return (self._colours[geoms] * (shade * 255)[..., None]).astype(np.uint8)
+
+    def _near_moving(self, data: Any) -> tuple[slice, slice]:
+        """Return the rows and columns of a rectangle that holds all that moves, with a pixel to spare."""
+        height, width = self._rays.shape[:2]
+        corners = data.geom_xpos[self._moving, None] + _CORNERS * self._model.geom_size[self._moving, None]
+        local = (corners.reshape(-1, 3) - self._centre) @ self._turn
+        x, y = (local[:, :2] / -local[:, 2:] / self._down * height / 2).T
+        column, row = x + width / 2, height / 2 - y
+        bounds = [(int(edge.min()) - 1, int(edge.max()) + 2) for edge in (row, column)]
+        rows, columns = (slice(max(0, first), max(0, last)) for first, last in bounds)
+        return rows, columns
+
+
+_CORNERS = np.array([(x, y, z) for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], float)
 
 
 def open_camera(renderer: Renderer = "auto", width: int = PICTURE, height: int = PICTURE) -> Camera:

@@ -25,7 +25,7 @@ from equipoise.control.scene import CONTROL_STEP
 from equipoise.util.processes import cores, exit_reason, start_without_sigint
 
 BANKS = 2
-PER_BANK = 4
+PER_BANK = 8
 """Simulators of a worker in each bank: enough that a message and a pass of the policy cost little beside them."""
 PATIENCE = 60.0  # seconds that workers may take to begin or to end
 

@@ -31,6 +31,8 @@ BLADES = (((1, -1), (1, 1)), ((1, 1), (-1, 1)), ((-1, 1), (-1, -1)), ((-1, -1), 
 LINING_TOP = 0.0004  # m below the surface, where the darkness in the hole begins
 AWAY = 0.1  # m, how far below the plate the block of a jam lies where there is none
 
+MOVING = 1  # the group of what moves before the camera
+
 _BOX = f"{PLATE_WIDTH / 2} {PLATE_WIDTH / 2} {PLATE_DEPTH / 2}"
 _JOINT = '<joint name="{0}" type="slide" axis="{1}" range="{2}" limited="true"/>'
 _PLATE = f"""
@@ -67,11 +69,11 @@ MODEL = f"""
       {_JOINT.format("x", "1 0 0", f"{-WORKSPACE} {WORKSPACE}")}
       {_JOINT.format("y", "0 1 0", f"{-WORKSPACE} {WORKSPACE}")}
       {_JOINT.format("z", "0 0 1", f"-0.03 {CEILING}")}
-      <geom name="gantry" type="box" pos="0 0 {PEG_LENGTH + 0.01}" size="0.009 0.009 0.01" mass="0.95"
+      <geom name="gantry" group="{MOVING}" type="box" pos="0 0 {PEG_LENGTH + 0.01}" size="0.009 0.009 0.01" mass="0.95"
         rgba="0.20 0.30 0.55 1" contype="0" conaffinity="0"/>
       <body name="peg" pos="0 0 {PEG_LENGTH / 2}">
-        <geom name="peg" type="box" size="{PEG} {PEG} {PEG_LENGTH / 2}" mass="0.05" rgba="0.90 0.50 0.15 1"
-          contype="2" conaffinity="5"/>
+        <geom name="peg" group="{MOVING}" type="box" size="{PEG} {PEG} {PEG_LENGTH / 2}" mass="0.05"
+          rgba="0.90 0.50 0.15 1" contype="2" conaffinity="5"/>
         <site name="wrist" pos="0 0 {PEG_LENGTH / 2}" size="0.001" group="5"/>
       </body>
     </body>

@@ -214,7 +214,8 @@ def train_policy(job: Job, lessons: Lessons, folder: Path) -> None:
     """
     started, entry, sensors = time.perf_counter(), job.line.entry, job.line.sensors
     splits = lessons.splits(sensors)
-    trained = train(splits, entry.balancer(), entry.settings, seed=job.seed)
+    kept = folder.parent / "trajectories"
+    trained = train(splits, entry.balancer(), entry.settings, seed=job.seed, trajectories=kept)
     seconds = time.perf_counter() - started
     model = trained.model if entry.method.finish is None else entry.method.finish(trained.model)
     validation = splits.validation

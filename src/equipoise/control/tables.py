@@ -218,8 +218,16 @@ def control_tables(rows: Iterable[Row]) -> dict[str, ResultTable]:
         "monitor": monitor_table(lines),
         "time": _condition_table("Time to success", lines, time_to_success, "s", 2),
         "force": _condition_table("Median of the largest force at the wrist", lines, median_force, "N", 1),
+        "validation": validation_table(lines),
     }
     return {name: table for name, table in made.items() if table.columns}
+
+
+def _table(title: str, columns: Sequence[ResultColumn], lines: Sequence[RunGroup], notes: Sequence[str]) -> ResultTable:
+    """Build a table of the lines that have a number in it."""
+    numbers = [column for column in columns if column.kind != "words"]
+    measured = [line for line in lines if any(column.of(line) is not None for column in numbers)]
+    return build_table(title, columns if measured else (), measured, [note for note in notes if note])
 
 
 def success_table(lines: Sequence[RunGroup]) -> ResultTable:
@@ -235,7 +243,7 @@ def success_table(lines: Sequence[RunGroup]) -> ResultTable:
         "zeros, and the policy is not told. Lost: it is told, and the fused head or the committee goes on without the "
         f"sensor. Monitor: nobody tells; a monitor has to notice. Late: by {1e3 * late * CONTROL_STEP:g} ms."
     )
-    return build_table("Episodes that succeed", columns, lines, [told, *_interval_notes(lines), _BEST])
+    return _table("Episodes that succeed", columns, lines, [told, *_interval_notes(lines), _BEST])
 
 
 def difference_table(lines: Sequence[RunGroup]) -> ResultTable:
@@ -254,10 +262,10 @@ def difference_table(lines: Sequence[RunGroup]) -> ResultTable:
     note = (
         "Difference of the rates of success, paired by training seed; [low, high]: 95 % interval by Student's t. A "
         "difference is called clear where the interval leaves out zero; nothing is corrected for the number of "
-        "comparisons, so about one in twenty is clear by chance alone."
+        "comparisons: where nothing differs, about one in twenty is clear by chance."
     )
-    title = f"Success minus that of joint training ({', '.join(names) or JOINT})"
-    return build_table(title, columns, compared, [note, *_single_note(lines)])
+    title = "Success minus that of joint training" + (f" ({names[0]})" if len(names) == 1 else "")
+    return _table(title, columns, compared, [note, *_single_note(lines)])
 
 
 def sensor_table(lines: Sequence[RunGroup]) -> ResultTable:
@@ -277,7 +285,7 @@ def sensor_table(lines: Sequence[RunGroup]) -> ResultTable:
         *_interval_notes(lines),
         _BEST,
     ]
-    return build_table("What the camera knows, and success without each sensor", columns, lines, notes)
+    return _table("What the camera knows, and success without each sensor", columns, lines, notes)
 
 
 def _probe_columns() -> list[ResultColumn]:
@@ -303,7 +311,7 @@ def swap_table(lines: Sequence[RunGroup]) -> ResultTable:
         "A sensor is swapped for that of another episode at the same step, in one phase only. Number: root mean square "
         "of the change of the next action, in units of the action's deviation. 0: the sensor is not followed there."
     )
-    return build_table("What each sensor is followed for, by phase", columns, lines, [note, *_seed_notes(lines)])
+    return _table("What each sensor is followed for, by phase", columns, lines, [note, *_seed_notes(lines)])
 
 
 def swap(line: RunGroup, sensor: str, phase: str) -> MeanInterval | None:
@@ -324,7 +332,7 @@ def committee_table(lines: Sequence[RunGroup]) -> ResultTable:
         "Same policies, same episodes; difference paired by training seed."
     )
     title = "Without the camera: the committee minus the fused head"
-    return build_table(title, columns, lines, [note, *_interval_notes(lines)])
+    return _table(title, columns, lines, [note, *_interval_notes(lines)])
 
 
 def committee_gain(line: RunGroup) -> Difference | None:
@@ -340,7 +348,7 @@ def monitor_table(lines: Sequence[RunGroup]) -> ResultTable:
 
     watched = sorted((name for name in CONDITIONS if CONDITIONS[name].monitored), key=lambda name: name == WATCHED)
     columns = [
-        *(_SHARE(f"{name}.false", "false alarms", of(false_alarms, name), _which(name)) for name in watched),
+        *(_SHARE(f"{name}.false", "false alarms", of(false_alarms, name), unit=_which(name)) for name in watched),
         _SHARE("found", "camera dropped", of(failure_found)),
         _MEAN("delay", "delay", of(alarm_delay), "s", decimals=2),
         _POINTS("gain", "success, monitor − none", _monitor_gain),
@@ -351,7 +359,7 @@ def monitor_table(lines: Sequence[RunGroup]) -> ResultTable:
         "observation to the alarm. Last column: success with the monitor minus that without it (camera black), paired "
         "by training seed."
     )
-    return build_table("The monitor", columns, lines, [note, *_seed_notes(lines)])
+    return _table("The monitor", columns, lines, [note, *_seed_notes(lines)])
 
 
 def _which(condition: str) -> str:
@@ -412,7 +420,7 @@ def imbalance_table(lines: Sequence[RunGroup]) -> ResultTable:
         "reason, too, so that it is the probe that speaks of the camera's encoder alone."
     )
     title = f"Is there an imbalance? Each line minus {alone.label if alone else 'the camera alone'}"
-    return build_table(title, columns, several, [note, imbalance_in_words(lines), *_single_note(lines)])
+    return _table(title, columns, several, [note, imbalance_in_words(lines), *_single_note(lines)])
 
 
 def imbalance(line: RunGroup, lines: Sequence[RunGroup]) -> dict[str, Difference]:
@@ -486,7 +494,18 @@ def _condition_table(
     ]
     which = "Mean over the episodes that succeeded. " if measure is time_to_success else ""
     few = "Lines that succeed in different episodes are not compared on equal terms." if which else ""
-    return build_table(title, columns, lines, [note for note in (which + few, *_seed_notes(lines)) if note])
+    return _table(title, columns, lines, [which + few, *_seed_notes(lines)])
+
+
+def validation_table(lines: Sequence[RunGroup]) -> ResultTable:
+    """Build the table of errors on validation demonstrations: of the fused head, and of each sensor's own."""
+
+    def of(name: str) -> Callable[[RunGroup], MeanInterval | None]:
+        return partial(over_seeds, measure=lambda row: number(row, "validation", name))
+
+    columns = [_MEAN(f"rmse.{name}", name, of(name), "mm/s", scale=1e3, better="lower") for name in ("fused", *SENSORS)]
+    note = "Root mean square error of the predicted velocities. A small one need not mean that episodes succeed."
+    return _table("Error on validation demonstrations", columns, lines, [note, *_seed_notes(lines)])
 
 
 # -- notes --
