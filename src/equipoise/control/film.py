@@ -31,8 +31,11 @@ MARGIN, LINE, BAR = 6, 15, 9  # pixels: around a picture, of a line of text, of 
 COLOURS = 64
 PAPER, INK, QUIET, FAINT = (255, 255, 255), (31, 35, 40), (89, 99, 110), (225, 229, 233)
 BLUE, ORANGE, GREEN, RED = (11, 92, 173), (217, 111, 20), (26, 127, 55), (164, 14, 38)
-STORY = (("clean", True), ("clean", False), ("camera_lost_committee", True))
-"""The episodes of a film, by condition and success: one that works, one that fails, one that loses its camera."""
+STORY = (("clean", (True,)), ("clean", (False,)), ("camera_lost_committee", (True, False)))
+"""The episodes of a film: condition, and the results that will do, the best first.
+
+One that works, one that fails, and one that loses its camera.
+"""
 
 
 @final
@@ -123,22 +126,38 @@ def _order(command: int, condition: Condition, seed: int, action: Any = 0.0) -> 
     return np.array([order], worker.ORDER)[0]
 
 
-def choose_episodes(row: Mapping[str, Any], story: Sequence[tuple[str, bool]] = STORY) -> list[tuple[Condition, int]]:
+def films(policy: Policy, row: Mapping[str, Any]) -> list[Recording]:
+    """Record the episodes that `choose_episodes` chooses for a policy, by the row of its results.
+
+    A policy alone may differ in the last bit from one that acts in many episodes at once, so that an episode may once
+    in a while end otherwise than in the row; a recording says what is to be seen in it.
+    """
+    renderer = row["task"]["renderer"]
+    return [record(policy, *chosen, line=row["line"], renderer=renderer) for chosen in choose_episodes(row)]
+
+
+def choose_episodes(
+    row: Mapping[str, Any], story: Sequence[tuple[str, Sequence[bool]]] = STORY
+) -> list[tuple[Condition, int]]:
     """Choose episodes for a film from the rollouts of a policy: of each condition and result, the first.
 
-    An episode that lasted until the sensor failed is taken where one is to be lost.
+    Where a sensor is to fail, an episode that lasted until then.
 
     Args:
         row: Of the policy's results.
-        story: Condition and success of each episode; one that never happened is left out.
+        story: Condition of each episode, and the results that will do; what never happened is left out.
     """
     chosen = []
-    for name, wanted in story:
-        rolled, condition = row["rollouts"].get(name), CONDITIONS[name]
-        if rolled is not None:
-            ended = zip(rolled["seed"], rolled["success"], rolled["steps"], strict=True)
-            fits = (seed for seed, success, steps in ended if success == wanted and steps > condition.since)
-            chosen += [(condition, seed) for seed in fits][:1]
+    for name, results in story:
+        rolled, condition = row["rollouts"].get(name, {}), CONDITIONS[name]
+        ended = list(zip(*(rolled.get(column, ()) for column in ("seed", "success", "steps")), strict=True))
+        fits = [
+            seed
+            for wanted in results
+            for seed, success, steps in ended
+            if success == wanted and steps > condition.since
+        ]
+        chosen += [(condition, seed) for seed in fits[:1]]
     return chosen
 
 

@@ -34,9 +34,9 @@ TITLES = {
     "camera_black": "camera black",
     "force_dead": "force dead",
     "delay": "late sensors",
-    "camera_lost_zero": "camera lost, fused head",
-    "camera_lost_committee": "camera lost, committee",
-    "monitored": "camera black, monitor",
+    "camera_lost_zero": "camera lost: fused head",
+    "camera_lost_committee": "camera lost: committee",
+    "monitored": "camera black: monitor",
     **{f"without_{sensor}": f"without {sensor}" for sensor in SENSORS},
 }
 """Conditions for people."""
