@@ -40,6 +40,7 @@ from equipoise.report.table import ResultTable
 from equipoise.util.files import write_atomic
 
 PAGE, FILM = "control.html", "control.gif"
+MOST_GAINS = 3  # in a sentence
 STYLE = """
 .film img { max-width: 100%; height: auto; border: 1px solid var(--rule); background: #fff; }
 .drawn { margin: 1rem 0; }
@@ -235,7 +236,7 @@ def _clear(lines: Sequence[RunGroup]) -> list[str]:
                     found[low > 0].setdefault(label, []).append(column.title)
     if not found[True] and not found[False]:
         return ["No line is clearly better or worse than joint training in any condition."]
-    words = {True: "Clearly more success than joint training: ", False: "Clearly less: "}
+    words = {True: "Clearly more success than joint training: ", False: "Clearly less success: "}
     return [
         words[better]
         + listed([f"{label} ({', '.join(names)})" for label, names in own.items()], "; ", MOST_ANSWERED)
@@ -256,7 +257,7 @@ def _committee(lines: Sequence[RunGroup]) -> str:
         return ""
     parts = [
         f"clearly {more} than the fused head for "
-        + listed([f"{gain.label} ({in_numbers(gain, ' points', 100)})" for gain in own], ", ", MOST_ANSWERED)
+        + listed([f"{gain.label} ({in_numbers(gain, ' points', 100)})" for gain in own], "; ", MOST_GAINS)
         for more, own in (("more often", clear["better"]), ("less often", clear["worse"]))
         if own
     ]
@@ -295,16 +296,14 @@ def protocol(lines: Sequence[RunGroup]) -> list[str]:
     task, run = row.get("task") or {}, row.get("run") or {}
     seeds = sorted({row["seed"] for line in lines for row in line.rows})
     counts = {len(episodes(row, name, "success")) for line in lines for row in line.rows for name in row["rollouts"]}
-    training = ", ".join(
-        f"{name} {as_text(run[name])}" for name in ("epochs", "batch", "lr", "optimizer") if name in run
-    )
+    different = varying([row for line in lines for row in line.rows])
+    shared = [name for name in ("epochs", "batch", "lr", "optimizer") if name in run and name not in different]
+    training = ", ".join(f"{name} {as_text(run[name])}" for name in shared)
     said = [
         f"Demonstrations: {task.get('episodes', MISSING)} episodes of a scripted expert, the same for every line; task "
         f"version {task.get('version', MISSING)}, pictures by {task.get('renderer', MISSING)}, MuJoCo "
         f"{task.get('mujoco', MISSING)}.",
-        f"Training: behaviour cloning of chunks of actions, every line with the same settings ({training})."
-        if training
-        else "",
+        f"Training: behaviour cloning of chunks of actions; for every line {training}." if training else "",
         f"Training seeds: {', '.join(map(str, seeds))}. Nothing was selected on rollouts.",
         f"Rollouts: {' or '.join(f'{count:,}' for count in sorted(counts))} new episodes in each condition, the same "
         "for every policy.",
