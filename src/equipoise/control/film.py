@@ -23,7 +23,7 @@ from equipoise.util.errors import BadInput
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SIZE = 192  # pixels of a picture, each way
+SIZE, SMALLEST = 192, 64  # pixels of a picture, each way
 EVERY = 2  # control steps from one picture to the next
 PAUSE = 1.5  # seconds for which the end stands still
 FULL = 20.0  # N, a full bar
@@ -172,11 +172,13 @@ def write_gif(recordings: Sequence[Recording], path: Path) -> Path:
         path: Of the file, in a folder that exists.
 
     Raises:
-        BadInput: If there is no recording, or their pictures differ in size.
+        BadInput: If there is no recording, or their pictures differ in size or are too small for a caption.
     """
     shapes = sorted({recording.frames.shape[1:] for recording in recordings})
-    if len(shapes) != 1:
-        raise BadInput(f"recordings: expected one or more with pictures of one size, found {shapes or 'none'}")
+    if len(shapes) != 1 or min(shapes[0][:2]) < SMALLEST:
+        found = ", ".join(f"{width} × {height}" for height, width, _ in shapes) or "none"
+        expected = f"one or more with pictures of one size, {SMALLEST} pixels each way or more"
+        raise BadInput(f"recordings: expected {expected}, found {found}")
     pictures = [_picture(recordings, number) for number in range(max(len(one.frames) for one in recordings))]
     from PIL.Image import Dither
 
@@ -248,7 +250,7 @@ def _force_bar(pen: Any, letters: Any, force: float, left: int, top: int, width:
 
 
 def _samples(pictures: Sequence[Image]) -> Image:
-    """Paste some of the pictures below one another, with every colour that is drawn."""
+    """Paste pictures of the whole course below one another."""
     from PIL import Image
 
     some = [pictures[0], pictures[len(pictures) // 3], pictures[2 * len(pictures) // 3], pictures[-1]]

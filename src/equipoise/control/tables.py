@@ -470,7 +470,7 @@ def _verdict(probe: str, without: str) -> str:
 
 
 def _clearly(difference: Difference, worse: str, better: str) -> str:
-    words = {"worse": f"clearly {worse}", "better": f"clearly {better}", "too few runs": "known of one training only"}
+    words = {"worse": f"clearly {worse}", "better": f"clearly {better}", "too few runs": "different in this one"}
     return words.get(difference.verdict, "not clearly different")
 
 
