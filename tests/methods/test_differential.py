@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
+from equipoise import MGDA
 from methods import differential
 from methods.count_differences import count_differences
 from methods.differential import DifferenceError, Run, run_case
 from methods.expected import shortest
-from methods.random_cases import Case, draw_case
+from methods.random_cases import RULES, Case, draw_case
 
 
 class TestDifferential:
@@ -32,6 +35,42 @@ class TestDifferential:
         assert counts.noise_problems() == []
         assert count < 2000 or min(counts.met.values()) >= 25, counts.met  # nothing is drawn too seldom
         assert counts.outcomes["refused"] < 0.15 * count
+
+
+@cache
+def with_trunks() -> list[tuple[str, Case]]:
+    """The cases whose model has a trunk that the balancer knows of, with their seeds."""
+    drawn = ((seed, draw_case(seed)) for seed in (f"trunk {number}" for number in range(3000)))
+    return [(seed, case) for seed, case in drawn if case.has_trunk]
+
+
+def cases_with_a_trunk(method: str, kind: str, most: int) -> list[str]:
+    """The seeds of the first cases with a trunk of a method and a kind of model."""
+    return [seed for seed, case in with_trunks() if (case.method, case.shape.kind) == (method, kind)][:most]
+
+
+class TestTrunk:
+    """Some of the random cases at any time: a few of every method with a hybrid model, or with a trunk of one's own."""
+
+    @pytest.mark.parametrize("kind", ["hybrid", "own"])
+    @pytest.mark.parametrize("method", RULES)
+    def test_cases_with_a_trunk(self, method: str, kind: str) -> None:
+        seeds = cases_with_a_trunk(method, kind, 2)
+        assert len(seeds) == 2
+        assert "equal" in {run_case(seed)[0] for seed in seeds}
+
+    def test_a_trunk_that_learns_otherwise_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The comparison itself: a coefficient of the trunk that is a little off is told from the right one."""
+        mixed = MGDA.mix
+
+        def off(self: MGDA, gram: Tensor) -> Tensor:
+            return mixed(self, gram) * (1.0001 if gram.shape[0] == 1 and gram.shape[1] > 2 else 1.0)
+
+        monkeypatch.setattr(MGDA, "mix", off)
+        monkeypatch.setattr(Run, "_compare_table", lambda *_: None)
+        cases = (draw_case(seed) for seed in cases_with_a_trunk("MGDA", "hybrid", 20))
+        masked = (one for one in cases if one.shape.unimodal == "masked" and len(one.shape.modalities) > 1)
+        assert any(_kind(replace(one, twice=False), monkeypatch) == "gradient" for one in masked)
 
 
 OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [

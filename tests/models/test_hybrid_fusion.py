@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from equipoise import EW, MIMO, HybridFusion
+from equipoise import EW, MIMO, MSL, HybridFusion
 from equipoise.models.encoders import CNN1d
 from equipoise.models.own_model import OwnModel
 from equipoise.models.sequence import SequenceTransformer
@@ -384,6 +384,29 @@ def test_the_table_of_a_users_own_trunk(shares: bool) -> None:
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         wanted = [sum_ if one is None else sum_ + weight * one for sum_, one in zip(wanted, gradients, strict=True)]
     assert_close(list(found), wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_the_mask_of_a_users_own_model_learns_beside_joint_training() -> None:
+    """As `train` has it: the encoders and the trunk learn from the fused loss, the token of a missing sensor beside."""
+    model, inputs, label = own(), own_inputs(), torch.tensor([0, 1, 2, 0])
+    outputs = model(inputs)
+    losses = {name: nn.functional.cross_entropy(x, label, reduction="none") for name, x in outputs.items()}
+    MSL().attach(model)(losses).backward()
+    named = dict(model.model.named_parameters())
+    found = {name: parameter.grad for name, parameter in named.items()}
+    present = {name: torch.ones(4, dtype=torch.bool) for name in SHAPES}
+    joint = nn.functional.cross_entropy(model.model(inputs, present=present), label)
+    wanted = dict(zip(named, torch.autograd.grad(joint, list(named.values())), strict=True))
+    rest = sum(nn.functional.cross_entropy(model({name: inputs[name]})["fused"], label) for name in SHAPES)
+    assert isinstance(rest, Tensor)
+    (wanted["absent"],) = torch.autograd.grad(rest, named["absent"])
+    assert_close(found, wanted)
+
+
+def test_a_fused_output_alone_is_told_what_to_type() -> None:
+    task = TASKS["classes"]
+    with pytest.raises(BadInput, match=r"found Tensor\. For a fused output alone, type objective=masked"):
+        OwnModel(Meets(SHAPES, task), SHAPES, task)(own_inputs())
 
 
 def test_a_part_that_is_not_there_is_named() -> None:

@@ -55,6 +55,8 @@ def test_every_method_trains_a_hybrid_model(name: str) -> None:
         assert name in ("unimodal", "ensemble")
         assert result.model.unimodal == "head"  # models of one modality each share no trunk
         assert column == {"fused": 0.0, "easy": None, "hard": None}
+    # The vectors of missing sensors start at zero, and learn from masked passes under every method.
+    assert all(bool(vector.any()) for vector in result.model.absent) == (result.model.unimodal != "head")
     assert ("attention" in record) == balancer.needs_fused
     if balancer.needs_fused:
         shares = record["attention"]

@@ -208,7 +208,8 @@ class OwnModel(FusionModel):
         expected = f"{{{', '.join(f'{name!r}: …' for name in names)}}}, each of shape [B, {size}]"
         owner = f"{type(self.model).__name__}.forward: expected outputs by name, {expected}"
         if not isinstance(outputs, Mapping):
-            raise BadInput(f"{owner}; found {type(outputs).__name__}")
+            masked = "objective=masked, by methods other than unimodal and ensemble"
+            raise BadInput(f"{owner}; found {type(outputs).__name__}. For a fused output alone, type {masked}")
         missing = [name for name in names if name not in outputs]
         wrong = [f"no {name!r}" for name in missing]
         wrong += [
