@@ -18,16 +18,9 @@ from control.made_up import rate, rolled, row
 from equipoise.control.conditions import CONDITIONS
 from equipoise.control.figures import draw_all, inline
 from equipoise.control.film import Recording
+from equipoise.control.lines import alone_line, joint_line, lines_of, success, wilson
 from equipoise.control.report import answers, protocol, write_report
-from equipoise.control.tables import (
-    alone_line,
-    control_tables,
-    imbalance_in_words,
-    joint_line,
-    lines_of,
-    success,
-    wilson,
-)
+from equipoise.control.tables import control_tables, imbalance_in_words
 from equipoise.report.formats import FORMATS, render
 from equipoise.util.errors import BadInput
 from report.chromium import Chromium, find

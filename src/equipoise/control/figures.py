@@ -14,9 +14,10 @@ import numpy as np
 from equipoise.control.cloning import SENSORS
 from equipoise.control.film import Recording
 from equipoise.control.interventions import PHASES
+from equipoise.control.lines import is_joint, joint_line, paired, success, success_rate, titled, tried
 from equipoise.control.scene import CONTROL_STEP, FORCE_SAMPLES, JAM_FORCE
 from equipoise.control.simulator import LIMIT
-from equipoise.control.tables import is_joint, joint_line, paired, success, success_rate, swap, titled, tried
+from equipoise.control.tables import swap
 from equipoise.report import drawing
 from equipoise.report.aggregate import RunGroup
 from equipoise.report.drawing import FAINT, INK, LINE, MODALITIES

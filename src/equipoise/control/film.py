@@ -14,10 +14,10 @@ from equipoise.control import worker
 from equipoise.control.camera import Renderer
 from equipoise.control.conditions import CONDITIONS, Condition
 from equipoise.control.controller import Controller
+from equipoise.control.lines import titled
 from equipoise.control.policy import Policy
 from equipoise.control.scene import CONTROL_STEP, FORCE_SAMPLES, JAM_FORCE
 from equipoise.control.simulator import Simulator
-from equipoise.control.tables import titled
 from equipoise.util.errors import BadInput
 
 if TYPE_CHECKING:

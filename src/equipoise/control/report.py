@@ -15,13 +15,8 @@ from equipoise.control import figures
 from equipoise.control.conditions import CONDITIONS
 from equipoise.control.figures import Drawn
 from equipoise.control.film import Recording, write_gif
-from equipoise.control.tables import (
-    committee_gain,
-    control_tables,
-    difference_table,
+from equipoise.control.lines import (
     episodes,
-    imbalance_in_words,
-    in_numbers,
     is_joint,
     joint_line,
     lines_of,
@@ -31,6 +26,7 @@ from equipoise.control.tables import (
     titled,
     tried,
 )
+from equipoise.control.tables import committee_gain, control_tables, difference_table, imbalance_in_words, in_numbers
 from equipoise.report.aggregate import Difference, RunGroup, as_text, settings, varying
 from equipoise.report.columns import MISSING
 from equipoise.report.headline import Row
