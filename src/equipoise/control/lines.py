@@ -24,6 +24,8 @@ JOINT = "msl"
 """The method that is joint training."""
 ALONE = ("camera",)
 """The sensors of the line that joint training is checked against."""
+SAME = 1e-9
+"""Differences closer than this are the same but for rounding."""
 TITLES = {
     "clean": "clean",
     "unseen": "unseen holes",
@@ -130,6 +132,9 @@ def paired(
 ) -> Difference | None:
     """Return the difference of two numbers, paired by training seed; None without a pair.
 
+    Where all seeds have the same difference there is no interval. Rates of a few episodes often coincide, and an
+    interval without width would make a difference of one episode a clear one.
+
     Args:
         ours: The line whose number it is.
         measure: The number.
@@ -141,7 +146,10 @@ def paired(
     found = interval_over({seed: first[seed] - second[seed] for seed in first if seed in second})
     if found is None:
         return None
-    return Difference(ours.label, theirs.label, found.mean, found.low, found.high, found.count, "seeds", higher)
+    low, high = found.low, found.high
+    if low is not None and high is not None and high - low < SAME:
+        low = high = None
+    return Difference(ours.label, theirs.label, found.mean, low, high, found.count, "seeds", higher)
 
 
 def joint_line(line: RunGroup, lines: Sequence[RunGroup]) -> RunGroup | None:

@@ -211,7 +211,7 @@ def _best(lines: Sequence[RunGroup]) -> str:
         "better": "clearly more often than",
         "worse": "clearly less often than",
         "no clear difference": "which is not clearly different from",
-        "too few runs": "with too few training seeds for a claim against",
+        "too few runs": "with too few training seeds for a comparison with",
     }[difference.verdict]
     return f"{most}, {verdict} joint training ({base.label}): {in_numbers(difference, ' points', 100)}."
 

@@ -113,7 +113,8 @@ def difference_table(lines: Sequence[RunGroup]) -> ResultTable:
     note = (
         "Difference of the rates of success, paired by training seed; [low, high]: 95 % interval by Student's t. A "
         "difference is called clear where the interval leaves out zero; nothing is corrected for the number of "
-        "comparisons: where nothing differs, about one in twenty is clear by chance."
+        "comparisons: where nothing differs, about one in twenty is clear by chance. Without an interval: one pair, or "
+        "the same difference in all."
     )
     title = "Success minus that of joint training" + (f" ({names[0]})" if len(names) == 1 else "")
     return _table(title, columns, compared, [note, *_single_note(lines)])
@@ -307,8 +308,8 @@ def imbalance_in_words(lines: Sequence[RunGroup]) -> str:
 
 def _verdict(probe: str, without: str) -> str:
     """Say what both measures tell together; only the probe speaks of the encoder alone."""
-    if "too few runs" in (probe, without):
-        return "Whether joint training leaves the camera behind cannot be told from one training."
+    if {probe, without} <= {"too few runs", ""}:
+        return "Whether joint training leaves the camera behind cannot be told from these trainings."
     if {probe, without} == {"worse", "better"}:
         return "Whether joint training leaves the camera behind is not settled: the two measures disagree."
     if probe == "worse":
@@ -321,7 +322,7 @@ def _verdict(probe: str, without: str) -> str:
 
 
 def _clearly(difference: Difference, worse: str, better: str) -> str:
-    words = {"worse": f"clearly {worse}", "better": f"clearly {better}", "too few runs": "different in this one"}
+    words = {"worse": f"clearly {worse}", "better": f"clearly {better}", "too few runs": "without an interval"}
     return words.get(difference.verdict, "not clearly different")
 
 
