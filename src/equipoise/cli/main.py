@@ -28,6 +28,7 @@ COMMANDS += (
     "export",
     "monitor",
     "bench",
+    "control",
     "version",
 )
 

@@ -7,11 +7,12 @@ missing, the fused head decides.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, final
 
 from equipoise.control.cloning import SENSORS
 from equipoise.models.fusion_model import Decision
-from equipoise.util.errors import look_up
+from equipoise.util.errors import collect, look_up
 
 if TYPE_CHECKING:
     from equipoise.control.simulator import Holes
@@ -63,6 +64,7 @@ _ALL = (
     Condition("camera_lost_zero", lost="camera", since=MIDDLE),
     Condition("camera_lost_committee", lost="camera", since=MIDDLE, decision="committee"),
     Condition("monitored", dead="camera", since=MIDDLE, decision="committee", monitored=True),
+    Condition("monitored_clean", decision="committee", monitored=True),
     *(Condition(f"without_{sensor}", lost=sensor) for sensor in SENSORS),
 )
 CONDITIONS = {one.name: one for one in _ALL}
@@ -70,5 +72,6 @@ CONDITIONS = {one.name: one for one in _ALL}
 
 
 def conditions_of(names: Iterable[str]) -> list[Condition]:
-    """Return conditions by name; an unknown name raises a BadInput."""
-    return [look_up("condition", name, CONDITIONS) for name in names]
+    """Return conditions by name, "all" for every one; unknown names raise one BadInput."""
+    names = [name for one in names for name in (CONDITIONS if one == "all" else [one])]
+    return collect(*(partial(look_up, "condition", name, CONDITIONS) for name in names))

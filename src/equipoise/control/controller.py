@@ -27,10 +27,14 @@ class Controller:
         policy: Decides.
         episodes: S.
         decay: Of temporal ensembling.
+
+    Attributes:
+        heads: What the heads said of the newest observations, [S, K, horizon · axes].
     """
 
     def __init__(self, policy: Policy, episodes: int, decay: float = DECAY) -> None:
         self._policy, device = policy, policy.device
+        self.heads = torch.zeros(episodes, len(policy.sensors), policy.horizon * len(AXES))
         self._places = {name: place for place, name in enumerate(policy.sensors)}
         self._ensembling = Ensembling(episodes, policy.horizon, decay, device)
         self._steps = torch.zeros(episodes, dtype=torch.long)
@@ -62,6 +66,7 @@ class Controller:
         missing = (self._lost_since <= self._steps[:, None]) | self._bad
         masks = {name: ~missing[:, place] for name, place in self._places.items() if bool(missing[:, place].any())}
         prediction = self._policy.predict(observations, masks)
+        self.heads = prediction.heads
         if bool(self._monitored.any()):
             self._watch(prediction.heads, ~missing)
         device = prediction.fused.device

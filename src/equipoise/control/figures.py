@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from equipoise.control.cloning import SENSORS
-from equipoise.control.film import Recording
+from equipoise.control.film import FilmedEpisode
 from equipoise.control.interventions import PHASES
 from equipoise.control.lines import is_joint, joint_line, paired, success, success_rate, titled, tried
 from equipoise.control.scene import CONTROL_STEP, FORCE_SAMPLES, JAM_FORCE
@@ -55,7 +55,7 @@ class Drawn(NamedTuple):
     caption: str
 
 
-def draw_all(lines: Sequence[RunGroup], recordings: Sequence[Recording], folder: Path) -> dict[str, Drawn]:
+def draw_all(lines: Sequence[RunGroup], recordings: Sequence[FilmedEpisode], folder: Path) -> dict[str, Drawn]:
     """Draw every figure that there are numbers for, by name."""
     told = (
         " Colours tell how a line compares with joint training, by the paired interval."
@@ -193,7 +193,7 @@ def _draw_swaps(lines: Sequence[RunGroup]) -> Figure:
 # -- force --
 
 
-def _draw_forces(recordings: Sequence[Recording]) -> Figure:
+def _draw_forces(recordings: Sequence[FilmedEpisode]) -> Figure:
     """Draw the force over time, one episode above the other."""
     figure = drawing.canvas(7.5, 0.5 + 1.35 * len(recordings))
     grid = figure.subplots(len(recordings), 1, squeeze=False, sharex=True, sharey=True)

@@ -40,7 +40,7 @@ One that works, one that fails, and one that loses its camera.
 
 @final
 @dataclass(frozen=True)
-class Recording:
+class FilmedEpisode:
     """An episode with its pictures.
 
     Args:
@@ -77,7 +77,7 @@ class Recording:
 
 def record(
     policy: Policy, condition: Condition, seed: int, *, line: str = "", size: int = SIZE, renderer: Renderer = "auto"
-) -> Recording:
+) -> FilmedEpisode:
     """Roll a policy out in one episode of this process, and keep what is to be seen.
 
     Args:
@@ -107,7 +107,7 @@ def record(
         if simulator.steps % EVERY == 0 or simulator.done:
             frames.append(simulator.picture(size, size))
             steps.append(simulator.steps)
-    return Recording(
+    return FilmedEpisode(
         line,
         condition.name,
         seed,
@@ -126,7 +126,7 @@ def _order(command: int, condition: Condition, seed: int, action: Any = 0.0) -> 
     return np.array([order], worker.ORDER)[0]
 
 
-def films(policy: Policy, row: Mapping[str, Any]) -> list[Recording]:
+def films(policy: Policy, row: Mapping[str, Any]) -> list[FilmedEpisode]:
     """Record the episodes that `choose_episodes` chooses for a policy, by the row of its results.
 
     A policy alone may differ in the last bit from one that acts in many episodes at once, so that an episode may once
@@ -164,7 +164,7 @@ def choose_episodes(
 # -- the animated picture --
 
 
-def write_gif(recordings: Sequence[Recording], path: Path) -> Path:
+def write_gif(recordings: Sequence[FilmedEpisode], path: Path) -> Path:
     """Write episodes side by side as an animated GIF in real time; those that end first stand still.
 
     Args:
@@ -191,7 +191,7 @@ def write_gif(recordings: Sequence[Recording], path: Path) -> Path:
     return path
 
 
-def _picture(recordings: Sequence[Recording], number: int) -> Image:
+def _picture(recordings: Sequence[FilmedEpisode], number: int) -> Image:
     """Draw all episodes at one time, side by side."""
     from PIL import Image, ImageDraw, ImageFont
 
@@ -209,7 +209,7 @@ def _picture(recordings: Sequence[Recording], number: int) -> Image:
     return whole
 
 
-def _caption(pen: Any, letters: Any, recording: Recording, at: int, left: int, width: int) -> None:
+def _caption(pen: Any, letters: Any, recording: FilmedEpisode, at: int, left: int, width: int) -> None:
     """Write the line and the condition, and below them the time and what has happened so far."""
     title = ": ".join(part for part in (recording.line, titled(recording.condition)) if part)
     pen.text((left, MARGIN), _fitted(title, letters, width), fill=INK, font=letters)
@@ -224,7 +224,7 @@ def _caption(pen: Any, letters: Any, recording: Recording, at: int, left: int, w
     pen.text((left + 40, MARGIN + LINE), said, fill=colour, font=letters)
 
 
-def _has_failed(recording: Recording, at: int) -> bool:
+def _has_failed(recording: FilmedEpisode, at: int) -> bool:
     return recording.failed_at is not None and recording.frame_steps[at] >= recording.failed_at
 
 

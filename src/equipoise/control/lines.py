@@ -35,6 +35,7 @@ TITLES = {
     "camera_lost_zero": "camera lost: fused head",
     "camera_lost_committee": "camera lost: committee",
     "monitored": "camera black: monitor",
+    "monitored_clean": "clean: monitor",
     **{f"without_{sensor}": f"without {sensor}" for sensor in SENSORS},
 }
 """Conditions for people."""

@@ -32,7 +32,7 @@ OWN = "equipoise.control.encoders."
 Scales = Mapping[str, tuple[Tensor, Tensor]]
 
 
-class Prediction(NamedTuple):
+class PredictedChunks(NamedTuple):
     """Chunks for a batch of B observations, in m/s, flat: [B, horizon · axes] each.
 
     Args:
@@ -98,6 +98,10 @@ class Policy:
         """Return the same policy with its model moved to a device."""
         return Policy(self.model.to(device), self.settings, self.shapes, self.scales, self.monitor)
 
+    def watched_by(self, monitor: SensorMonitor | None) -> Policy:
+        """Return the same policy with another monitor, or none."""
+        return Policy(self.model, self.settings, self.shapes, self.scales, monitor)
+
     def inputs(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return observations [B, …] as the encoders read them; those of other sensors are left out."""
         read = {}
@@ -110,7 +114,9 @@ class Policy:
         return read
 
     @torch.no_grad()
-    def predict(self, observations: Mapping[str, Tensor], present: Mapping[str, Tensor] | None = None) -> Prediction:
+    def predict(
+        self, observations: Mapping[str, Tensor], present: Mapping[str, Tensor] | None = None
+    ) -> PredictedChunks:
         """Predict the chunks of a batch in one pass.
 
         Args:
@@ -124,7 +130,7 @@ class Policy:
         members = {name: task.member(output) for name, output in outputs.items()}
         heads = torch.stack([members[name] for name in self.sensors], dim=1)
         radius = self.model.radius(masks, len(heads))
-        return Prediction(members["fused"], self.model.vote(members, masks), heads, radius)
+        return PredictedChunks(members["fused"], self.model.vote(members, masks), heads, radius)
 
     def save(self, folder: Path) -> None:
         """Write weights and description, the description last: a kill leaves no half of a policy."""

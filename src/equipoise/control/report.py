@@ -14,7 +14,7 @@ from string import Template
 from equipoise.control import figures
 from equipoise.control.conditions import CONDITIONS
 from equipoise.control.figures import Drawn
-from equipoise.control.film import Recording, write_gif
+from equipoise.control.film import FilmedEpisode, write_gif
 from equipoise.control.lines import (
     episodes,
     is_joint,
@@ -45,7 +45,9 @@ STYLE = """
 """
 
 
-def write_report(rows: Iterable[Row], folder: Path, *, recordings: Sequence[Recording] = (), command: str = "") -> Path:
+def write_report(
+    rows: Iterable[Row], folder: Path, *, recordings: Sequence[FilmedEpisode] = (), command: str = ""
+) -> Path:
     """Write ``control.html``, one page that needs nothing but itself, and its figures and film as files beside it.
 
     Args:
@@ -92,7 +94,7 @@ def _main(
     lines: Sequence[RunGroup],
     tables: Mapping[str, ResultTable],
     drawn: Mapping[str, Drawn],
-    recordings: Sequence[Recording],
+    recordings: Sequence[FilmedEpisode],
     film: Path | None,
 ) -> str:
     def table(name: str) -> str:
@@ -134,7 +136,7 @@ _TASK = (
 )
 
 
-def _film(recordings: Sequence[Recording], film: Path | None) -> str:
+def _film(recordings: Sequence[FilmedEpisode], film: Path | None) -> str:
     if film is None:
         return ""
     content = base64.b64encode(film.read_bytes()).decode("ascii")
@@ -149,7 +151,7 @@ def _film(recordings: Sequence[Recording], film: Path | None) -> str:
     return f'<figure class="film">{opened}<figcaption>{escape(about)}</figcaption></figure>'
 
 
-def _recorded(one: Recording) -> str:
+def _recorded(one: FilmedEpisode) -> str:
     line = f"{one.line}, " if one.line else ""
     result = "the peg goes in" if one.success else "the peg does not go in"
     return f"{line}{titled(one.condition)}: {result} ({one.seconds:.1f} s)"

@@ -14,6 +14,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from equipoise.control import worker
 from equipoise.control.camera import Renderer
@@ -106,6 +107,7 @@ class RolloutPool:
         policy: Policy,
         episodes: Sequence[tuple[Condition, int]],
         on_progress: Callable[[int, int], None] | None = None,
+        on_heads: Callable[[list[int], Tensor], None] | None = None,
     ) -> list[Outcome]:
         """Roll a policy out, and return the outcomes in the order of the episodes.
 
@@ -113,6 +115,7 @@ class RolloutPool:
             policy: On the device where it is to run.
             episodes: The condition and the seed of each.
             on_progress: Called with the number of finished episodes and that of all.
+            on_heads: Called after each step with the numbers of some episodes, and what their heads said, [S, K, …].
 
         Raises:
             RuntimeError: If a worker fails.
@@ -131,6 +134,8 @@ class RolloutPool:
             finished = bank.finished()
             outcomes |= finished
             bank.act()
+            if on_heads is not None:
+                on_heads(*bank.said())
             if bank.fill(waiting):
                 self._send(number)
                 moving.append((number, bank))
@@ -212,6 +217,11 @@ class _Bank:
         self._block.orders["action"][self._rows] = self._controller.act(observations)
         going = self._rows[[episode is not None for episode in self._episodes]]
         self._block.orders["command"][going] = worker.STEP
+
+    def said(self) -> tuple[list[int], Tensor]:
+        """Return the numbers of the episodes that go on, and what the heads said of their newest observations."""
+        places = [place for place, episode in enumerate(self._episodes) if episode is not None]
+        return [episode[0] for episode in self._episodes if episode is not None], self._controller.heads[places]
 
     def _observations(self) -> list[tuple[str, np.ndarray]]:
         return list(self._block.observations.items())

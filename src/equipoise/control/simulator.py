@@ -148,7 +148,7 @@ class Simulator:
 
     @property
     def stuck(self) -> bool:
-        """Whether the block of a jammed hole has not given way yet."""
+        """Tell whether the block of a jammed hole has not given way yet."""
         return bool(self._data.eq_active[0])
 
     @property
@@ -160,12 +160,12 @@ class Simulator:
 
     @property
     def success(self) -> bool:
-        """Whether the peg is in."""
+        """Tell whether the peg is in."""
         return self.depth >= scene.SUCCESS_DEPTH
 
     @property
     def done(self) -> bool:
-        """Whether the episode is over."""
+        """Tell whether the episode is over."""
         return self.success or self.steps >= LIMIT
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from equipoise.control.calibration import with_monitor
 from equipoise.control.camera import load_mujoco
 from equipoise.control.cloning import SENSORS, SETTINGS, cloning_splits, settings_for
 from equipoise.control.conditions import CONDITIONS, Condition
@@ -28,7 +29,6 @@ from equipoise.control.motion import motion_scores
 from equipoise.control.policy import DESCRIPTION, Policy
 from equipoise.control.rollout import Outcome, RolloutPool
 from equipoise.data.splits import Splits
-from equipoise.deploy import fit_monitor
 from equipoise.measure.outputs import batches_of
 from equipoise.models.committee import fit_committee
 from equipoise.study.executors.local import import_libraries, multi_process_service
@@ -72,7 +72,7 @@ class Line:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Job:
+class PolicyJob:
     """A policy to train and to roll out.
 
     Args:
@@ -101,7 +101,7 @@ class Job:
 
 @final
 @dataclass(frozen=True)
-class Plan:
+class RolloutPlan:
     """The rollouts of every policy.
 
     Args:
@@ -204,7 +204,7 @@ def _scores_of(demonstrations: Demonstrations) -> dict[str, Tensor]:
     return scores
 
 
-def train_policy(job: Job, lessons: Lessons, folder: Path) -> None:
+def train_policy(job: PolicyJob, lessons: Lessons, folder: Path) -> None:
     """Train a policy and measure its interventions; keep both in a folder, the measurements last.
 
     Args:
@@ -220,8 +220,7 @@ def train_policy(job: Job, lessons: Lessons, folder: Path) -> None:
     model = trained.model if entry.method.finish is None else entry.method.finish(trained.model)
     validation = splits.validation
     fit_committee(model, batches_of(validation, model.committee.device, BATCH), groups=validation.group)
-    monitor = fit_monitor(model, validation) if len(sensors) > 1 else None
-    Policy.of(model, entry.settings, splits, monitor).save(folder)
+    Policy.of(model, entry.settings, splits).save(folder)
     last = trained.curves[-1]
     measured = {
         "validation": last["validation"],
@@ -240,7 +239,7 @@ def run_study(
     seeds: Iterable[int],
     demonstrations: Path,
     out: Path,
-    plan: Plan,
+    plan: RolloutPlan,
     *,
     workers: int | None = None,
     bar: Bar = lambda _what, _done, _all: None,
@@ -264,7 +263,7 @@ def run_study(
     shared = gpus() > 0  # counted before anything else looks for GPUs: a process that has touched one cannot be forked
     with store.locked():
         lessons = Lessons.of(demonstrations)
-        jobs = [Job(line, seed, lessons.source) for seed in seeds for line in chosen]
+        jobs = [PolicyJob(line, seed, lessons.source) for seed in seeds for line in chosen]
         done = {row["config"]: row for row in store.rows()}
         rows = {job: _digest({**job.facts(), "plan": plan.facts()}) for job in jobs}
         missing = [job for job in jobs if rows[job] not in done]
@@ -292,7 +291,7 @@ def _is_trained(folder: Path) -> bool:
     return (folder / TRAINED).is_file() and (folder / DESCRIPTION).is_file()
 
 
-def _train_all(folders: Mapping[Job, Path], lessons: Lessons, workers: int, bar: Bar) -> None:
+def _train_all(folders: Mapping[PolicyJob, Path], lessons: Lessons, workers: int, bar: Bar) -> None:
     """Train policies side by side, in processes that share the demonstrations."""
     jobs = list(folders)
     if jobs:
@@ -316,11 +315,14 @@ def _train_all(folders: Mapping[Job, Path], lessons: Lessons, workers: int, bar:
 
 
 def _rolled_out(
-    job: Job, folder: Path, pool: RolloutPool, plan: Plan, on_progress: Callable[[int, int], None]
+    job: PolicyJob, folder: Path, pool: RolloutPool, plan: RolloutPlan, on_progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Roll a policy out, and return its row."""
     measured = json.loads(inside(folder, TRAINED).read_text(encoding="utf-8"))
     policy, started = Policy.load(folder, device_of(job.line.entry.settings)), time.perf_counter()
+    if policy.monitor is None and len(policy.sensors) > 1 and any(one.monitored for one in plan.conditions):
+        policy = with_monitor(policy, pool)
+        policy.save(folder)
     outcomes = pool.run(policy, plan.of(job.line.sensors), on_progress)
     measured["seconds"]["rollouts"] = time.perf_counter() - started
     versions = {"equipoise": PACKAGE, "torch": torch.__version__, "mujoco": load_mujoco().__version__}
