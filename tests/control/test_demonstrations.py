@@ -126,7 +126,7 @@ def test_unfinished_folders_and_other_versions_are_not_loaded(folder: Path) -> N
         load(folder)
     manifest["settings"]["version"] = 0
     (folder / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(BadInput, match="expected version 1, found 0"):
+    with pytest.raises(BadInput, match="expected version 3, found 0"):
         load(folder)
 
 

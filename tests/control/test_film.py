@@ -11,8 +11,8 @@ from torch import Tensor
 
 from control.made_up import rolled, row
 from equipoise.control.conditions import CONDITIONS, Condition
-from equipoise.control.film import EVERY, PAUSE, SIZE, STORY, Recording, choose_episodes, films, record, write_gif
-from equipoise.control.policy import Prediction
+from equipoise.control.film import EVERY, PAUSE, SIZE, STORY, FilmedEpisode, choose_episodes, films, record, write_gif
+from equipoise.control.policy import PredictedChunks
 from equipoise.control.rollout import RolloutPool
 from equipoise.control.scene import CONTROL_STEP, FORCE_SAMPLES
 from equipoise.control.simulator import LIMIT, Simulator
@@ -38,13 +38,13 @@ class Known:
         self.seen: list[dict[str, Tensor]] = []
         self.present: list[set[str]] = []
 
-    def predict(self, observations: dict[str, Tensor], present: dict[str, Tensor] | None = None) -> Prediction:
+    def predict(self, observations: dict[str, Tensor], present: dict[str, Tensor] | None = None) -> PredictedChunks:
         self.seen.append({name: values.clone() for name, values in observations.items()})
         self.present.append({*self.sensors} - {name for name, mask in (present or {}).items() if not bool(mask.all())})
         way = self.hole - observations["proprioception"][:, :2]
         down = torch.where(way.norm(dim=1) < 0.0003, -0.08, 0.0)
         action = torch.cat([(5 * way).clamp(-0.06, 0.06), down[:, None]], dim=1)
-        return Prediction(action, action, torch.stack([action] * 3, dim=1), torch.zeros_like(action))
+        return PredictedChunks(action, action, torch.stack([action] * 3, dim=1), torch.zeros_like(action))
 
 
 def policy(*, off: float = 0.0, seed: int = SEED) -> Any:
@@ -54,7 +54,9 @@ def policy(*, off: float = 0.0, seed: int = SEED) -> Any:
     return Known(simulator.hole + off)
 
 
-def recorded(condition: str | Condition = "clean", seed: int = SEED, *, off: float = 0.0, size: int = 64) -> Recording:
+def recorded(
+    condition: str | Condition = "clean", seed: int = SEED, *, off: float = 0.0, size: int = 64
+) -> FilmedEpisode:
     chosen = CONDITIONS[condition] if isinstance(condition, str) else condition
     return record(policy(off=off, seed=seed), chosen, seed, line="known", size=size, renderer="rays")
 

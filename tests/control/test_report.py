@@ -17,7 +17,7 @@ from scipy import stats
 from control.made_up import rate, rolled, row
 from equipoise.control.conditions import CONDITIONS
 from equipoise.control.figures import draw_all, inline
-from equipoise.control.film import Recording
+from equipoise.control.film import FilmedEpisode
 from equipoise.control.lines import alone_line, joint_line, lines_of, success, wilson
 from equipoise.control.report import answers, protocol, write_report
 from equipoise.control.tables import control_tables, imbalance_in_words
@@ -337,10 +337,10 @@ def test_the_protocol_says_what_was_shared_and_describes_each_condition() -> Non
 # -- figures and the page --
 
 
-def recording(*, won: bool, condition: str = "clean") -> Recording:
+def recording(*, won: bool, condition: str = "clean") -> FilmedEpisode:
     frames = np.full((3, 64, 64, 3), 200, np.uint8)
     force = np.linspace(0, 14, 40)
-    return Recording("mimo", condition, 7, frames, (0, 2, 4), force, won, None if condition == "clean" else 2)
+    return FilmedEpisode("mimo", condition, 7, frames, (0, 2, 4), force, won, None if condition == "clean" else 2)
 
 
 @pytest.fixture(scope="module")

@@ -153,7 +153,7 @@ class Simulator:
 
     @property
     def depth(self) -> float:
-        """How far the tip is below the surface, in the hole, in m; 0 above it."""
+        """Depth of the tip below the surface, in the hole, in m; 0 above it."""
         x, y, z = self.peg
         inside = max(abs(x - self.hole[0]), abs(y - self.hole[1])) < 2 * self.clearance
         return max(0.0, -float(z)) if inside else 0.0
