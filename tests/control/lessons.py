@@ -47,7 +47,8 @@ def untrained(
     lessons: Demonstrations, *, sensors: Sequence[str] = SENSORS, balancer: Any = None, seed: int = 0, **settings: Any
 ) -> tuple[Policy, Splits]:
     """A policy as training builds it, with weights as drawn, a committee that was fitted, and what it would learn."""
-    chosen, splits = small_settings(sensors, **settings), cloning_splits(lessons, sensors, HORIZON)
+    scores = {"proprioception": torch.full([len(lessons.action)], 0.5)}  # which GAP asks for
+    chosen, splits = small_settings(sensors, **settings), cloning_splits(lessons, sensors, HORIZON, scores=scores)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_model(splits, balancer or EW(), chosen)

@@ -148,7 +148,9 @@ class Policy:
         unfinished = inside(folder, f"{WEIGHTS}.tmp")
         safetensors.torch.save_model(self.model, str(unfinished))
         unfinished.replace(inside(folder, WEIGHTS))
-        if self.monitor is not None:
+        if self.monitor is None:
+            inside(folder, MONITOR).unlink(missing_ok=True)  # of another policy
+        else:
             self.monitor.save(inside(folder, MONITOR))
         write_atomic(folder, DESCRIPTION, json.dumps(content, indent=1) + "\n")
 
@@ -164,7 +166,9 @@ class Policy:
         try:
             with reading(inside(folder, DESCRIPTION)) as file:
                 content = json.loads(file.read_text(encoding="utf-8"))
-            settings = Settings(**content["settings"])
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']!r}, which this version does not know")
+            settings = Settings(**{key: content["settings"][key] for key in KEPT})  # no other: a path would be imported
             shapes = {name: tuple(shape) for name, shape in content["shapes"].items()}
             _check_encoders(settings.encoder, shapes)
             model = _built(settings, shapes, int(content["horizon"]), content["unimodal"])
