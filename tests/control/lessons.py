@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast, final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from equipoise import EW
 from equipoise.control.cloning import SENSORS, SETTINGS, cloning_splits, settings_for
 from equipoise.control.demonstrations import Demonstrations
-from equipoise.control.policy import Policy
+from equipoise.control.policy import Policy, PredictedChunks
 from equipoise.data.splits import Splits
+from equipoise.deploy.monitor import SensorMonitor
 from equipoise.models.committee import fit_committee
 from equipoise.training.settings import Settings
 from equipoise.training.step import build_model
 
 HORIZON = 3
+Chunks = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 def made_up_demonstrations(lengths: Sequence[int], seed: int = 0, **columns: np.ndarray) -> Demonstrations:
@@ -59,6 +62,60 @@ def untrained(
     return Policy.of(model, chosen, splits), splits
 
 
-def first_rows(lessons: Demonstrations, rows: slice | Sequence[int]) -> dict[str, torch.Tensor]:
+def first_rows(lessons: Demonstrations, rows: slice | Sequence[int]) -> dict[str, Tensor]:
     """Some observations as a simulator gives them."""
     return {name: torch.from_numpy(np.array(getattr(lessons, name)[rows])) for name in SENSORS}
+
+
+@final
+class Scripted:
+    """Stands in for a policy: its chunks are what a function says of each row alone. It keeps what it was asked.
+
+    Args:
+        fused: The fused chunks [B, horizon · 3] for observations.
+        committee: Those of the committee; by default the same.
+        heads: Those of the sensors, [B, K, horizon · 3]; by default the same.
+        monitor: Watches the heads.
+        radius: Of the intervals, in m/s.
+        horizon: Actions of a chunk.
+        sensors: Those that it has.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        fused: Chunks,
+        *,
+        committee: Chunks | None = None,
+        heads: Chunks | None = None,
+        monitor: SensorMonitor | None = None,
+        radius: float = 0.0,
+        horizon: int = 1,
+        sensors: Sequence[str] = SENSORS,
+    ) -> None:
+        self.sensors = tuple(sensors)
+        self.fused, self.monitor, self.radius, self.horizon = fused, monitor, radius, horizon
+        self.committee = committee or fused
+        self.heads = heads or (lambda seen: torch.stack([fused(seen)] * len(sensors), dim=1))
+        self.seen: list[dict[str, Tensor]] = []
+        self.missing: list[dict[str, list[int]]] = []
+
+    def predict(
+        self, observations: Mapping[str, Tensor], present: Mapping[str, Tensor] | None = None
+    ) -> PredictedChunks:
+        self.seen.append({name: values.clone() for name, values in observations.items()})
+        rows = {name: (~mask).nonzero()[:, 0].tolist() for name, mask in (present or {}).items()}
+        self.missing.append({name: own for name, own in rows.items() if own})
+        fused = self.fused(observations)
+        radius = torch.full_like(fused, self.radius)
+        return PredictedChunks(fused, self.committee(observations), self.heads(observations), radius)
+
+    def as_policy(self) -> Policy:
+        """The same for a type checker."""
+        return cast("Policy", self)
+
+
+def always(*action: float) -> Chunks:
+    """The same chunk for every row."""
+    return lambda seen: torch.tensor(action, dtype=torch.float32).expand(len(seen["proprioception"]), -1)
