@@ -21,38 +21,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from components import FOLDS, components_of
 from paired import interval
 
-from equipoise.data.part import LENGTH, Part
-from equipoise.data.source import data_set
 from equipoise.data.splits import Splits
 from equipoise.measure import measure_run
-from equipoise.models.rocket import Rocket
 from equipoise.study.registry import Entry, entries
 from equipoise.study.tuning import trials
 from equipoise.training.presets import preset_for
 from equipoise.training.train import train
 
 NAMES = ("msl", "moddrop", "ew", "mimo", "mmpareto", "ogmge", "ensemble")
-FOLDS = 5
 _data: dict[tuple[str, int], Splits] = {}
 """The components of each data set and fold, which processes are forked off with."""
-
-
-def components_of(path: str, fold: int) -> Splits:
-    """Return a fold whose modalities are components of frozen kernels, vectors."""
-    torch.set_num_threads(1)
-    splits = data_set(path).cut_into(FOLDS).load(fold)
-    parts: dict[str, Part] = {name: part.in_memory().ready() for name, part in splits.parts.items()}
-    for name, shape in splits.shapes.items():
-        encoder = Rocket(shape)
-        for which, part in parts.items():
-            values, ends = part.inputs[name], part.inputs.get(name + LENGTH)
-            with torch.no_grad():
-                found = encoder.fit(values, ends) if which == "train" else encoder.components_of(values, ends)
-            others = {key: value for key, value in part.inputs.items() if key != name + LENGTH}
-            parts[which] = replace(part, inputs={**others, name: found})
-    return replace(splits, **parts, scales={})  # ty: ignore[invalid-argument-type]
 
 
 def prepare(wanted: Iterable[tuple[str, int]], workers: int) -> None:
