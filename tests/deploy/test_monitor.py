@@ -356,3 +356,26 @@ def test_a_monitor_of_numbers_needs_their_scale(tmp_path: Path) -> None:
         (tmp_path / "monitor.json").write_text(json.dumps({**content, **change}))
         with pytest.raises(BadInput, match="Make one: equipoise monitor RUN"):
             SensorMonitor.load(tmp_path / "monitor.json")
+
+
+def test_a_sensor_that_may_rest_raises_no_alarm_by_resting_and_others_still_do() -> None:
+    torch.manual_seed(5)
+    group = torch.arange(600) // 100
+    force = torch.randn(600, 2).where((torch.arange(600) % 100 >= 50)[:, None], 0.3)  # half of each stream in free air
+    heads = {"camera": torch.randn(600, 2), "force": force}
+    strict = SensorMonitor.fit(heads, group, kind="regression")
+    lenient = SensorMonitor.fit(heads, group, kind="regression", may_rest=["force"])
+
+    def named(monitor: SensorMonitor, still: str) -> set[str | None]:
+        monitor.reset()
+        said = set()
+        for _ in range(30):
+            now = {name: torch.randn(1, 2) for name in heads} | {still: torch.full((1, 2), 0.3)}
+            said.add(monitor.update(now).names()[0])
+        return said
+
+    assert "force" in named(strict, "force")
+    assert named(lenient, "force") == {None}
+    assert "camera" in named(lenient, "camera")
+    with pytest.raises(ValueError, match=r"may_rest to name some of \['camera', 'force'\]; found \['touch'\]"):
+        SensorMonitor.fit(heads, group, kind="regression", may_rest=["touch"])

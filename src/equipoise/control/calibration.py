@@ -1,7 +1,8 @@
 """Calibration of a policy's monitor: on healthy episodes of the policy itself.
 
 Demonstrations will not do. The expert's velocity has noise, and a policy moves more evenly, so its heads stand stiller
-than they ever do in a demonstration, which a monitor that was calibrated there takes for a dead sensor.
+than they ever do in a demonstration, which a monitor that was calibrated there takes for a dead sensor. And a force
+sensor in free air says the same for long, without being dead.
 """
 
 import torch
@@ -15,6 +16,7 @@ from equipoise.deploy.monitor import WARM_UP, SensorMonitor
 EPISODES = 40
 SEEDS = 2 * 10**9
 """The first seed of these episodes: no demonstration and no rollout of a study has it."""
+MAY_REST = ("force",)
 STRETCH = 10
 """Control steps of a stretch: half a second."""
 
@@ -39,4 +41,5 @@ def with_monitor(policy: Policy, pool: RolloutPool, episodes: int = EPISODES) ->
         return policy
     heads = dict(zip(policy.sensors, torch.cat(streams).unbind(dim=1), strict=True))
     group = torch.repeat_interleave(torch.arange(len(streams)), torch.tensor([len(stream) for stream in streams]))
-    return policy.watched_by(SensorMonitor.fit(heads, group, stretch=STRETCH, kind="regression"))
+    rest = [name for name in policy.sensors if name in MAY_REST]
+    return policy.watched_by(SensorMonitor.fit(heads, group, stretch=STRETCH, kind="regression", may_rest=rest))

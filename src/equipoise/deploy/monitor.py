@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, final, get_args
 
@@ -41,6 +41,7 @@ TAIL = 0.01  # of a healthy stream's averages lies beyond a limit, on either sid
 STILL, CERTAIN = 1e-4, 1e-9  # below these, movement and agreement are as good as none
 STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753)
 """Student's t at 95 %, one-sided, for 1 to 15 degrees of freedom; more have nearly the last."""
+NEVER = 1e9  # a limit that no movement reaches
 NARROWEST = 1e-3  # a statistic that never varies has limits all the same
 
 
@@ -67,9 +68,16 @@ class Limits(NamedTuple):
         return torch.cat([below, far / self.above], dim=-1).clamp(min=0)
 
     def of_standstill(self, windows: int, memory: float) -> float:
-        """Return the level of movement that every head reaches which says the same for so many windows."""
-        reached = 1 - (1 - memory) ** windows
-        return float((reached * (self.centre[:, MOVEMENT] - math.log(STILL)) / self.below[:, MOVEMENT]).min())
+        """Return the level of movement that every head that may not rest reaches which says the same for so long."""
+        reached, moves = 1 - (1 - memory) ** windows, self.below[:, MOVEMENT] < NEVER
+        levels = reached * (self.centre[:, MOVEMENT] - math.log(STILL)) / self.below[:, MOVEMENT]
+        return float(levels[moves].min())
+
+    def allowing_rest(self, resting: Tensor) -> Limits:
+        """Return the same, but no standstill of some heads, booleans [K], is odd."""
+        below = self.below.clone()
+        below[resting, MOVEMENT] = NEVER
+        return self._replace(below=below)
 
     @classmethod
     def of(cls, streams: Sequence[Tensor]) -> Limits:
@@ -216,6 +224,7 @@ class SensorMonitor:
         stretch: int = 10,
         memory: float = 0.4,
         kind: TaskKind = "classes",
+        may_rest: Collection[str] = (),
     ) -> SensorMonitor:
         """Calibrate on healthy data that the model was not trained on.
 
@@ -229,6 +238,8 @@ class SensorMonitor:
             stretch: How many windows a stretch has.
             memory: Weight of the newest window in the averages.
             kind: Of the task: "classes", "labels" or "regression".
+            may_rest: Sensors whose healthy head may say the same for long, as that of a force sensor in free air does:
+                their standstill is no alarm. That of others always is one.
 
         Raises:
             ValueError: If the data does not fit together, or a stream is too short.
@@ -239,6 +250,8 @@ class SensorMonitor:
         problems += [f"false_alarms between 0 and 1; found {false_alarms}."] if not 0 < false_alarms < 1 else []
         problems += [f"memory above 0 and at most 1; found {memory}."] if not 0 < memory <= 1 else []
         problems += [f"stretch to be at least 1; found {stretch}."] if stretch < 1 else []
+        strangers = sorted({*may_rest} - {*modalities})
+        problems += [f"may_rest to name some of {modalities}; found {strangers}."] if strangers else []
         raise_all(f"SensorMonitor.fit expected {problem}" for problem in problems)
         stacked, scale = _stacked(heads, modalities), None
         if kind == "regression":
@@ -248,11 +261,12 @@ class SensorMonitor:
         streams = [says] if group is None else [says[group == number] for number in group.unique()]
         averages = [averaged(stream, memory, kind=kind) for stream in streams]
         settled = [average[WARM_UP:] for average in averages]
-        limits = Limits.of(settled)
+        resting = torch.tensor([name in may_rest for name in modalities])
+        limits = Limits.of(settled).allowing_rest(resting)
 
         needs = []
         for number, stream in enumerate(streams):
-            by = Limits.of([*settled[:number], *settled[number + 1 :]] or [averages[number]])
+            by = Limits.of([*settled[:number], *settled[number + 1 :]] or [averages[number]]).allowing_rest(resting)
             levels = by.levels(averaged(stream, memory, by.centre, kind)).amax(dim=1)
             highest = levels.unfold(0, stretch, 1).amax(dim=2)
             needs.append(highest.quantile(1 - false_alarms / levels.shape[1], dim=0))
@@ -260,7 +274,8 @@ class SensorMonitor:
         facts["needed_by_stream"] = [need.tolist() for need in needs]
         heights = bound_for_the_next(torch.stack(needs))
         # However odd healthy streams are: a sensor that says the same for a whole stretch must not go unnoticed.
-        heights[MOVEMENT] = heights[MOVEMENT].clamp(max=0.9 * limits.of_standstill(stretch, memory))
+        if not bool(resting.all()):
+            heights[MOVEMENT] = heights[MOVEMENT].clamp(max=0.9 * limits.of_standstill(stretch, memory))
         return cls(modalities, limits, heights, memory, facts, kind, scale)
 
     def update(self, heads: Mapping[str, Any], valid: Mapping[str, Any] | None = None) -> MonitorOutput:
