@@ -66,8 +66,10 @@ def control(
     from equipoise.control.policy import Policy
     from equipoise.control.report import control_tables, write_report
     from equipoise.control.study import RolloutPlan, lines, run_study
+    from equipoise.report import drawing
     from equipoise.util.files import inside
 
+    drawing.check_ready()
     typed = {"methods": methods, "seeds": seeds, "demonstrations": demonstrations, "rollouts": rollouts}
     typed |= {"conditions": conditions}
     asked: dict[str, Any] = (QUICK if quick else FULL) | {name: value for name, value in typed.items() if value is not None}
