@@ -130,6 +130,9 @@ def test_every_sensor_has_the_encoder_of_the_study_unless_others_are_named() -> 
     assert set(ENCODERS) == set(SENSORS)
     own = SETTINGS.changed({"encoder": "mlp"})
     assert settings_for(SENSORS, own) is own
+    some = SETTINGS.changed({"encoder": "camera:cnn2d"})
+    assert settings_for(("camera", "force"), some).encoder == f"camera:cnn2d,force:{ENCODERS['force']}"
+    assert settings_for(("force",), some).encoder == f"force:{ENCODERS['force']}"
 
 
 # -- encoders --

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from equipoise import EW, MSL
 from equipoise.control.cloning import SENSORS
 from equipoise.control.demonstrations import Demonstrations
 from equipoise.control.policy import DESCRIPTION, KEPT, MONITOR, WEIGHTS, Ensembling, Policy
-from equipoise.control.study import METHODS
+from equipoise.control.study import METHODS, lines
 from equipoise.deploy.monitor import SensorMonitor
 from equipoise.study.registry import all_methods
 from equipoise.util.errors import BadInput
@@ -120,8 +121,10 @@ def test_sensors_that_a_policy_does_not_have_are_not_read(lessons: Demonstration
 # -- folders --
 
 
-@pytest.mark.parametrize("fusion", ["concat", "gated", "hybrid"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "fusion"),
+    [*((line.label, "concat") for line in lines(["all"], alone=False, controls=False)), *product(METHODS, ["hybrid"])],
+)
 def test_a_policy_of_any_method_is_read_back_to_the_bit(
     lessons: Demonstrations, tmp_path: Path, method: str, fusion: str
 ) -> None:

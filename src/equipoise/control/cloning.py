@@ -48,10 +48,13 @@ SETTINGS = Settings(
 
 
 def settings_for(sensors: Sequence[str], settings: Settings = SETTINGS) -> Settings:
-    """Return settings with the encoders of these sensors, unless others are named."""
-    if settings.encoder != "auto":
-        return settings
-    return settings.changed({"encoder": ",".join(f"{name}:{ENCODERS[name]}" for name in sensors)})
+    """Return settings with the encoders of these sensors, but for those that are named."""
+    words = [word.strip() for word in settings.encoder.split(",")]
+    if settings.encoder != "auto" and ":" not in settings.encoder:
+        return settings  # one kind for all
+    named = {name: kind for name, _, kind in (word.partition(":") for word in words)}
+    kinds = ENCODERS | named
+    return settings.changed({"encoder": ",".join(f"{name}:{kinds[name]}" for name in sensors)})
 
 
 def action_chunks(action: np.ndarray, episode: np.ndarray, horizon: int = CHUNK) -> np.ndarray:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -170,7 +170,7 @@ class Policy:
                 raise ValueError(f"format {content['format']!r}, which this version does not know")
             settings = Settings(**{key: content["settings"][key] for key in KEPT})  # no other: a path would be imported
             shapes = {name: tuple(shape) for name, shape in content["shapes"].items()}
-            _check_encoders(settings.encoder, shapes)
+            check_encoders(settings.encoder, shapes)
             model = _built(settings, shapes, int(content["horizon"]), content["unimodal"])
             safetensors.torch.load_model(model, str(inside(folder, WEIGHTS)))
             scales = {name: (torch.tensor(one), torch.tensor(two)) for name, (one, two) in content["scales"].items()}
@@ -181,9 +181,9 @@ class Policy:
         return cls(model.to(device), settings, shapes, scales, monitor)
 
 
-def _check_encoders(words: str, shapes: Mapping[str, Any]) -> None:
+def check_encoders(words: str, sensors: Iterable[str]) -> None:
     """Refuse encoders that are not of the package: no code runs because a file names it."""
-    kinds, problems = kinds_of(words, shapes)
+    kinds, problems = kinds_of(words, sensors)
     others = [kind for kind in kinds.values() if kind not in KINDS and not kind.startswith(OWN)]
     if problems or others:
         raise BadInput(

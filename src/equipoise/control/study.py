@@ -26,7 +26,7 @@ from equipoise.control.conditions import CONDITIONS, Condition
 from equipoise.control.demonstrations import MANIFEST, VERSION, Demonstrations, load
 from equipoise.control.interventions import measure_interventions
 from equipoise.control.motion import motion_scores
-from equipoise.control.policy import DESCRIPTION, Policy
+from equipoise.control.policy import DESCRIPTION, Policy, check_encoders
 from equipoise.control.rollout import Outcome, RolloutPool
 from equipoise.data.splits import Splits
 from equipoise.measure.outputs import batches_of
@@ -36,9 +36,11 @@ from equipoise.study.registry import Entry, all_methods, entries
 from equipoise.study.store import SCHEMA, Store
 from equipoise.training.launch import device_of, gpus
 from equipoise.training.presets import Preset
+from equipoise.training.settings import Settings
+from equipoise.training.step import model_problem
 from equipoise.training.train import train
 from equipoise.util import VERSION as PACKAGE
-from equipoise.util.errors import BadInput
+from equipoise.util.errors import BadInput, collect, raise_all
 from equipoise.util.files import inside, write_atomic
 from equipoise.util.pool import Pool, Tell
 from equipoise.util.processes import cores
@@ -48,6 +50,8 @@ PRESET = Preset("control", "", SETTINGS, {}, "Chosen on validation demonstration
 EPISODE_SEEDS = 10**9
 """The first seed of rollouts: far from all seeds of demonstrations."""
 TRAINED = "trained.json"
+SCORED = "proprioception"
+"""The sensor of which every step has a score, for GAP."""
 BATCH = 512
 """Samples that a policy reads at a time, where it is measured."""
 Bar = Callable[[str, int, int], None]
@@ -143,9 +147,12 @@ def lines(
         controls: Where MIMO is among the methods, add EW at the weight that its penalty has on average.
     """
     words, methods, hybrid = list(words), list(dict.fromkeys(methods)), list(hybrid)
-    if strangers := sorted({*hybrid} - {*methods}):
-        raise BadInput(f"--hybrid: expected methods that are named by --methods, found {', '.join(strangers)}")
-    made = [_stopped_halfway(entry, words) for entry in entries(methods, words, PRESET)]
+    strangers = sorted({*hybrid} - {*methods} - ({*all_methods()} if "all" in methods else set()))
+    problem = f"--hybrid: expected methods that are named by --methods, found {', '.join(strangers)}"
+    made, _ = collect(
+        lambda: _checked(entries(methods, words, PRESET)), lambda: raise_all([problem] if strangers else [])
+    )
+    made = [_stopped_halfway(entry, words) for entry in made]
     all_sensors = [Line(entry.label, entry) for entry in made]
     mimo = next((entry for entry in made if entry.method.name == "mimo"), None)
     if controls and mimo is not None:
@@ -159,6 +166,41 @@ def lines(
         replace(line, entry=replace(line.entry, settings=settings_for(line.sensors, line.entry.settings)))
         for line in (*all_sensors, *single)
     ]
+
+
+def _checked(made: Sequence[Entry]) -> list[Entry]:
+    """Return the methods that can train a policy; raise a BadInput for others that were named one by one."""
+    problems = {entry.label: _unsuited(entry) for entry in made}
+    named = [f"{entry.label}: {problems[entry.label]}" for entry in made if not entry.by_all and problems[entry.label]]
+    raise_all([*_unsuited_settings(made[0].settings), *named])
+    return [entry for entry in made if not problems[entry.label]]
+
+
+def _unsuited(entry: Entry) -> str:
+    """Say why a method cannot train a policy; "" where it can."""
+    method = entry.method
+    if method.way != "trained" or method.finish is not None or not method.fused:
+        return "expected a method that trains one model with its fused head, such as mimo"
+    balancer = entry.balancer()
+    if strangers := sorted({*balancer.scored_samples} - {SCORED}):
+        return f"expected scores of {SCORED}, which demonstrations have, found {', '.join(strangers)}"
+    return balancer.task_problem("regression") or model_problem(balancer, entry.settings)
+
+
+def _unsuited_settings(settings: Settings) -> list[str]:
+    """List the settings by which no policy can be trained, or none that can be read back."""
+    problems = []
+    if settings.model != "auto":
+        problems.append(f"model={settings.model}: expected auto, since policies are read back without code of others")
+    if settings.epochs == "auto":
+        problems.append("epochs=auto: expected a number, the same for every line, such as epochs=30")
+    if settings.task not in ("auto", "regression"):
+        problems.append(f"task={settings.task}: expected regression, since actions are numbers")
+    try:
+        check_encoders(settings.encoder, SENSORS)
+    except BadInput as problem:
+        problems.append(f"encoder={settings.encoder}: {problem}")
+    return problems
 
 
 def _stopped_halfway(entry: Entry, words: Sequence[str]) -> Entry:
