@@ -72,7 +72,8 @@ def control(
     drawing.check_ready()
     typed = {"methods": methods, "seeds": seeds, "demonstrations": demonstrations, "rollouts": rollouts}
     typed |= {"conditions": conditions}
-    asked: dict[str, Any] = (QUICK if quick else FULL) | {name: value for name, value in typed.items() if value is not None}
+    asked: dict[str, Any] = dict(QUICK if quick else FULL)
+    asked |= {name: value for name, value in typed.items() if value is not None}
     spoken = [*(QUICK_WORDS if quick else ()), *(words or ())]
     names = options.names_of(asked["conditions"])
     chosen, tried, _ = collect(
