@@ -1,5 +1,6 @@
 """Settings of the whole suite: one thread per process, since the processes share the cores; bytecode is kept."""
 
+import gc
 import os
 import signal
 import sys
@@ -19,6 +20,29 @@ def pytest_configure() -> None:
     import torch
 
     torch.set_num_threads(1)
+    _seed_processor_only()
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what is there by now, libraries and tests: nothing of it becomes garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+def _seed_processor_only() -> None:
+    """Let `torch.manual_seed` leave out devices that are not here: for each it would format the stack, a deep one here.
+
+    It keeps the stack for the error that a later start of the device might raise.
+    """
+    import torch
+
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        if not device.is_available():
+            vars(device)["manual_seed_all"] = _seed_nothing
+
+
+def _seed_nothing(seed: int) -> None:
+    """Seed none of no devices."""
 
 
 @pytest.fixture
