@@ -1,6 +1,7 @@
 """Late, hybrid and early fusion under several methods: accuracy, missing sensors, attention, and time.
 
     python benchmarks/fusion.py run --data watch utd.npz phonewatch.npz --out fusion.jsonl
+    python benchmarks/fusion.py time --data watch utd.npz phonewatch.npz
     python benchmarks/fusion.py table fusion.jsonl
     python benchmarks/fusion.py figure fusion.jsonl --to docs/assets
 
@@ -8,8 +9,8 @@ Late and hybrid fusion have strong encoders: a small network per sensor on the c
 fitted on the training part of each fold and computed once for all lines (as in balance.py). Early fusion reads the same
 components without networks before the trunk, and, where --samples names a data set, the samples themselves. Joint
 training of each fusion tries two learning rates on the validation part of the first fold; all methods of the fusion
-take the better one, and their own parameters elsewhere. What is done is kept in OUT, one line a run, in the order of
-importance: started again, the script goes on.
+take the better one, and their own parameters elsewhere. What is done is kept in OUT, one line a run: started again, the
+script goes on. `time` measures a step of every line, in processor seconds, in which other programs do not count.
 """
 
 import argparse
@@ -34,11 +35,12 @@ from equipoise.models.fusion_model import FusionModel
 from equipoise.report import drawing
 from equipoise.study.registry import Entry, entries
 from equipoise.training.presets import preset_for
-from equipoise.training.train import Trained, train
+from equipoise.training.train import Run, Trained, train
 
 METHODS = ("msl", "moddrop", "ew", "mimo", "mmpareto", "primaldual")
 WITH_HEADS = ("ew", "mimo")
 RATES = (0.002, 0.006)
+WARM_UP, TIMED = 3, 4
 NAMES = {
     "msl": "joint training",
     "moddrop": "modality dropout",
@@ -94,11 +96,13 @@ class Job(NamedTuple):
         return Path(self.path).stem, self.fold, self.fusion, self.method
 
 
-def planned(data: Sequence[str], samples: Sequence[str], folds: int, early_folds: int) -> list[Job]:
-    """Return all runs, the more important first: a fold after the other, fusions within it."""
+def planned(
+    data: Sequence[str], samples: Sequence[str], folds: int, early_folds: int, titles: Sequence[str] = tuple(FUSIONS)
+) -> list[Job]:
+    """Return the runs of some fusions, one fold after the other."""
     jobs = []
     for fold in range(folds):
-        for fusion in FUSIONS.values():
+        for fusion in (FUSIONS[title] for title in titles):
             counted = early_folds if fusion in (EARLY, SAMPLES) else folds
             paths = [path for path in data if not fusion.samples or Path(path).stem in samples]
             if fold < counted:
@@ -141,12 +145,10 @@ def run(job: Job, splits: Splits, rates: Sequence[float], given: argparse.Namesp
         tried.append((trained.curves[-1]["validation"]["fused"], rate, trained))
     _, rate, trained = max(tried, key=lambda one: one[0])
     test = measure_run(trained.model, splits, seed=0, faults=False, protocols=False)["test"]
-    # Others use the machine: the fastest epoch is the one that was disturbed the least.
-    step = min(curve["seconds"] for curve in trained.curves) / trained.steps
     facts = dict(zip(("data", "fold", "fusion", "method"), job.key, strict=True))
     numbers = {name: test[name] for name in ("fused", "committee", "view", "disparity")}
     own = {"own": test[test["view"]], "attention": [curve.get("attention") for curve in trained.curves]}
-    told = {"lr": rate, "validation": {str(rate): score for score, rate, _ in tried}, "milliseconds": 1e3 * step}
+    told = {"lr": rate, "validation": {str(rate): score for score, rate, _ in tried}}
     return {**facts, **told, **numbers, **own, **without_sensors(trained.model, splits.test)}
 
 
@@ -185,13 +187,47 @@ def start(given: argparse.Namespace) -> None:
     """Run the study, as far as it is not done."""
     torch.set_num_threads(1)
     samples = [Path(path).stem for path in given.samples]
-    jobs = planned(given.data, samples, given.folds, given.early_folds)
+    jobs = planned(given.data, samples, given.folds, given.early_folds, given.fusions)
     done = {key_of(row) for row in rows_of(given.out)}
     print(f"{len(jobs)} runs planned, {sum(job.key not in done for job in jobs)} to do", flush=True)
     began = time.perf_counter()
     for row in work(jobs, given):
         seconds = time.perf_counter() - began
         print(f"{seconds:6.0f} s: {', '.join(map(str, key_of(row)))}: {row['fused']:.3f}, lr {row['lr']}", flush=True)
+
+
+# -- time --
+
+
+def seconds_of_step(job: Job, splits: Splits, given: argparse.Namespace) -> float:
+    """Return the processor seconds of a training step, the median after some that are not counted."""
+    entry = entry_for(job, len(splits.train), RATES[0], given)
+    if job.method == "primaldual":  # at a step, f* of a run before is read off a list
+        entry = entry.changed({"optimum": "zero"}, {})
+    steps = Run(splits, entry.balancer(), entry.settings).steps()
+    seconds = []
+    for _ in range(WARM_UP + TIMED):
+        began = time.process_time()
+        next(steps)
+        seconds.append(time.process_time() - began)
+    return float(np.median(seconds[WARM_UP:]))
+
+
+def times(given: argparse.Namespace) -> str:
+    """Return the time of a step of every line on each data set, relative to late joint training."""
+    torch.set_num_threads(1)
+    lines = [(fusion, method) for fusion in FUSIONS.values() if not fusion.samples for method in fusion.methods]
+    names = [Path(path).stem for path in given.data]
+    found = {}
+    for path in given.data:
+        splits = components_of(path, 0)
+        found |= {(path, *line): seconds_of_step(Job(path, 0, line[0].title, line[1]), splits, given) for line in lines}
+    text = [f"| fusion | method | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
+    for fusion, method in lines:
+        cells = [f"{found[path, fusion, method] / found[path, LATE, 'msl']:.1f}" for path in given.data]
+        text.append(f"| {fusion.title} | {NAMES[method]} | {' | '.join(cells)} |")
+    milliseconds = [f"{1e3 * found[path, LATE, 'msl']:.1f}" for path in given.data]
+    return "\n".join([*text, f"| late | joint training, ms | {' | '.join(milliseconds)} |"])
 
 
 # -- tables --
@@ -243,12 +279,11 @@ def table(rows: Sequence[Row]) -> str:
     """Return the accuracies of each data set, and differences to late joint training on the same folds."""
     head = ["data", "fusion", "method", "n", "fused", "− late joint"]
     head += ["committee", "− late joint", "one missing, fused", "− late joint", "one missing, committee"]
-    head += ["disparity alone", "by view", "step"]
+    head += ["disparity alone", "by view"]
     text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for data in dict.fromkeys(row["data"] for row in rows):
         lines = lines_of([row for row in rows if row["data"] == data])
         base = lines["late", "msl"]
-        fastest = min(row["milliseconds"] for row in base)
         for (fusion, method), own in lines.items():
             cells = [data, fusion, NAMES[method], str(len(own))]
             for measure in ("fused", "committee", "one missing, fused"):
@@ -257,7 +292,7 @@ def table(rows: Sequence[Row]) -> str:
             others = ("one missing, committee", "disparity alone", "disparity by view")
             cells += [f"{np.mean([value(row, measure) for row in own]):.1f}" for measure in others]
             cells[-1] += f" ({own[0]['view'].replace('_', ' ')})"
-            text.append(f"| {' | '.join(cells)} | {min(row['milliseconds'] for row in own) / fastest:.1f} |")
+            text.append(f"| {' | '.join(cells)} |")
     return "\n".join(text)
 
 
@@ -335,16 +370,19 @@ def figure(rows: Sequence[Row], folder: Path) -> Path:
 
 
 def main() -> None:
-    """Run the study, print its tables, or draw its figure."""
+    """Run the study, time its lines, print its tables, or draw its figure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run")
-    runner.add_argument("--data", nargs="+", required=True)
+    timer = commands.add_parser("time")
+    for command in (runner, timer):
+        command.add_argument("--data", nargs="+", required=True)
+        command.add_argument("--steps", type=int, default=400)
+        command.add_argument("--batch", type=int, default=32)
     runner.add_argument("--samples", nargs="*", default=["watch"], help="data of which early fusion reads samples too")
+    runner.add_argument("--fusions", nargs="+", choices=list(FUSIONS), default=list(FUSIONS), help="some alone")
     runner.add_argument("--folds", type=int, default=3, help="of five")
     runner.add_argument("--early-folds", type=int, default=1)
-    runner.add_argument("--steps", type=int, default=400)
-    runner.add_argument("--batch", type=int, default=32)
     runner.add_argument("--out", type=Path, default=Path("fusion.jsonl"))
     printer, drawer = commands.add_parser("table"), commands.add_parser("figure")
     for command in (printer, drawer):
@@ -353,6 +391,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.command == "run":
         start(given)
+    elif given.command == "time":
+        print(times(given))
     elif given.command == "table":
         rows = rows_of(given.rows)
         print(table(rows), contrasts(rows), by_sensor(rows), sep="\n\n")

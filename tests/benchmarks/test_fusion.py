@@ -76,7 +76,7 @@ def test_a_study_goes_on_where_it_was_and_its_rows_agree_with_themselves(
 
 def row(fold: int, title: str, method: str, right: float, alone: tuple[float, float]) -> dict[str, Any]:
     first, last = ({"fused": one, "committee": one} for one in alone)
-    about = {"data": "made up", "fold": fold, "fusion": title, "method": method, "milliseconds": 2.0, "view": "masked"}
+    about = {"data": "made up", "fold": fold, "fusion": title, "method": method, "view": "masked"}
     by_sensor = {"missing": {"a": last, "b": first}, "alone": {"a": first, "b": last}}
     return {**about, "fused": right, "committee": right, "disparity": 0.0, "attention": [None], **by_sensor}
 
@@ -91,3 +91,21 @@ def test_differences_are_paired_by_fold_whatever_the_order_of_rows() -> None:
     assert "+3.0 (-9.7 to +15.7)" in fusion.table(joint + mimo)
     assert fusion.told([2.0]) == "+2.0"
     assert fusion.told([]) == "–"
+
+
+def test_times_are_relative_to_late_joint_training(given: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"late": 1.0, "hybrid": 3.0, "hybrid, heads": 2.0, "early": 5.0}
+    monkeypatch.setattr(fusion, "seconds_of_step", lambda job, *_: seconds[job.fusion] * (2 - (job.method == "msl")))
+    given.data = ["generated"]
+    text = fusion.times(given)
+    assert "| late | joint training | 1.0 |" in text
+    assert "| hybrid, heads | MIMO | 4.0 |" in text
+    assert "| early | MMPareto | 10.0 |" in text
+    assert "| late | joint training, ms | 1000.0 |" in text
+
+
+def test_every_method_takes_its_timed_steps(given: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "WARM_UP", 1)
+    monkeypatch.setattr(fusion, "TIMED", 1)
+    for method in ("msl", "primaldual"):
+        assert fusion.seconds_of_step(fusion.Job("generated", 0, "hybrid", method), made_up(), given) > 0
