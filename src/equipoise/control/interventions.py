@@ -68,6 +68,8 @@ def swap_effects(
     assert part.group is not None
     donors = donor_rows(part.group.cpu().numpy(), step, seed)
     chosen = torch.from_numpy(np.flatnonzero(donors >= 0))
+    if not len(chosen):  # a single episode
+        return {name: {} for name in model.encoders}
     whole, source = part.take(chosen), torch.from_numpy(donors)[chosen]
     deviation, label = task.deviation[: len(AXES)].double(), whole.label
 

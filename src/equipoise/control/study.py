@@ -32,6 +32,7 @@ from equipoise.data.splits import Splits
 from equipoise.measure.outputs import batches_of
 from equipoise.models.committee import fit_committee
 from equipoise.study.executors.local import import_libraries, multi_process_service
+from equipoise.study.job import finite
 from equipoise.study.registry import Entry, all_methods, entries
 from equipoise.study.store import SCHEMA, Store
 from equipoise.training.launch import device_of, gpus
@@ -273,7 +274,8 @@ def train_policy(job: PolicyJob, lessons: Lessons, folder: Path) -> None:
         "device": trained.device,
         "path": trained.path,
     }
-    write_atomic(folder, TRAINED, json.dumps(measured) + "\n")
+    # A policy that has diverged is a result, too, and JSON has no number for what it says.
+    write_atomic(folder, TRAINED, json.dumps(finite(measured), allow_nan=False) + "\n")
 
 
 def run_study(
@@ -380,7 +382,7 @@ def rollouts_as_dict(outcomes: Iterable[Outcome]) -> dict[str, dict[str, list[An
         for name in ("seed", "success", "steps", "peak_force", "offset", "radius", "dropped", "dropped_at"):
             value = getattr(outcome, name)
             own.setdefault(name, []).append(round(value, 3) if isinstance(value, float) else value)
-    return columns
+    return finite(columns)
 
 
 def _digest(facts: Mapping[str, Any]) -> str:

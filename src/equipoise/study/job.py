@@ -354,4 +354,6 @@ def finite(value: Any) -> Any:
     """Return the same with None for what JSON has no number for."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
