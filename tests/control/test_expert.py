@@ -40,6 +40,27 @@ def test_expert_succeeds_and_pushes_hard_only_in_a_jam(simulator: Simulator) -> 
     assert sum(SEARCH in one for one in phases) >= 12
 
 
+def successes(simulator: Simulator, seeds: range) -> int:
+    """Episodes in which the expert succeeds, without pictures, of which it needs none."""
+    found = 0
+    for seed in seeds:
+        simulator.reset(seed, "unseen" if seed % 4 == 3 else "seen")
+        actor = Expert(simulator, seed)
+        while not simulator.done:
+            simulator.advance(actor.act()[1])
+        found += simulator.success
+    return found
+
+
+def test_the_expert_hardly_ever_fails(simulator: Simulator) -> None:
+    assert successes(simulator, range(100, 140)) == 40
+
+
+@pytest.mark.slow
+def test_the_expert_succeeds_in_99_of_100_of_1000_episodes(simulator: Simulator) -> None:
+    assert successes(simulator, range(1000)) >= 990
+
+
 def test_same_seed_same_actions(simulator: Simulator) -> None:
     first, again, other = (demonstrate(simulator, seed) for seed in (3, 3, 4))
     assert [(clean.tobytes(), executed.tobytes(), phase) for clean, executed, phase in first] == [

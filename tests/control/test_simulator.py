@@ -51,6 +51,17 @@ def test_same_seed_same_bits(simulator: Simulator, seed: int) -> None:
     assert not same(first[0], simulator.reset(seed + 1))
 
 
+def test_what_is_not_observed_happens_all_the_same(simulator: Simulator) -> None:
+    seen = episode(simulator, 3)
+    generator = np.random.default_rng(3)
+    simulator.reset(3)
+    for observation in seen[1:]:
+        simulator.advance(generator.uniform(-0.05, 0.02, 3))
+        if simulator.steps in (4, len(seen) - 1):
+            assert same(simulator.observe(), observation)
+    assert simulator.steps == len(seen) - 1
+
+
 def test_drawn_values_are_in_range(simulator: Simulator) -> None:
     drawn = []
     for seed in range(60):

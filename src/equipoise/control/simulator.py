@@ -94,6 +94,11 @@ class Simulator:
 
     def step(self, action: np.ndarray) -> Observation:
         """Command a velocity [3], in m/s, for one control step; each component is clipped to ±`MAX_SPEED`."""
+        self.advance(action)
+        return self.observe()
+
+    def advance(self, action: np.ndarray) -> None:
+        """Do what `step` does without observing: pictures cost more than physics, and the expert needs none."""
         velocity = np.clip(np.asarray(action, float), -MAX_SPEED, MAX_SPEED)
         if velocity.shape != (3,) or not np.isfinite(velocity).all():
             raise BadInput(f"action: expected three finite numbers, found {action!r}")
@@ -111,7 +116,6 @@ class Simulator:
         if self._pushed >= scene.JAM_STEPS:
             data.eq_active[0] = False
         self.steps += 1
-        return self.observe()
 
     def observe(self) -> Observation:
         """Return what the sensors read now.
