@@ -1,5 +1,7 @@
 """The first thing the command runs. It loads nothing itself, so that Ctrl-C is answered while torch is being loaded."""
 
+import atexit
+import gc
 import os
 import shlex
 import signal
@@ -12,6 +14,9 @@ INTERRUPTED = 130  # as shells have it
 
 def main() -> None:
     """Load the command, which takes a few seconds, and run it."""
+    # What is imported never becomes garbage: looking through it again and again takes a third of a short command.
+    gc.set_threshold(100_000, 10, 10)
+    atexit.register(gc.freeze)
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # whoever started us may want it ignored
     if heard:
         signal.signal(signal.SIGINT, _stop_loading)

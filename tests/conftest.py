@@ -14,19 +14,24 @@ from ended import Ended
 # Tests start many processes. Where no bytecode is kept, each compiles all that it imports: two thirds of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+STARTED = str(Path(__file__).parent / "started")  # see its sitecustomize.py
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (STARTED, os.environ.get("PYTHONPATH"))))
+sys.path.append(STARTED)  # for those who are given a path of their own, made of this one
 
 
-def pytest_configure() -> None:
+def pytest_collection() -> None:
+    """Prepare a process that collects: with workers, the first process does not, and need not load torch."""
     import torch
 
+    gc.disable()
     torch.set_num_threads(1)
     _seed_processor_only()
 
 
 def pytest_collection_finish() -> None:
     """Let the garbage collector pass over what is there by now, libraries and tests: nothing of it becomes garbage."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _seed_processor_only() -> None:
