@@ -58,6 +58,33 @@ def test_rays_show_distance() -> None:
     assert brightness[-1] > 1.3 * brightness[0]
 
 
+def test_rays_near_what_moves_and_a_kept_plate_make_the_whole_picture() -> None:
+    """Every ray cast anew gives the same bytes, also where the peg is partly or wholly out of the picture."""
+    simulator, random = Simulator("rays"), np.random.default_rng(0)
+    whole = camera.RayCamera(scene.PICTURE, scene.PICTURE)
+    for number in range(60):
+        peg = np.append(random.uniform(-scene.WORKSPACE, scene.WORKSPACE, 2), random.uniform(-0.02, scene.CEILING))
+        hole = random.uniform(-scene.UNSEEN, scene.UNSEEN, 2)
+        picture = simulator.place(peg, hole, random.uniform(*scene.CLEARANCES), jammed=number % 2 == 0)["camera"]
+        expected = whole._seen(simulator._data, whole._rays, None).transpose(2, 0, 1)
+        np.testing.assert_array_equal(picture, expected)
+    for speed in (0.05, -0.05):  # what was kept of the plate is not what was drawn over it
+        for _ in range(10):
+            picture = simulator.step(np.array([speed, speed, 0.0]))["camera"]
+        expected = whole._seen(simulator._data, whole._rays, None).transpose(2, 0, 1)
+        np.testing.assert_array_equal(picture, expected)
+
+
+def test_plates_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(camera, "KEPT", 3)
+    simulator, fresh = Simulator("rays"), camera.RayCamera(scene.PICTURE, scene.PICTURE)
+    for seed in (0, 1, 2, 3, 4, 0, 1):
+        simulator.reset(seed)
+        picture = fresh.draw(simulator._data)
+        assert len(fresh._backgrounds) <= 3
+        np.testing.assert_array_equal(picture, fresh._seen(simulator._data, fresh._rays, None))
+
+
 def test_a_picture_of_any_size_shows_the_same(simulator: Simulator) -> None:
     small = simulator.place(np.array([-0.02, 0.02, 0.03]), np.array([0.01, 0.0]), 0.0007, jammed=False)["camera"]
     large = simulator.picture(192, 192)

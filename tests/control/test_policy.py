@@ -173,7 +173,9 @@ def test_policies_with_fewer_sensors_are_read_back(
     assert read.monitor is None
 
 
-def test_a_monitor_is_kept_and_leaves_with_its_policy(policy: Policy, tmp_path: Path) -> None:
+def test_a_monitor_is_kept_and_leaves_with_its_policy(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random = torch.Generator().manual_seed(0)
     heads = {name: torch.randn(60, NUMBERS, generator=random) for name in SENSORS}
     monitor = SensorMonitor.fit(heads, torch.arange(60) // 20, kind="regression")
@@ -182,6 +184,16 @@ def test_a_monitor_is_kept_and_leaves_with_its_policy(policy: Policy, tmp_path: 
     assert read is not None
     said = {name: values[:7] for name, values in heads.items()}
     assert torch.equal(read.update(said).level, monitor.fresh().update(said).level)
+
+    def killed(_: SensorMonitor, file: Path) -> None:
+        file.write_text("{")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # while the monitor is written: the one before is left
+        patch.setattr(SensorMonitor, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            policy.watched_by(monitor).save(tmp_path)
+    assert Policy.load(tmp_path).monitor is not None
     policy.save(tmp_path)
     assert Policy.load(tmp_path).monitor is None
     assert Policy.load(tmp_path).to("cpu").monitor is None

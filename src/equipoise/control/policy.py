@@ -151,7 +151,9 @@ class Policy:
         if self.monitor is None:
             inside(folder, MONITOR).unlink(missing_ok=True)  # of another policy
         else:
-            self.monitor.save(inside(folder, MONITOR))
+            unfinished = inside(folder, f"{MONITOR}.tmp")
+            self.monitor.save(unfinished)
+            unfinished.replace(inside(folder, MONITOR))
         write_atomic(folder, DESCRIPTION, json.dumps(content, indent=1) + "\n")
 
     @classmethod
