@@ -262,10 +262,10 @@ def differences(rows: Sequence[Row], base: Sequence[Row], measure: str) -> list[
 
 
 def told(found: Sequence[float]) -> str:
-    """Return a mean with its interval; without one where a single pair says nothing of the spread."""
+    """Return a mean with its interval; without one where one or two pairs say nearly nothing of the spread."""
     if not found:
         return "–"
-    return interval(found) if len(found) > 1 else f"{found[0]:+.1f}"
+    return interval(found) if len(found) > 2 else f"{np.mean(found):+.1f}"
 
 
 def lines_of(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
@@ -297,13 +297,11 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def contrasts(rows: Sequence[Row], measures: Sequence[str] = tuple(MEASURES)) -> str:
-    """Return differences over all data sets: of fusions under joint training, and of methods within a fusion."""
+    """Return differences over all data sets: to late joint training, to that within a fusion, and to heads."""
     lines = lines_of(rows)
-    pairs = {
-        f"{fusion} − late, joint training": (lines[fusion, "msl"], lines["late", "msl"])
-        for fusion in FUSIONS
-        if fusion != "late" and (fusion, "msl") in lines
-    }
+    late = lines["late", "msl"]
+    pairs = {f"{one}, {NAMES[method]} − late, joint training": (own, late) for (one, method), own in lines.items()}
+    pairs.pop("late, joint training − late, joint training")
     for (fusion, method), own in lines.items():
         title = "hybrid" if fusion == HEADS.title else fusion
         if method != "msl":

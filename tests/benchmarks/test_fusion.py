@@ -81,14 +81,20 @@ def row(fold: int, title: str, method: str, right: float, alone: tuple[float, fl
     return {**about, "fused": right, "committee": right, "disparity": 0.0, "attention": [None], **by_sensor}
 
 
+def hybrid(joint: list[dict[str, Any]]) -> dict[str, Any]:
+    return {**joint[0], "fusion": "hybrid"}
+
+
 def test_differences_are_paired_by_fold_whatever_the_order_of_rows() -> None:
     joint = [row(fold, "late", "msl", right, (0.5, 0.3)) for fold, right in enumerate((0.80, 0.90, 0.70))]
     mimo = [row(fold, "hybrid", "mimo", right, (0.6, 0.5)) for fold, right in ((2, 0.72), (0, 0.84))]
     assert fusion.differences(mimo, joint, "fused") == pytest.approx([2, 4])
     assert fusion.differences(mimo, joint, "disparity alone") == pytest.approx([-10, -10])
     assert fusion.differences(mimo, joint, "one missing, fused") == pytest.approx([15, 15])
-    # The standard error of 2 and 4 is 1, and Student's t with one degree of freedom 12.7.
-    assert "+3.0 (-9.7 to +15.7)" in fusion.table(joint + mimo)
+    assert "| 78.0 | +3.0 | 78.0 |" in fusion.table(joint + mimo)
+    assert "| hybrid, MIMO − late, joint training | 2 | +3.0 |" in fusion.contrasts([*joint, *mimo, hybrid(joint)])
+    # The standard error of 1, 2 and 3 is 0.58, and Student's t with two degrees of freedom 4.30.
+    assert fusion.told([1.0, 2.0, 3.0]) == "+2.0 (-0.5 to +4.5)"
     assert fusion.told([2.0]) == "+2.0"
     assert fusion.told([]) == "–"
 
