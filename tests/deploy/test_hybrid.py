@@ -51,12 +51,12 @@ def examples(fusion: str, names: list[str], batch: int) -> dict[str, Tensor]:
     return inputs
 
 
-def deployable(fusion: str, count: int, task: Task, unimodal: Any = "masked") -> Deployable:
+def deployable(fusion: str, count: int, task: Task, unimodal: Any = "masked", depth: int = 2) -> Deployable:
     """A model with vectors of missing sensors that are not zero, and a fitted committee."""
     torch.manual_seed(count)
     names = list(SHAPES[fusion])[:count]
     encoders = {name: encoder_of(fusion, name) for name in names}
-    model = HybridFusion(encoders, task=task, unimodal=unimodal, width=8).eval()
+    model = HybridFusion(encoders, task=task, unimodal=unimodal, width=8, depth=depth).eval()
     for vector in model.absent:
         nn.init.normal_(vector)
     inputs = examples(fusion, names, 60)
@@ -124,18 +124,32 @@ def test_every_sample_of_a_batch_may_lack_other_sensors() -> None:
         agree(graph, {name: each[row : row + 1] for name, each in found.items()}, alone, tuple(pattern))
 
 
-FAST = [("hybrid", 2, "classes")]
-ALL = [(fusion, count, kind) for fusion in SHAPES for count in (2, 3, 4) for kind in TASKS]
+# Any two of fusion, number of sensors and task meet; all three are above, where nothing is exported. The exporter goes
+# from operation to operation: those of encoders and trunk are of the first two, those of the decision of the last two.
+# A second layer has those of the first, so one model with two is enough.
+EXPORTED = [
+    ("hybrid", 2, "classes", 2),
+    *(
+        pytest.param(fusion, count, kind, 1, marks=pytest.mark.slow)
+        for fusion, count, kind in (
+            ("early", 3, "classes"),
+            ("hybrid", 4, "classes"),
+            ("early", 2, "labels"),
+            ("hybrid", 3, "labels"),
+            ("early", 4, "labels"),
+            ("hybrid", 2, "angle"),
+            ("hybrid", 3, "angle"),
+            ("early", 4, "angle"),
+        )
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("fusion", "count", "kind"),
-    [*FAST, *(pytest.param(*one, marks=pytest.mark.slow) for one in ALL if one not in FAST)],
-)
+@pytest.mark.parametrize(("fusion", "count", "kind", "depth"), EXPORTED)
 def test_onnx_equals_predict_for_every_subset_of_the_sensors(
-    fusion: str, count: int, kind: str, tmp_path: Path
+    fusion: str, count: int, kind: str, depth: int, tmp_path: Path
 ) -> None:
-    graph = deployable(fusion, count, TASKS[kind])
+    graph = deployable(fusion, count, TASKS[kind], depth=depth)
     exported = export(graph, tmp_path, "onnx")
     assert exported.difference is not None
     assert exported.difference <= 1e-5
