@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from control.lessons import Scripted, always, made_up_demonstrations, untrained
+from control.made_data import Scripted, always, made_up_demonstrations, untrained
 from equipoise.control.calibration import SEEDS, STRETCH, with_monitor
 from equipoise.control.cloning import SENSORS
 from equipoise.control.conditions import Condition

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from control.lessons import made_up_demonstrations
+from control.made_data import made_up_demonstrations
 from equipoise.control.cloning import (
     ENCODERS,
     SENSORS,
@@ -38,13 +38,14 @@ def test_chunks_by_hand() -> None:
 
 @pytest.mark.parametrize("horizon", [1, 2, 8])
 def test_chunks_are_those_of_a_loop_and_never_cross_episodes(horizon: int) -> None:
-    lessons = made_up_demonstrations(LENGTHS, seed=horizon)
+    demonstrations = made_up_demonstrations(LENGTHS, seed=horizon)
     expected = []
     for number, length in enumerate(LENGTHS):
-        own = lessons.action[lessons.episode == number]
+        own = demonstrations.action[demonstrations.episode == number]
         expected += [[own[min(step + later, length - 1)] for later in range(horizon)] for step in range(length)]
     np.testing.assert_array_equal(
-        action_chunks(lessons.action, lessons.episode, horizon), np.array(expected).reshape(-1, 3 * horizon)
+        action_chunks(demonstrations.action, demonstrations.episode, horizon),
+        np.array(expected).reshape(-1, 3 * horizon),
     )
 
 
@@ -53,27 +54,27 @@ def test_chunks_are_those_of_a_loop_and_never_cross_episodes(horizon: int) -> No
 
 def test_parts_share_no_episode_and_hold_every_step_once() -> None:
     for count in (3, 4, 19, 20, 41):
-        lessons = made_up_demonstrations((LENGTHS * 4)[:count], seed=count)
-        splits = cloning_splits(lessons, ("force",))
+        demonstrations = made_up_demonstrations((LENGTHS * 4)[:count], seed=count)
+        splits = cloning_splits(demonstrations, ("force",))
         groups = [set(part.group.tolist()) for part in splits.parts.values() if part.group is not None]
         held_out = max(1, count // 10)
         assert [len(own) for own in groups] == [count - 2 * held_out, held_out, held_out]
         assert set.union(*groups) == set(range(count))
         index = torch.cat([part.index for part in splits.parts.values() if part.index is not None])
-        assert index.tolist() == list(range(len(lessons.action)))
+        assert index.tolist() == list(range(len(demonstrations.action)))
         for part in splits.parts.values():
             assert part.group is not None
             assert part.index is not None
-            assert part.group.tolist() == lessons.episode[part.index.numpy()].tolist()
-        first, second = first_held_out(lessons.episode)
+            assert part.group.tolist() == demonstrations.episode[part.index.numpy()].tolist()
+        first, second = first_held_out(demonstrations.episode)
         assert (first, second - first) == (len(splits.train), len(splits.validation))
 
 
 def test_labels_are_chunks_in_their_own_units() -> None:
-    lessons = made_up_demonstrations(LENGTHS)
-    splits = cloning_splits(lessons, horizon=4)
+    demonstrations = made_up_demonstrations(LENGTHS)
+    splits = cloning_splits(demonstrations, horizon=4)
     label = torch.cat([part.label for part in splits.parts.values()])
-    np.testing.assert_array_equal(label, action_chunks(lessons.action, lessons.episode, 4))
+    np.testing.assert_array_equal(label, action_chunks(demonstrations.action, demonstrations.episode, 4))
     assert splits.classes[:4] == ("x0", "y0", "z0", "x1")
     task, learnt = splits.task, splits.train.label
     assert isinstance(task, Regression)
@@ -82,15 +83,15 @@ def test_labels_are_chunks_in_their_own_units() -> None:
 
 
 def test_training_steps_alone_decide_the_scale() -> None:
-    lessons = made_up_demonstrations(LENGTHS)
-    splits, held_out = cloning_splits(lessons), first_held_out(lessons.episode)[0]
-    odd = lessons.proprioception.copy()
+    demonstrations = made_up_demonstrations(LENGTHS)
+    splits, held_out = cloning_splits(demonstrations), first_held_out(demonstrations.episode)[0]
+    odd = demonstrations.proprioception.copy()
     odd[held_out:] *= 100
     again = cloning_splits(made_up_demonstrations(LENGTHS, proprioception=odd))
     assert torch.equal(again.train.inputs["proprioception"], splits.train.inputs["proprioception"])
-    learnt = lessons.proprioception[:held_out].astype(np.float64)
+    learnt = demonstrations.proprioception[:held_out].astype(np.float64)
     for part, rows in (("train", slice(0, held_out)), ("test", slice(-LENGTHS[-1], None))):
-        expected = (lessons.proprioception[rows] - learnt.mean(0)) / learnt.std(0, ddof=1)
+        expected = (demonstrations.proprioception[rows] - learnt.mean(0)) / learnt.std(0, ddof=1)
         np.testing.assert_allclose(splits.parts[part].inputs["proprioception"], expected, atol=1e-5)
     force = splits.train.inputs["force"]
     np.testing.assert_allclose(force.mean((0, 2)), 0, atol=1e-5)  # a channel has one scale for its whole window
@@ -98,25 +99,25 @@ def test_training_steps_alone_decide_the_scale() -> None:
 
 
 def test_pictures_stay_bytes_and_are_seen_from_0_to_1() -> None:
-    lessons = made_up_demonstrations(LENGTHS)
-    train = cloning_splits(lessons).train
+    demonstrations = made_up_demonstrations(LENGTHS)
+    train = cloning_splits(demonstrations).train
     assert train.inputs["camera"].dtype == torch.uint8
     seen = train.views["camera"](train.inputs["camera"], None, None)
     assert torch.equal(seen, train.inputs["camera"].float() * (1 / 255))
-    assert not cloning_splits(lessons, ("force",)).train.views
+    assert not cloning_splits(demonstrations, ("force",)).train.views
 
 
 def test_parts_are_copies() -> None:
-    lessons = made_up_demonstrations(LENGTHS)
-    lessons.camera.flags.writeable = False  # as of a memory map
-    cloning_splits(lessons).train.inputs["camera"].zero_()
-    assert lessons.camera.any()
+    demonstrations = made_up_demonstrations(LENGTHS)
+    demonstrations.camera.flags.writeable = False  # as of a memory map
+    cloning_splits(demonstrations).train.inputs["camera"].zero_()
+    assert demonstrations.camera.any()
 
 
 def test_problems_are_told_together() -> None:
-    lessons = made_up_demonstrations([3, 4])
+    demonstrations = made_up_demonstrations([3, 4])
     with pytest.raises(BadInput) as caught:
-        cloning_splits(lessons, ("camera", "radar"))
+        cloning_splits(demonstrations, ("camera", "radar"))
     assert "unknown sensor 'radar'; expected some of proprioception, camera, force" in str(caught.value)
     assert "expected 3 episodes or more, one for each part, found 2" in str(caught.value)
     backwards = made_up_demonstrations([2, 2, 2], episode=np.array([0, 0, 2, 2, 1, 1]))

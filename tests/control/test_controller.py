@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from control.lessons import Scripted, always
+from control.made_data import Scripted, always
 from equipoise.control import worker
 from equipoise.control.cloning import SENSORS
 from equipoise.control.conditions import CONDITIONS, Condition, conditions_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from control.lessons import first_rows, made_up_demonstrations, untrained
+from control.made_data import first_rows, made_up_demonstrations, untrained
 from equipoise import LateFusion
 from equipoise.control.cloning import SENSORS, cloning_splits
 from equipoise.control.interventions import PHASES, donor_rows, measure_interventions, probe_error, swap_effects
@@ -46,22 +46,22 @@ def test_every_other_episode_gives_as_often() -> None:
 
 
 def test_effects_are_those_of_a_loop() -> None:
-    lessons = made_up_demonstrations(LENGTHS)
-    policy, splits = untrained(lessons)
+    demonstrations = made_up_demonstrations(LENGTHS)
+    policy, splits = untrained(demonstrations)
     part = splits.validation
     assert part.index is not None
     assert part.group is not None
     rows = part.index.numpy()
-    phase, step = lessons.phase[rows], lessons.step[rows]
+    phase, step = demonstrations.phase[rows], demonstrations.step[rows]
     effects = swap_effects(policy.model, part, phase, step, seed=3)
     donors = donor_rows(part.group.numpy(), step, seed=3)
     deviation = splits.train.label[:, :3].std(dim=0).numpy()
-    label = lessons.action[rows]
+    label = demonstrations.action[rows]
 
     def action(row: int, sensor: str = "", donor: int = 0) -> np.ndarray:
-        seen = first_rows(lessons, [rows[row]])
+        seen = first_rows(demonstrations, [rows[row]])
         if sensor:
-            seen[sensor] = first_rows(lessons, [rows[donor]])[sensor]
+            seen[sensor] = first_rows(demonstrations, [rows[donor]])[sensor]
         return policy.predict(seen).fused[0, :3].numpy()
 
     for sensor in SENSORS:
@@ -82,12 +82,12 @@ def test_effects_are_those_of_a_loop() -> None:
 
 @pytest.mark.parametrize("ignored", ["camera", "force"])
 def test_a_sensor_that_is_ignored_has_no_effect(ignored: str) -> None:
-    lessons = made_up_demonstrations(LENGTHS)
-    policy, splits = untrained(lessons)
+    demonstrations = made_up_demonstrations(LENGTHS)
+    policy, splits = untrained(demonstrations)
     last = [layer for layer in policy.model.encoders[ignored].layers if isinstance(layer, nn.Linear)][-1]
     with torch.no_grad():
         last.weight.zero_()
-    swap = measure_interventions(policy.model, splits, lessons)["swap"]
+    swap = measure_interventions(policy.model, splits, demonstrations)["swap"]
     for sensor in SENSORS:
         for numbers in swap[sensor].values():
             assert (numbers["change"] == 0) == (sensor == ignored)
@@ -96,14 +96,14 @@ def test_a_sensor_that_is_ignored_has_no_effect(ignored: str) -> None:
 
 def test_what_cannot_be_swapped_is_left_out() -> None:
     """Of two episodes, only one comes to the last phase, at steps that the other does not have."""
-    lessons = made_up_demonstrations([8] * 17 + [12] + [8] * 2)
-    policy, splits = untrained(lessons)
+    demonstrations = made_up_demonstrations([8] * 17 + [12] + [8] * 2)
+    policy, splits = untrained(demonstrations)
     part = splits.validation
     assert part.index is not None
     rows = part.index.numpy()
-    phase = np.where(lessons.step[rows] >= 8, 3, 0)
-    effects = swap_effects(policy.model, part, phase, lessons.step[rows])
-    assert lessons.step[rows].max() == 11
+    phase = np.where(demonstrations.step[rows] >= 8, 3, 0)
+    effects = swap_effects(policy.model, part, phase, demonstrations.step[rows])
+    assert demonstrations.step[rows].max() == 11
     assert {name: list(own) for name, own in effects.items()} == {name: ["approach"] for name in SENSORS}
 
 
@@ -148,19 +148,19 @@ def test_features_of_noise_leave_the_spread_of_holes() -> None:
 
 
 def test_the_probe_asks_for_the_hole_on_the_plate_and_from_the_peg() -> None:
-    lessons = made_up_demonstrations(LENGTHS)
-    policy, splits = untrained(lessons)
-    found = measure_interventions(policy.model, splits, lessons)
-    peg = lessons.proprioception[:, :2]
-    assert found["probe_mm"] == probe_error(policy.model, splits, lessons.hole - peg)
-    assert found["probe_absolute_mm"] == probe_error(policy.model, splits, lessons.hole)
+    demonstrations = made_up_demonstrations(LENGTHS)
+    policy, splits = untrained(demonstrations)
+    found = measure_interventions(policy.model, splits, demonstrations)
+    peg = demonstrations.proprioception[:, :2]
+    assert found["probe_mm"] == probe_error(policy.model, splits, demonstrations.hole - peg)
+    assert found["probe_absolute_mm"] == probe_error(policy.model, splits, demonstrations.hole)
     assert found["probe_mm"] > 10 * found["probe_absolute_mm"]  # pegs are metres away, in what was made up
 
 
 def test_without_a_camera_there_is_no_probe() -> None:
-    lessons = made_up_demonstrations(LENGTHS)
-    policy, splits = untrained(lessons, sensors=("force",))
-    found = measure_interventions(policy.model, splits, lessons)
+    demonstrations = made_up_demonstrations(LENGTHS)
+    policy, splits = untrained(demonstrations, sensors=("force",))
+    found = measure_interventions(policy.model, splits, demonstrations)
     assert found["probe_mm"] is None
     assert found["probe_absolute_mm"] is None
     assert list(found["swap"]) == ["force"]

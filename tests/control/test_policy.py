@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from control.lessons import HORIZON, first_rows, made_up_demonstrations, untrained
+from control.made_data import HORIZON, first_rows, made_up_demonstrations, untrained
 from equipoise import EW, MSL
 from equipoise.control.cloning import SENSORS
 from equipoise.control.demonstrations import Demonstrations
@@ -27,13 +27,13 @@ NUMBERS = 3 * HORIZON
 
 
 @pytest.fixture(scope="module")
-def lessons() -> Demonstrations:
+def demonstrations() -> Demonstrations:
     return made_up_demonstrations(LENGTHS)
 
 
 @pytest.fixture(scope="module")
-def policy(lessons: Demonstrations) -> Policy:
-    made, _ = untrained(lessons)
+def policy(demonstrations: Demonstrations) -> Policy:
+    made, _ = untrained(demonstrations)
     made.model.committee.copy_(torch.tensor([0.4, 0.3, 0.2, 0.1]))
     made.model.radii.copy_(torch.rand(made.model.radii.shape, generator=torch.Generator().manual_seed(0)))
     return made
@@ -46,11 +46,11 @@ def same(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> bool:
 # -- predictions --
 
 
-def test_prediction_is_that_of_the_model_by_hand(policy: Policy, lessons: Demonstrations) -> None:
-    seen, learnt = first_rows(lessons, slice(20, 25)), slice(0, sum(LENGTHS[:-2]))
+def test_prediction_is_that_of_the_model_by_hand(policy: Policy, demonstrations: Demonstrations) -> None:
+    seen, learnt = first_rows(demonstrations, slice(20, 25)), slice(0, sum(LENGTHS[:-2]))
     inputs = {"camera": seen["camera"].float() / 255}
     for name, axes in (("proprioception", 0), ("force", (0, 2))):
-        own = torch.from_numpy(getattr(lessons, name)[learnt]).double()
+        own = torch.from_numpy(getattr(demonstrations, name)[learnt]).double()
         shape = [1, -1, *[1] * (own.dim() - 2)]
         mean, deviation = own.mean(axes).reshape(shape), own.std(axes).reshape(shape)
         inputs[name] = ((seen[name] - mean) / deviation).float()
@@ -68,23 +68,23 @@ def test_prediction_is_that_of_the_model_by_hand(policy: Policy, lessons: Demons
     assert predicted.fused.std(dim=0).min() > 0  # different observations, different actions
 
 
-def test_predictions_are_in_the_units_of_actions(lessons: Demonstrations) -> None:
+def test_predictions_are_in_the_units_of_actions(demonstrations: Demonstrations) -> None:
     """Ten times the actions: the same weights say ten times as much."""
-    plain, _ = untrained(lessons)
-    larger, _ = untrained(made_up_demonstrations(LENGTHS, action=10 * lessons.action))
-    seen = first_rows(lessons, slice(0, 4))
+    plain, _ = untrained(demonstrations)
+    larger, _ = untrained(made_up_demonstrations(LENGTHS, action=10 * demonstrations.action))
+    seen = first_rows(demonstrations, slice(0, 4))
     assert torch.allclose(larger.predict(seen).fused, 10 * plain.predict(seen).fused, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("fusion", ["concat", "hybrid"])
 @pytest.mark.parametrize("lost", [("camera",), ("force",), ("proprioception", "camera")])
 def test_a_missing_sensor_is_left_out_where_it_is_missing(
-    lessons: Demonstrations, fusion: str, lost: tuple[str, ...]
+    demonstrations: Demonstrations, fusion: str, lost: tuple[str, ...]
 ) -> None:
-    policy, _ = untrained(lessons, fusion=fusion)
+    policy, _ = untrained(demonstrations, fusion=fusion)
     policy.model.committee.copy_(torch.tensor([0.4, 0.3, 0.2, 0.1]))
     weights, sensors = {"proprioception": 0.3, "camera": 0.2, "force": 0.1}, [*policy.sensors]
-    seen, rows = first_rows(lessons, slice(0, 4)), torch.tensor([True, False, True, False])
+    seen, rows = first_rows(demonstrations, slice(0, 4)), torch.tensor([True, False, True, False])
     masks = dict.fromkeys(lost, rows)
     predicted, whole = policy.predict(seen, masks), policy.predict(seen)
     odd = {name: (values.flip(0) if name in lost else values) for name, values in seen.items()}
@@ -103,15 +103,15 @@ def test_a_missing_sensor_is_left_out_where_it_is_missing(
     assert torch.allclose(predicted.committee[~rows], vote[~rows], atol=1e-5)
 
 
-def test_the_radius_is_that_of_the_sensors_at_hand(policy: Policy, lessons: Demonstrations) -> None:
+def test_the_radius_is_that_of_the_sensors_at_hand(policy: Policy, demonstrations: Demonstrations) -> None:
     masks = {"camera": torch.tensor([True, False]), "force": torch.tensor([False, False])}
-    radius = policy.predict(first_rows(lessons, slice(0, 2)), masks).radius
+    radius = policy.predict(first_rows(demonstrations, slice(0, 2)), masks).radius
     assert torch.equal(radius, torch.stack([policy.model.radii[1, 0b011], policy.model.radii[1, 0b001]]))
 
 
-def test_sensors_that_a_policy_does_not_have_are_not_read(lessons: Demonstrations) -> None:
-    policy, _ = untrained(lessons, sensors=("force",))
-    seen = first_rows(lessons, slice(0, 3))
+def test_sensors_that_a_policy_does_not_have_are_not_read(demonstrations: Demonstrations) -> None:
+    policy, _ = untrained(demonstrations, sensors=("force",))
+    seen = first_rows(demonstrations, slice(0, 3))
     nowhere = {"camera": torch.zeros(3, dtype=torch.bool)}
     assert policy.sensors == ("force",)
     assert policy.horizon == HORIZON
@@ -126,11 +126,11 @@ def test_sensors_that_a_policy_does_not_have_are_not_read(lessons: Demonstration
     [*((line.label, "concat") for line in lines(["all"], alone=False, controls=False)), *product(METHODS, ["hybrid"])],
 )
 def test_a_policy_of_any_method_is_read_back_to_the_bit(
-    lessons: Demonstrations, tmp_path: Path, method: str, fusion: str
+    demonstrations: Demonstrations, tmp_path: Path, method: str, fusion: str
 ) -> None:
-    policy, _ = untrained(lessons, balancer=all_methods()[method].make(), fusion=fusion)
+    policy, _ = untrained(demonstrations, balancer=all_methods()[method].make(), fusion=fusion)
     policy.save(tmp_path)
-    read, seen = Policy.load(tmp_path), first_rows(lessons, slice(0, 6))
+    read, seen = Policy.load(tmp_path), first_rows(demonstrations, slice(0, 6))
     lost = {"camera": torch.arange(6) % 2 == 0}
     assert same(read.predict(seen), policy.predict(seen))
     assert same(read.predict(seen, lost), policy.predict(seen, lost))
@@ -140,7 +140,7 @@ def test_a_policy_of_any_method_is_read_back_to_the_bit(
     }
 
 
-def test_objectives_differ_in_what_is_kept(lessons: Demonstrations, tmp_path: Path) -> None:
+def test_objectives_differ_in_what_is_kept(demonstrations: Demonstrations, tmp_path: Path) -> None:
     kinds = {}
     for fusion, objective, balancer in (
         ("concat", "auto", EW()),
@@ -150,7 +150,7 @@ def test_objectives_differ_in_what_is_kept(lessons: Demonstrations, tmp_path: Pa
         ("hybrid", "head", EW()),
     ):
         folder = tmp_path / f"{fusion}-{objective}-{balancer}"
-        untrained(lessons, balancer=balancer, fusion=fusion, objective=objective)[0].save(folder)
+        untrained(demonstrations, balancer=balancer, fusion=fusion, objective=objective)[0].save(folder)
         kinds[fusion, objective, type(balancer)] = Policy.load(folder).model.unimodal
     assert kinds == {
         ("concat", "auto", EW): "head",
@@ -163,11 +163,11 @@ def test_objectives_differ_in_what_is_kept(lessons: Demonstrations, tmp_path: Pa
 
 @pytest.mark.parametrize("sensors", [("camera",), ("proprioception", "force")])
 def test_policies_with_fewer_sensors_are_read_back(
-    lessons: Demonstrations, tmp_path: Path, sensors: tuple[str, ...]
+    demonstrations: Demonstrations, tmp_path: Path, sensors: tuple[str, ...]
 ) -> None:
-    policy, _ = untrained(lessons, sensors=sensors)
+    policy, _ = untrained(demonstrations, sensors=sensors)
     policy.save(tmp_path)
-    read, seen = Policy.load(tmp_path), first_rows(lessons, slice(0, 6))
+    read, seen = Policy.load(tmp_path), first_rows(demonstrations, slice(0, 6))
     assert read.sensors == sensors
     assert same(read.predict(seen), policy.predict(seen))
     assert read.monitor is None

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from control.lessons import Scripted
+from control.made_data import Scripted
 from equipoise.control.conditions import CONDITIONS, Condition
 from equipoise.control.controller import Controller
 from equipoise.control.rollout import Outcome, RolloutPool

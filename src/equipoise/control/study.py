@@ -212,7 +212,7 @@ def _stopped_halfway(entry: Entry, words: Sequence[str]) -> Entry:
     return entry.changed({"stop": max(1, entry.settings.passes // 2)}, {})
 
 
-class Lessons(NamedTuple):
+class CloningData(NamedTuple):
     """Demonstrations with everything that is computed of them once.
 
     Args:
@@ -226,7 +226,7 @@ class Lessons(NamedTuple):
     source: str
 
     @classmethod
-    def of(cls, folder: Path) -> Lessons:
+    def of(cls, folder: Path) -> CloningData:
         """Read the demonstrations of a folder."""
         demonstrations = load(folder)
         source = f"sha256:{hashlib.sha256(inside(folder, MANIFEST).read_bytes()).hexdigest()}"
@@ -247,16 +247,16 @@ def _scores_of(demonstrations: Demonstrations) -> dict[str, Tensor]:
     return scores
 
 
-def train_policy(job: PolicyJob, lessons: Lessons, folder: Path) -> None:
+def train_policy(job: PolicyJob, data: CloningData, folder: Path) -> None:
     """Train a policy and measure its interventions; keep both in a folder, the measurements last.
 
     Args:
         job: What to train.
-        lessons: What to train it on.
+        data: What to train it on.
         folder: Of the policy.
     """
     started, entry, sensors = time.perf_counter(), job.line.entry, job.line.sensors
-    splits = lessons.splits(sensors)
+    splits = data.splits(sensors)
     kept = folder.parent / "trajectories"
     trained = train(splits, entry.balancer(), entry.settings, seed=job.seed, trajectories=kept)
     seconds = time.perf_counter() - started
@@ -269,7 +269,7 @@ def train_policy(job: PolicyJob, lessons: Lessons, folder: Path) -> None:
         "validation": last["validation"],
         "attention": last.get("attention"),
         "committee": model.committee.tolist(),
-        "interventions": measure_interventions(model, splits, lessons.demonstrations),
+        "interventions": measure_interventions(model, splits, data.demonstrations),
         "seconds": {"training": seconds},
         "device": trained.device,
         "path": trained.path,
@@ -306,21 +306,21 @@ def run_study(
     store, workers = Store(out), cores() if workers is None else workers
     shared = gpus() > 0  # counted before anything else looks for GPUs: a process that has touched one cannot be forked
     with store.locked():
-        lessons = Lessons.of(demonstrations)
-        jobs = [PolicyJob(line, seed, lessons.source) for seed in seeds for line in chosen]
+        data = CloningData.of(demonstrations)
+        jobs = [PolicyJob(line, seed, data.source) for seed in seeds for line in chosen]
         done = {row["config"]: row for row in store.rows()}
         rows = {job: _digest({**job.facts(), "plan": plan.facts()}) for job in jobs}
         missing = [job for job in jobs if rows[job] not in done]
         folders = {job: store.run_folder(_digest(job.facts())) for job in missing}
         untrained = {job: folder for job, folder in folders.items() if not _is_trained(folder)}
         with multi_process_service() if shared and len(untrained) > 1 else nullcontext():
-            _train_all(untrained, lessons, workers, bar)
-        renderer = lessons.demonstrations.renderer
+            _train_all(untrained, data, workers, bar)
+        renderer = data.demonstrations.renderer
         if missing:
             with RolloutPool(workers, renderer) as pool:  # ty: ignore[invalid-argument-type]
                 for number, job in enumerate(missing):
                     row = _rolled_out(job, folders[job], pool, plan, partial(_within, bar, number, len(missing)))
-                    row["task"] |= {"renderer": renderer, "episodes": len(lessons.demonstrations.seeds)}
+                    row["task"] |= {"renderer": renderer, "episodes": len(data.demonstrations.seeds)}
                     done[rows[job]] = row | {"config": rows[job]}
                     store.append(done[rows[job]])
     return [done[rows[job]] for job in jobs]
@@ -335,7 +335,7 @@ def _is_trained(folder: Path) -> bool:
     return (folder / TRAINED).is_file() and (folder / DESCRIPTION).is_file()
 
 
-def _train_all(folders: Mapping[PolicyJob, Path], lessons: Lessons, workers: int, bar: Bar) -> None:
+def _train_all(folders: Mapping[PolicyJob, Path], data: CloningData, workers: int, bar: Bar) -> None:
     """Train policies side by side, in processes that share the demonstrations."""
     jobs = list(folders)
     if jobs:
@@ -344,7 +344,7 @@ def _train_all(folders: Mapping[PolicyJob, Path], lessons: Lessons, workers: int
 
     def work(number: int, _: Tell) -> None:
         torch.set_num_threads(1)
-        train_policy(jobs[number], lessons, folders[jobs[number]])
+        train_policy(jobs[number], data, folders[jobs[number]])
 
     with Pool(work, min(workers, max(len(jobs), 1)), tries=2) as pool:
         pool.submit(*range(len(jobs)))

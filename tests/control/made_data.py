@@ -47,11 +47,19 @@ def small_settings(sensors: Sequence[str] = SENSORS, **others: Any) -> Settings:
 
 
 def untrained(
-    lessons: Demonstrations, *, sensors: Sequence[str] = SENSORS, balancer: Any = None, seed: int = 0, **settings: Any
+    demonstrations: Demonstrations,
+    *,
+    sensors: Sequence[str] = SENSORS,
+    balancer: Any = None,
+    seed: int = 0,
+    **settings: Any,
 ) -> tuple[Policy, Splits]:
     """A policy as training builds it, with weights as drawn, a committee that was fitted, and what it would learn."""
-    scores = {"proprioception": torch.full([len(lessons.action)], 0.5)}  # which GAP asks for
-    chosen, splits = small_settings(sensors, **settings), cloning_splits(lessons, sensors, HORIZON, scores=scores)
+    scores = {"proprioception": torch.full([len(demonstrations.action)], 0.5)}  # which GAP asks for
+    chosen, splits = (
+        small_settings(sensors, **settings),
+        cloning_splits(demonstrations, sensors, HORIZON, scores=scores),
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_model(splits, balancer or EW(), chosen)
@@ -62,9 +70,9 @@ def untrained(
     return Policy.of(model, chosen, splits), splits
 
 
-def first_rows(lessons: Demonstrations, rows: slice | Sequence[int]) -> dict[str, Tensor]:
+def first_rows(demonstrations: Demonstrations, rows: slice | Sequence[int]) -> dict[str, Tensor]:
     """Some observations as a simulator gives them."""
-    return {name: torch.from_numpy(np.array(getattr(lessons, name)[rows])) for name in SENSORS}
+    return {name: torch.from_numpy(np.array(getattr(demonstrations, name)[rows])) for name in SENSORS}
 
 
 @final
