@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from inspect import Parameter
 from pathlib import Path
 from types import NoneType
@@ -97,6 +97,7 @@ def _kinds(make: type[Balancer]) -> dict[str, Any]:
     return {name: kind for name, kind in kinds.items() if _fits_a_word(kind)}
 
 
+@cache
 def _method(name: str, make: type[Balancer]) -> Method:
     defaults = {one.name: one.default for one in _arguments(make)}
     parameters = {key: default for key, default in defaults.items() if key in {*_kinds(make), *make.words}}
