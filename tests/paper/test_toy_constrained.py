@@ -14,7 +14,6 @@ from equipoise.paper.toy_conflict import Conflict, generate_correlated
 from equipoise.paper.toy_constrained import (
     ConflictRest,
     RestingPoint,
-    beside_newton,
     residuals,
     rest_on_conflict,
     rest_on_toy,
@@ -62,14 +61,7 @@ def test_multipliers_of_the_relaxed_problem_sum_to_no_more_than_theorem_1_asks(s
         assert problem.penalised(sum(exact.multipliers)).worst == pytest.approx(slack, rel=1e-6)
 
 
-@pytest.mark.slow
-def test_it_comes_to_rest_at_newtons_solution() -> None:
-    for tolerance in toy_constrained.TOLERANCES:
-        rest = beside_newton(conflict(), tolerance)
-        assert rest.apart < 0.02
-        assert rest.found.stationary < 1e-2
-        assert rest.found.slack < 1e-3
-        assert rest.found.fused == pytest.approx(rest.fused, rel=1e-2)
+# That it comes to rest at Newton's solution without one is in test_toy_report.py, where it is computed anyway.
 
 
 def test_at_the_ceiling_it_minimises_the_exact_penalty() -> None:

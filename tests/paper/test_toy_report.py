@@ -11,8 +11,9 @@ import typer
 
 from equipoise.cli import toy as command
 from equipoise.cli.options import from_words
-from equipoise.paper import toy_report
+from equipoise.paper import toy_constrained, toy_report
 from equipoise.paper.toy import ToySettings
+from equipoise.paper.toy_constrained import ConflictRest
 from equipoise.paper.toy_report import draw_all
 from equipoise.paper.toy_results import ToyResults, claims, gather
 from equipoise.report import drawing
@@ -67,8 +68,24 @@ def test_json_and_nothing_else(equipoise_toy: Any, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.slow
-def test_all_of_it_in_words(equipoise_toy: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_of_it_in_words_and_primal_dual_comes_to_rest_at_newtons_solution(
+    equipoise_toy: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[ConflictRest] = []
+    measured = toy_constrained.beside_newton
+
+    def noting(*given: Any) -> ConflictRest:
+        rests.append(measured(*given))
+        return rests[-1]
+
+    monkeypatch.setattr(toy_constrained, "beside_newton", noting)
     equipoise_toy(*WORDS, "--seeds", "1", "--out", tmp_path)
+    assert tuple(rest.tolerance for rest in rests) == toy_constrained.TOLERANCES
+    for rest in rests:
+        assert rest.apart < 0.02
+        assert rest.found.stationary < 1e-2
+        assert rest.found.slack < 1e-3
+        assert rest.found.fused == pytest.approx(rest.fused, rel=1e-2)
     printed = capsys.readouterr()
     assert printed.err.startswith("toy: training each way\n")
     for part in ("MIMO, f* exact", "autograd / printed", "lexicographic", "Theorem 2", "Proposition 2", str(tmp_path)):
