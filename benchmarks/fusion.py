@@ -275,24 +275,20 @@ def lines_of(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     return {line: own for line, own in by_line.items() if own}
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return the accuracies of each data set, and differences to late joint training on the same folds."""
-    head = ["data", "fusion", "method", "n", "fused", "− late joint"]
-    head += ["committee", "− late joint", "one missing, fused", "− late joint", "one missing, committee"]
-    head += ["disparity alone", "by view"]
-    text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for data in dict.fromkeys(row["data"] for row in rows):
-        lines = lines_of([row for row in rows if row["data"] == data])
-        base = lines["late", "msl"]
-        for (fusion, method), own in lines.items():
-            cells = [data, fusion, NAMES[method], str(len(own))]
-            for measure in ("fused", "committee", "one missing, fused"):
-                cells.append(f"{np.mean([value(row, measure) for row in own]):.1f}")
-                cells.append("" if own is base else told(differences(own, base, measure)))
-            others = ("one missing, committee", "disparity alone", "disparity by view")
-            cells += [f"{np.mean([value(row, measure) for row in own]):.1f}" for measure in others]
-            cells[-1] += f" ({own[0]['view'].replace('_', ' ')})"
-            text.append(f"| {' | '.join(cells)} |")
+def table(rows: Sequence[Row], measures: Sequence[str] = tuple(MEASURES)[:4]) -> str:
+    """Return the measures of every line on each data set, the means over its folds."""
+    names = list(dict.fromkeys(row["data"] for row in rows))
+    columns = [f"{name}: {measure}" for name in names for measure in measures]
+    text = [f"| fusion | method | folds | {' | '.join(columns)} |", "|---" * (3 + len(columns)) + "|"]
+    for (fusion, method), own in lines_of(rows).items():
+        by_data = [[row for row in own if row["data"] == name] for name in names]
+        cells = [
+            f"{np.mean([value(row, measure) for row in some]):.1f}" if some else ""
+            for some in by_data
+            for measure in measures
+        ]
+        folds = "/".join(str(len(some)) for some in by_data)
+        text.append(f"| {fusion} | {NAMES[method]} | {folds} | {' | '.join(cells)} |")
     return "\n".join(text)
 
 
@@ -304,7 +300,7 @@ def contrasts(rows: Sequence[Row], measures: Sequence[str] = tuple(MEASURES)) ->
     pairs.pop("late, joint training − late, joint training")
     for (fusion, method), own in lines.items():
         title = "hybrid" if fusion == HEADS.title else fusion
-        if method != "msl":
+        if method != "msl" and fusion != "late":  # those are there already
             pairs[f"{fusion}: {NAMES[method]} − joint training"] = (own, lines[title, "msl"])
     for method in WITH_HEADS:
         if {("hybrid", method), (HEADS.title, method)} <= lines.keys():
@@ -313,6 +309,21 @@ def contrasts(rows: Sequence[Row], measures: Sequence[str] = tuple(MEASURES)) ->
     for title, (own, base) in pairs.items():
         found = [differences(own, base, measure) for measure in measures]
         text.append(f"| {title} | {len(found[0])} | {' | '.join(map(told, found))} |")
+    return "\n".join(text)
+
+
+def disparities(rows: Sequence[Row]) -> str:
+    """Return the difference between the best and the worst sensor, alone and by the view of each line's model."""
+    names = list(dict.fromkeys(row["data"] for row in rows))
+    text = [f"| fusion | method | view | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
+    for (fusion, method), own in lines_of(rows).items():
+        cells = []
+        for name in names:
+            some = [row for row in own if row["data"] == name]
+            found = [np.mean([value(row, f"disparity {way}") for row in some]) for way in ("alone", "by view") if some]
+            cells.append(" / ".join(f"{one:.1f}" for one in found))
+        view = own[0]["view"].replace("_", " ")
+        text.append(f"| {fusion} | {NAMES[method]} | {view} | {' | '.join(cells)} |")
     return "\n".join(text)
 
 
@@ -344,7 +355,7 @@ def figure(rows: Sequence[Row], folder: Path) -> Path:
     """Draw the shares of sensors in the attention of hybrid models over training, a panel for each data set."""
     names = list(dict.fromkeys(row["data"] for row in rows))
     with drawing.style():
-        canvas = drawing.canvas(3.4 * len(names), 3.4)
+        canvas = drawing.canvas(3.4 * len(names), 3.2)
         for place, data in enumerate(names):
             axes = canvas.add_subplot(1, len(names), place + 1)
             lines = lines_of([row for row in rows if row["data"] == data])
@@ -358,7 +369,8 @@ def figure(rows: Sequence[Row], folder: Path) -> Path:
                     axes.plot(range(1, least + 1), shares, dash, color=colour, label=label)
             sensors = len(next(iter(lines.values()))[0]["missing"])
             axes.axhline(100 / sensors, color=drawing.LINE, linewidth=0.8, zorder=0)
-            axes.set(title=data, xlabel="epoch", ylim=(0, 100))
+            axes.set(title=data, xlabel="epoch", ylim=(0, 75))
+            axes.locator_params(axis="x", integer=True)
             if place == 0:
                 axes.set_ylabel("share of attention, %")
                 for method, dash in DASHES.items():
@@ -393,7 +405,7 @@ def main() -> None:
         print(times(given))
     elif given.command == "table":
         rows = rows_of(given.rows)
-        print(table(rows), contrasts(rows), by_sensor(rows), sep="\n\n")
+        print(table(rows), contrasts(rows), disparities(rows), by_sensor(rows), sep="\n\n")
     else:
         print(figure(rows_of(given.rows), given.to))
 

@@ -91,7 +91,8 @@ def test_differences_are_paired_by_fold_whatever_the_order_of_rows() -> None:
     assert fusion.differences(mimo, joint, "fused") == pytest.approx([2, 4])
     assert fusion.differences(mimo, joint, "disparity alone") == pytest.approx([-10, -10])
     assert fusion.differences(mimo, joint, "one missing, fused") == pytest.approx([15, 15])
-    assert "| 78.0 | +3.0 | 78.0 |" in fusion.table(joint + mimo)
+    assert "| hybrid | MIMO | masked | 10.0 / 0.0 |" in fusion.disparities(joint + mimo)
+    assert "| hybrid | MIMO | 2 | 78.0 | 78.0 | 55.0 | 55.0 |" in fusion.table(joint + mimo)
     assert "| hybrid, MIMO − late, joint training | 2 | +3.0 |" in fusion.contrasts([*joint, *mimo, hybrid(joint)])
     # The standard error of 1, 2 and 3 is 0.58, and Student's t with two degrees of freedom 4.30.
     assert fusion.told([1.0, 2.0, 3.0]) == "+2.0 (-0.5 to +4.5)"
