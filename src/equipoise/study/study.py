@@ -57,8 +57,12 @@ def folds_of(source: DataSet, folds: bool | int) -> tuple[DataSet, list[int | No
     return source, list(range(source.folds))
 
 
-def _fitting(entries: Sequence[Entry], splits: Splits) -> list[Entry]:
-    """Leave out methods that "all" named and that are not for the task, the data or the model, and say so."""
+def _fitting(entries: Sequence[Entry], splits: Splits) -> tuple[list[Entry], dict[str, str]]:
+    """Leave out methods that "all" named and that are not for the task, the data or the model.
+
+    Returns:
+        The others, and the reasons by method.
+    """
     lines = [(entry, entry.balancer()) for entry in entries if entry.by_all]
     problems = {  # by method, of which there may be several lines
         entry.method.name: balancer.task_problem(splits.task.kind)
@@ -66,10 +70,8 @@ def _fitting(entries: Sequence[Entry], splits: Splits) -> list[Entry]:
         or model_problem(balancer, entry.settings)
         for entry, balancer in lines
     }
-    for name, problem in problems.items():
-        if problem and launch.is_main():
-            print(f"{name} is left out: {problem}", file=sys.stderr)
-    return [entry for entry in entries if not (entry.by_all and problems.get(entry.method.name))]
+    fitting = [entry for entry in entries if not (entry.by_all and problems.get(entry.method.name))]
+    return fitting, {name: problem for name, problem in problems.items() if problem}
 
 
 def plan(
@@ -87,7 +89,7 @@ def plan(
     device = device_of if on is None else on.device_of
     (splits,) = collect(lambda: {fold: data.load(fold).check() for fold in folds})
     modalities, task = splits[folds[0]].modalities, splits[folds[0]].task
-    entries = _fitting(entries, splits[folds[0]])
+    entries, left_out = _fitting(entries, splits[folds[0]])
     collect(
         *(partial(device, entry.settings) for entry in entries),
         *(partial(launch.check_launch, entry.settings, entry.balancer()) for entry in entries),
@@ -105,6 +107,8 @@ def plan(
     collect(*(partial(_try_model, entry, splits[folds[0]]) for entry in own.values()))
     methods = {entry.method.name: entry for entry in entries if entry.method.own}
     collect(*(partial(_try_method, entry, splits[folds[0]]) for entry in methods.values()))
+    for name, problem in left_out.items() if launch.is_main() else ():  # once nothing else is to be said
+        print(f"{name} is left out: {problem}", file=sys.stderr)
     marks = {fold: parts.fingerprint() for fold, parts in splits.items()}
     jobs = [
         Job(entry, data, fold, seed, marks[fold], threads, measure, "" if on is None else device(entry.settings))
