@@ -375,7 +375,7 @@ def figure(rows: Sequence[Row], folder: Path) -> Path:
                 axes.set_ylabel("share of attention, %")
                 for method, dash in DASHES.items():
                     axes.plot([], [], dash, color=drawing.FAINT, label=NAMES[method])
-            axes.legend(loc="upper right", fontsize=7.5)
+            axes.legend(loc="best", fontsize=7.5)
         return drawing.save_as(canvas, folder, "fusion-attention", "svg")
 
 
