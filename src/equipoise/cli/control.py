@@ -14,11 +14,11 @@ from equipoise.util.progress import Progress
 
 EXAMPLE = "Example: equipoise control --methods msl,moddrop,ew,mimo --hybrid msl,ew --seeds 5"
 METHODS = "msl,moddrop,ew,mimo,primaldual,mmpareto,ogmge,gap"
-QUICK: dict[str, Any] = {"methods": "msl,ew", "seeds": 1, "demonstrations": 100, "rollouts": 10, "conditions": (
+QUICK: dict[str, Any] = {"methods": "msl,ew", "seeds": 1, "demonstrations": 150, "rollouts": 10, "conditions": (
     "clean,camera_black,camera_lost_zero,camera_lost_committee"
 )}  # fmt: skip
 """Options of `--quick`, where none is typed."""
-QUICK_WORDS = ("epochs=10",)
+QUICK_WORDS = ("epochs=12", "batch=64")
 FULL: dict[str, Any] = {"methods": METHODS, "seeds": 5, "demonstrations": 500, "rollouts": 100, "conditions": "all"}
 
 
@@ -30,7 +30,9 @@ def control(
         str | None, typer.Option("--methods", help=f"Names with commas between; by default {METHODS}.")
     ] = None,
     hybrid: Annotated[str, typer.Option("--hybrid", help="Those of them to train with hybrid fusion, too.")] = "",
-    alone: Annotated[bool, typer.Option(help="Train a policy of each sensor alone, too.")] = True,
+    alone: Annotated[
+        bool | None, typer.Option(help="Train a policy of each sensor alone, too; by default where not --quick.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Policies of each line; by default 5.")] = None,
     demonstrations: Annotated[
         int | None, typer.Option("--demonstrations", min=3, help="Episodes of the expert; by default 500.")
@@ -76,8 +78,9 @@ def control(
     asked |= {name: value for name, value in typed.items() if value is not None}
     spoken = [*(QUICK_WORDS if quick else ()), *(words or ())]
     names = options.names_of(asked["conditions"])
+    with_alone = not quick if alone is None else alone
     chosen, tried, _ = collect(
-        partial(lines, options.names_of(asked["methods"]), spoken, hybrid=options.names_of(hybrid), alone=alone),
+        partial(lines, options.names_of(asked["methods"]), spoken, hybrid=options.names_of(hybrid), alone=with_alone),
         partial(conditions_of, names),
         partial(_check_renderer, renderer),
     )
