@@ -318,17 +318,19 @@ def run_study(
         renderer = data.demonstrations.renderer
         if missing:
             with RolloutPool(workers, renderer) as pool:  # ty: ignore[invalid-argument-type]
+                counts = [len(plan.of(job.line.sensors)) for job in missing]  # a sensor alone has fewer conditions
                 for number, job in enumerate(missing):
-                    row = _rolled_out(job, folders[job], pool, plan, partial(_within, bar, number, len(missing)))
+                    show = partial(_within, bar, sum(counts[:number]), sum(counts))
+                    row = _rolled_out(job, folders[job], pool, plan, show)
                     row["task"] |= {"renderer": renderer, "episodes": len(data.demonstrations.seeds)}
                     done[rows[job]] = row | {"config": rows[job]}
                     store.append(done[rows[job]])
     return [done[rows[job]] for job in jobs]
 
 
-def _within(bar: Bar, number: int, count: int, done: int, total: int) -> None:
+def _within(bar: Bar, before: int, count: int, done: int, _: int) -> None:
     """Show the episodes of one policy as a part of those of all."""
-    bar("rolling out", number * total + done, count * total)
+    bar("rolling out", before + done, count)
 
 
 def _is_trained(folder: Path) -> bool:
