@@ -52,6 +52,7 @@ def test_minirocket_counts_steps_above_biases() -> None:
     found, expected = block(values), []
     for number, (dilation, count) in enumerate(block._plan):
         weight, bias = block.get_buffer(f"weight{number}"), block.get_buffer(f"bias{number}")
+        ramp = block.get_buffer(f"ramp{number}")
         assert set(weight.unique().tolist()) <= {-1.0, 0.0, 2.0}
         assert (weight.sum(dim=2) == 0).all()  # three of 2 and six of −1, or none
         padded = F.pad(values, (4 * dilation, 4 * dilation)).numpy()
@@ -59,24 +60,59 @@ def test_minirocket_counts_steps_above_biases() -> None:
             for kernel in range(84):
                 taps = [padded[:, :, 0 + dilation * tap : 30 + dilation * tap] for tap in range(9)]
                 response = sum(np.einsum("c,bct->bt", weight[kernel, :, tap].numpy(), taps[tap]) for tap in range(9))
-                expected.append((response > bias[kernel, column].item()).mean(axis=1))
-    assert np.abs(found.numpy() - np.stack(expected, axis=1)).max() <= 1 / 30 + 1e-6  # a tie may go either way
-    assert np.abs(found.numpy() - np.stack(expected, axis=1)).mean() < 1e-3
+                least = bias[kernel, column].item() - ramp[kernel].item() / 2
+                expected.append(np.interp(response, [least, least + ramp[kernel].item()], [0, 1]).mean(axis=1))
+                assert 0 < ramp[kernel] < 0.03 * response.std()
+    np.testing.assert_allclose(found.numpy(), np.stack(expected, axis=1), atol=1e-4)
     assert 0.3 < found.mean() < 0.7  # biases are quantiles
 
 
 def test_hydra_gives_every_step_to_one_kernel_of_a_group() -> None:
     block = Hydra((3, 24), np.random.default_rng(0))
     values = torch.randn(4, 3, 24, generator=torch.Generator().manual_seed(2))
+    block.fit(values, None, np.random.default_rng(1))
     counted = block(values).square().reshape(4, -1, 2, 16, 8)  # dilations and sources; won and lost; groups; kernels
     steps = counted[:, :, 1].sum(dim=3)  # how often each group had a loser: once for each step
-    torch.testing.assert_close(steps[:, 0], torch.full((4, 16), 24.0), atol=1e-2, rtol=1e-4)
-    torch.testing.assert_close(steps[:, 1], torch.full((4, 16), 23.0), atol=1e-2, rtol=1e-4)  # differences
+    for source, length in enumerate((24, 23)):  # there are fewer differences than steps
+        assert (steps[:, source] > length - 1e-2).all()
+        assert (steps[:, source] < length + 1).all()  # two that are nearly equal may both have lost, in part
+        assert (steps[:, source] - length).mean() < 0.1
     for number, source in enumerate((values, values.diff(dim=2))):
         responses = F.conv1d(source, block.get_buffer(f"weight{number}"), padding=4).unflatten(1, (16, 8))
         top, index = responses.max(dim=2)
         won = torch.zeros(4, 16, 8).scatter_add_(2, index, top).clamp(min=0)
-        torch.testing.assert_close(counted[:, number, 0], won, atol=1e-3, rtol=1e-3)
+        far = (counted[:, number, 0] - won).abs() > 2e-3 * (1 + won)
+        assert far.float().mean() < 0.03  # but for steps that nearly tie, as an arg-max has it
+
+
+LEVELS = {
+    "of many levels": lambda x: x,
+    "of few levels": lambda x: (2 * x).round() / 2,
+    "flat at times": lambda x: x.where(torch.arange(x.shape[2]) % 20 < 8, 0.7),
+    "flat": lambda x: torch.full_like(x, 0.7),
+}
+
+
+@pytest.mark.parametrize("kind", LEVELS)
+@pytest.mark.parametrize("shape", [(1, 40), (3, 100), (12, 60)], ids=str)
+def test_rounding_changes_features_by_next_to_nothing(shape: tuple[int, int], kind: str) -> None:
+    """Every value is moved by about a unit in its last place, as another runtime's order of summation moves sums."""
+    random = torch.Generator().manual_seed(4)
+    frozen = FrozenFeatures(shape)
+    frozen.fit(LEVELS["of few levels" if kind == "flat" else kind](torch.randn(200, *shape, generator=random)))
+    values = LEVELS[kind](torch.randn(100, *shape, generator=random))
+    moved = values * (1 + 1e-7 * torch.randn(values.shape, generator=random))
+    difference = frozen(moved) - frozen(values)
+    assert difference.norm(dim=1).max() < 3e-4  # of features whose length is about one
+
+
+def test_no_value_of_few_levels_lies_on_a_ramp() -> None:
+    random = torch.Generator().manual_seed(5)
+    values = torch.randint(-3, 4, (50, 2, 60), generator=random) / 3
+    block = MiniRocket((2, 60), np.random.default_rng(0))
+    block.fit(values, None, np.random.default_rng(1))
+    shares = block(values) * 60
+    torch.testing.assert_close(shares, shares.round(), atol=1e-3, rtol=0)  # a whole number of steps lies above
 
 
 def test_a_summary_by_hand() -> None:

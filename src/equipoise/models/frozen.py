@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, product
 from typing import Any, cast, final
 
 import numpy as np
@@ -38,9 +38,13 @@ UNITS = 1000  # of a random layer
 SEGMENTS = 8  # of time, in a summary
 PATCHES = (8, 16)  # per side
 SUMMARY_SHARE = 0.3  # summaries tell people apart too: with an equal share, unseen people are told less well
-LEAST_DEVIATION = 1e-5
+LEAST_DEVIATION = 1e-3
 FITTED = 512  # samples from which blocks take their biases
 BATCH = 64
+RAMP = 3e-3  # of the deviation of what is compared: so much of a comparison is gradual
+REACH = 128  # roundings of a convolution that a ramp is wide, at least
+LEAST_RAMP = 1e-6
+LEAST_SUM = 1e-4  # of responses: rounding alone gives a sum, and the root of a smaller one would enlarge it
 
 
 class _Block(nn.Module, ABC):
@@ -67,6 +71,9 @@ class MiniRocket(_Block):
     length of a series; biases are quantiles of the convolutions of training samples; each kernel reads the sum of a
     random choice of channels. Every convolution is padded, where the paper pads every other one.
 
+    A step counts from 0 to 1 as its convolution climbs a narrow ramp around the bias, where the paper has a jump: a
+    rounding in another runtime then changes next to nothing, where it would flip a comparison.
+
     Args:
         shape: (C, T).
         random: Draws the channels.
@@ -87,6 +94,7 @@ class MiniRocket(_Block):
             first = chosen if self._wide else chosen[:, :, None] * kernels[:, None, :]
             self.register_buffer(f"weight{number}", torch.from_numpy(first))
             self.register_buffer(f"bias{number}", torch.from_numpy(np.zeros((84, count), dtype=np.float32)))
+            self.register_buffer(f"ramp{number}", torch.from_numpy(np.ones(84, dtype=np.float32)))
         if self._wide:
             self.register_buffer("kernels", torch.from_numpy(kernels[:, None, :]))
 
@@ -94,10 +102,11 @@ class MiniRocket(_Block):
         """Compute the share of steps above each bias."""
         above, lengths = [], _placed(lengths, self._stride)
         for number, (_, count) in enumerate(self._plan):
-            convolved, biases = self._convolved(values, number), self.get_buffer(f"bias{number}")
+            ramp = self.get_buffer(f"ramp{number}")
+            climbed = self._convolved(values, number) / ramp[:, None]
+            foot = self.get_buffer(f"bias{number}") / ramp[:, None] - 0.5
             above += [  # one after the other: all at once would not fit into a cache
-                _mean_of_steps((convolved > biases[:, column, None]).to(values.dtype), lengths)
-                for column in range(count)
+                _mean_of_steps((climbed - foot[:, column, None]).clamp(0, 1), lengths) for column in range(count)
             ]
         return torch.cat(above, dim=1)
 
@@ -107,17 +116,22 @@ class MiniRocket(_Block):
         start = 0
         for number, (_, count) in enumerate(self._plan):
             rows = torch.from_numpy(random.integers(len(values), size=84)).to(values.device)
-            convolved = self._convolved(values[rows], number)[torch.arange(84), torch.arange(84)]
-            at = torch.from_numpy(level[start : start + 84 * count].reshape(84, count)).to(values)
-            ends = torch.full((84,), convolved.shape[1], device=values.device)
+            every = self._convolved(values[rows], number)
+            ramp = _ramp(every.transpose(0, 1).flatten(1).std(dim=1), values[rows])
+            ends = torch.full((84,), every.shape[2], device=values.device)
             ends = ends if lengths is None else cast("Tensor", _placed(lengths, self._stride))[rows]
             # Padding goes to the end of the order, beyond what the levels reach.
-            ordered = convolved.masked_fill(~real_steps(ends, convolved, 1), torch.inf).sort(dim=1).values
-            last = (ends.clamp(min=1) - 1)[:, None]
-            below = (at * last).long()
-            # Between two values, so that rounding does not decide on which side of a bias a sample's own value lies.
-            biases = (ordered.gather(1, below) + ordered.gather(1, (below + 1).clamp(max=last))) / 2
-            self.get_buffer(f"bias{number}").copy_(biases.nan_to_num(posinf=0.0))
+            every = every.masked_fill(~real_steps(ends, every, 2), torch.inf).transpose(0, 1)
+            ordered = every[torch.arange(84), torch.arange(84)].sort(dim=1).values
+            at = torch.from_numpy(level[start : start + 84 * count].reshape(84, count)).to(values)
+            below = ordered.gather(1, (at * (ends.clamp(min=1) - 1)[:, None]).long())
+            for column, least in enumerate((below + ramp[:, None]).unbind(dim=1)):
+                # Between two neighbouring values, with none on the ramp: the values of a sensor with few levels are
+                # equal but for rounding.
+                beyond = every.where(every >= least[:, None, None], torch.inf).amin(dim=(1, 2))
+                biases = (below[:, column] + beyond.where(beyond.isfinite(), least + ramp)) / 2
+                self.get_buffer(f"bias{number}")[:, column].copy_(biases.nan_to_num(posinf=0.0))
+            self.get_buffer(f"ramp{number}").copy_(ramp)
             start += 84 * count
 
     def _convolved(self, values: Tensor, number: int) -> Tensor:
@@ -136,6 +150,9 @@ class Hydra(_Block):
     Webb, 2023): in each group of eight kernels, the largest response of every step counts for the kernel that gives it,
     and so does the smallest; half of the groups read differences between steps. Square roots are taken of the counts.
 
+    Kernels within a narrow ramp of the largest count too, the less the further they lie below it: on a flat stretch
+    all are equal but for rounding, which would choose another winner in another runtime.
+
     Args:
         shape: (C, T).
         random: Draws kernels and channels.
@@ -153,6 +170,7 @@ class Hydra(_Block):
             weight -= weight.mean(axis=2, keepdims=True)
             weight /= np.abs(weight).sum(axis=2, keepdims=True)
             self.register_buffer(f"weight{number}", torch.from_numpy(weight.astype(np.float32)))
+            self.register_buffer(f"ramp{number}", torch.ones(()))
             if self._chosen:
                 rows = random.random((self._groups, channels)).argsort(axis=1)[:, :read]
                 self.register_buffer(f"channels{number}", torch.from_numpy(rows.reshape(-1)))
@@ -161,27 +179,34 @@ class Hydra(_Block):
 
     def forward(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Add up the responses of the kernels that win, and count those that lose most."""
+        found = []
+        for number, responses, ends in self._responses(values, lengths):
+            ramp = self.get_buffer(f"ramp{number}")
+            climbed = responses / ramp
+            won = (climbed - (climbed.amax(dim=2, keepdim=True) - 1)).clamp(min=0) * responses
+            lost = (climbed.amin(dim=2, keepdim=True) + 1 - climbed).clamp(min=0)
+            found += [zero_padding(each, ends).sum(dim=3).flatten(1) for each in (won, lost)]
+        return torch.cat(found, dim=1).clamp(min=LEAST_SUM).sqrt()
+
+    def fit(self, values: Tensor, lengths: Tensor | None, random: np.random.Generator) -> None:  # noqa: ARG002
+        """Measure how wide the ramps have to be on training samples."""
+        for number, responses, _ in self._responses(values[:BATCH], None if lengths is None else lengths[:BATCH]):
+            self.get_buffer(f"ramp{number}").copy_(_ramp(responses.std(), values[:BATCH]))
+
+    def _responses(self, values: Tensor, lengths: Tensor | None) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        """Yield the number, the responses [B, groups, 8, steps] and their real steps for each dilation and source."""
         sources = [(values, lengths)]
         if self._sources == 2:
             sources.append((values.diff(dim=2), None if lengths is None else (lengths - 1).clamp(min=0)))
-        found, number = [], 0
-        for dilation in self._dilations:
+        for number, (dilation, (source, ends)) in enumerate(product(self._dilations, sources)):
             where: Any = {"dilation": dilation, "padding": dilation * (KERNEL // 2), "stride": self._stride}
-            for source, ends in sources:
-                weight, ends = self.get_buffer(f"weight{number}"), _placed(ends, self._stride)
-                if self._chosen:
-                    read = source[:, self.get_buffer(f"channels{number}")]
-                    responses = F.conv1d(read, weight, groups=self._groups, **where)
-                else:
-                    responses = F.conv1d(source, weight, **where)
-                responses = responses.unflatten(1, (self._groups, HYDRA_KERNELS))
-                largest = responses.amax(dim=2, keepdim=True)
-                smallest = responses.amin(dim=2, keepdim=True)
-                won = zero_padding(responses * (responses == largest), ends).sum(dim=3)
-                lost = zero_padding((responses == smallest).to(responses.dtype), ends).sum(dim=3)
-                found += [won.flatten(1), lost.flatten(1)]
-                number += 1
-        return torch.cat(found, dim=1).clamp(min=0).sqrt()
+            weight = self.get_buffer(f"weight{number}")
+            if self._chosen:
+                read = source[:, self.get_buffer(f"channels{number}")]
+                responses = F.conv1d(read, weight, groups=self._groups, **where)
+            else:
+                responses = F.conv1d(source, weight, **where)
+            yield number, responses.unflatten(1, (self._groups, HYDRA_KERNELS)), _placed(ends, self._stride)
 
 
 @final
@@ -406,6 +431,12 @@ def _means_of(size: int, parts: int) -> np.ndarray:
     place = np.arange(size)
     low, high = np.maximum(place[:, None], edges[:-1]), np.minimum(place[:, None] + 1, edges[1:])
     return ((high - low).clip(0) * parts / size).astype(np.float32)
+
+
+def _ramp(deviation: Tensor, values: Tensor) -> Tensor:
+    """Return how wide a ramp is: a small share of a deviation, and far beyond the rounding of a convolution."""
+    rounding = torch.finfo(torch.float32).eps * KERNEL * values.abs().mean()
+    return (RAMP * deviation).maximum(REACH * rounding).clamp(min=LEAST_RAMP)
 
 
 def _mean_of_steps(values: Tensor, lengths: Tensor | None) -> Tensor:
