@@ -83,6 +83,9 @@ def test_a_monitor_finds_the_file_of_its_run_in_the_working_folder(
         *("train", "--data", "drive.npz", "--method", "msl", "--out", "one", "epochs=2", "features=4")
     )
     assert code == 0, complaint
+    code, printed, complaint = equipoise("export", "one", "--to", "torch-export")
+    assert code == 0, complaint
+    assert "64 samples of the validation part: largest difference" in printed
     with pytest.raises(ValueError, match=r"Make it: equipoise monitor .*one.* --data drive.npz"):
         package.load("one").stream(monitor=True)
     code, printed, complaint = equipoise("monitor", "one")
@@ -96,6 +99,17 @@ def test_a_monitor_finds_the_file_of_its_run_in_the_working_folder(
     code, _, complaint = equipoise("monitor", "one")
     assert code == 2
     assert "trained on 'drive.npz', and there is no such file here; type --data PATH" in complaint
+    code, printed, complaint = equipoise("export", "one", "--to", "torch-export")
+    assert code == 0, complaint
+    assert "No samples of its data were compared: drive.npz is not here; type --data PATH" in printed
+    monkeypatch.setattr("equipoise.deploy.exporting.TOLERANCE", -1.0)  # no graph is that close
+    code, printed, complaint = equipoise("export", "one", "--to", "torch-export", "--out", "ship")
+    assert code == 1
+    assert "The card: ship/card.md" in printed
+    assert re.search(
+        r"the exported graph differs from PyTorch by 0, more than -1, in .* ship/model.pt2 was kept", complaint
+    )
+    assert Path("ship/model.pt2").is_file()
 
 
 def test_what_is_no_run_is_refused(equipoise: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -312,7 +313,7 @@ def test_the_file_agrees_with_pytorch_on_every_subset(form: str, fusion: str, ki
             agree(found, predicted(model.model, inputs, subset))
 
 
-def test_a_graph_that_is_wrong_is_found_out_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_is_wrong_is_found_out_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = deployable(["mlp", "cnn2d"])
 
     def careless(given: Inputs) -> Inputs:
@@ -328,16 +329,42 @@ def test_a_graph_that_is_wrong_is_found_out_and_removed(tmp_path: Path, monkeypa
         return {name: each + 0 * given["mlp"].sum(dim=1, keepdim=True) for name, each in model(given).items()}
 
     with torch.no_grad():
-        assert exporting.compare(model, model) <= 1e-6
-        assert exporting.compare(model, leaky) == math.inf
+        assert exporting.compare(model, model).size <= 1e-6
+        assert exporting.compare(model, leaky).size == math.inf
         with monkeypatch.context() as patch:  # a rule that is not that of predict, in both
             rule = "equipoise.deploy.deployable.surviving_weights"
             patch.setattr(rule, lambda _, present: present.new_ones(len(present), 3).float())
-            assert exporting.compare(model, model) > 1e-3
+            assert exporting.compare(model, model).size > 1e-3
     monkeypatch.setitem(exporting.FORMS, "wrong", write)
-    with pytest.raises(BadInput, match="differs from PyTorch"):
-        export(model, tmp_path, "wrong")
-    assert list(tmp_path.iterdir()) == []
+    written = export(model, tmp_path, "wrong")
+    assert list(tmp_path.iterdir()) == [tmp_path / "model.wrong"]
+    assert written.difference == math.inf
+    assert re.search(
+        r"differs from PyTorch by inf, more than 0.001, in '\w+' on random samples of cnn2d\.", written.problem
+    )
+
+
+def test_samples_find_what_random_inputs_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = deployable(["mlp", "cnn1d"])
+    real = {**examples(["mlp", "cnn1d"], 5), "mlp_valid": torch.ones(5).bool(), "cnn1d_valid": torch.arange(5) > 0}
+    real["mlp"][3] = 100.0
+
+    def saturating(given: Inputs) -> Inputs:
+        return model({**given, "mlp": given["mlp"].nan_to_num(0).clamp(-10, 10)})
+
+    with torch.no_grad():
+        assert exporting.compare(model, saturating).size < 1e-6
+        found = exporting.compare(model, saturating, real)
+        assert found.size > 1e-3
+        assert found.where.startswith("validation samples of mlp")
+        assert exporting.compare(model, model, real).size == 0
+    monkeypatch.setitem(exporting.FORMS, "itself", lambda _, folder, __: (folder / "model", model))
+    written = export(model, tmp_path, "itself", samples=real)
+    assert (
+        written.checked
+        == "3 subsets of the sensors: batches of 1 and 64 random samples, 5 samples of the validation part"
+    )
+    assert written.problem == ""
 
 
 class Decides(nn.Module):

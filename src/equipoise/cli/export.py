@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,8 +20,10 @@ def export(
         bool, typer.Option("--best", help="Of a folder of several runs: rank the methods, and export the best.")
     ] = False,
     data: Annotated[
-        str | None, typer.Option("--data", help="With --best: the data set, where the folder holds several.")
+        str | None,
+        typer.Option("--data", help="The data of the run, if the file is not here; with --best, which of several."),
     ] = None,
+    split: options.Split = None,
     to: Annotated[str, typer.Option("--to", help="onnx or torch-export.")] = "onnx",
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the file and its card; RUN/export, with --best OUT/export.")
@@ -36,15 +39,14 @@ def export(
 
     torch.set_num_threads(1)
     from equipoise.deploy.card import card, write_card
+    from equipoise.deploy.exporting import SAMPLES
     from equipoise.deploy.exporting import export as write
+    from equipoise.deploy.run_data import data_of_run, find_data, graph_inputs
     from equipoise.deploy.saved_model import load_saved_model
-    from equipoise.util.errors import BadInput
     from equipoise.util.files import inside
     from equipoise.util.progress import status_line
 
     trackers = options.trackers_of(track)
-    if data is not None and not best:
-        raise BadInput("--data chooses among the data sets of a folder; type --best --data NAME")
     ranked: list[dict[str, Any]] = []
     if best:
         from equipoise import report
@@ -55,6 +57,7 @@ def export(
         if not as_json:
             print(report.ranking_text(order, results))
         run, out = results.run_folder(order[0].row), out or inside(run, "export")
+        data = None
     kept = load_saved_model(run, encoder=encoder, model=model, trust=trust)
     folder = out or inside(kept.folder, "export")
     facts = {
@@ -65,8 +68,12 @@ def export(
         "config": kept.row["config"],
     }
     with status_line("export", quiet=as_json) as say:
+        samples = None
+        if data is not None or find_data(kept) is not None:
+            say("reading samples of the validation part")
+            samples = graph_inputs(kept, data_of_run(kept, data, split).validation, SAMPLES)
         say(f"exporting to {to}, and comparing with PyTorch")
-        written = write(kept.deployable(), folder, to, facts=facts)
+        written = write(kept.deployable(), folder, to, facts=facts, samples=samples)
     files = [written.file, *write_card(kept, written, folder)]
     if trackers.names:
         named = replace(trackers, run=f"card of {kept.row['label']} on {kept.row['data']}")
@@ -74,13 +81,18 @@ def export(
     if as_json:
         chosen = {"ranking": ranked} if ranked else {}
         print(json.dumps({"files": [str(each) for each in files], **chosen, **card(kept, written)}))
-        return
+        raise typer.Exit(1 if written.problem else 0)
     print(f"{written.file}: inputs {', '.join(written.inputs)}; outputs {', '.join(written.outputs)}.")
     if written.difference is None:
         print("Not compared with PyTorch: onnxruntime is not installed; type: pip install 'equipoise[export]'")
     else:
         print(f"Compared with PyTorch on {written.checked}: largest difference {written.difference:.1e}.")
+    if samples is None:
+        print(f"No samples of its data were compared: {kept.row['data']} is not here; type --data PATH")
     print(f"The card: {files[2]}")
+    if written.problem:
+        print(f"equipoise: {written.problem}", file=sys.stderr)
+        raise typer.Exit(1)
     if best:
         place = shlex.quote(str(kept.folder))
         print(f"The run: {kept.folder}. To answer new samples with its model, as they were recorded:")

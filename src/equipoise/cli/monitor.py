@@ -39,31 +39,15 @@ def monitor(
     import torch
 
     torch.set_num_threads(1)
-    from equipoise.data.sets import PUBLISHED
-    from equipoise.data.source import all_data, data_set, mark_task, mark_tokens
     from equipoise.deploy import evaluate_monitor, fit_monitor, load_saved_model
+    from equipoise.deploy.run_data import data_of_run
     from equipoise.measure import training_statistics
-    from equipoise.training.settings import Settings
-    from equipoise.util.errors import BadInput, collect
+    from equipoise.util.errors import collect
     from equipoise.util.files import inside
     from equipoise.util.progress import status_line
 
     kept = load_saved_model(run, encoder=encoder, model=model, trust=trust)
-    known = {**all_data(), **PUBLISHED}
-    if data is None and (data := kept.row["data"]) not in known and not Path(data).is_file():
-        raise BadInput(f"the run was trained on {data!r}, and there is no such file here; type --data PATH")
-    read = Settings().changed({"encoder": kept.encoder, "features": kept.row["run"]["features"]})
-    source, fold = data_set(data, split), kept.row["fold"]
-    source = source.cut_into(kept.row.get("folds") or source.folds)
-    if fold is not None and fold >= source.folds:
-        raise BadInput(f"{kept.folder}: expected one of the {source.folds} folds of {source.name}, found fold {fold}")
-    source = mark_task(mark_tokens(source, [(read.encoder, read.features)]), [kept.row.get("task", "auto")])
-    (splits,) = collect(lambda: source.load(fold))
-    if (found := splits.fingerprint()) != kept.row["split"]:
-        raise BadInput(
-            f"the data of this run has the fingerprint {kept.row['split']}; found {found} in {data}. Give the same "
-            "data, cut the same way, with --data and --split"
-        )
+    splits = data_of_run(kept, data, split)
     folder = out or inside(kept.folder, "export")
     with status_line("monitor", quiet=as_json) as say:
         say("calibrating on the validation part")
