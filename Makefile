@@ -8,7 +8,7 @@ CONSTRAINTS ?= -c constraints.txt
 # --no-compile: most of what is installed is never imported, and bytecode of all of it takes a minute.
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint fast slow docs build demo anchors clean
+.PHONY: help test accept lint fast slow docs build demo anchors clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -25,6 +25,9 @@ $(TRAIN): pyproject.toml constraints.txt
 
 test: lint fast slow docs  ## everything that has to pass: style, types, tests, documentation
 
+accept: $(READY)  ## what a newcomer types: the demonstration in a clone of its own, "Ship it", the documented commands
+	$(BIN)/python -m pytest -m accept tests/accept
+
 lint: $(READY)  ## style, types, and which package may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,7 +35,7 @@ lint: $(READY)  ## style, types, and which package may import which
 	$(BIN)/lint-imports --no-logo
 
 fast: $(READY)  ## the tests that start no processes
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not accept"
 
 # Whole files go to a worker, so that what their tests share, ranks and clusters, is started once.
 slow: $(READY)  ## the tests that start processes or compilers
