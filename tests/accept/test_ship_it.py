@@ -1,4 +1,4 @@
-"""In a clone without an environment: `make demo`, then the commands of "Ship it" as the README has them, in its order."""
+"""In a clone without an environment: `make demo`, then the commands of "Ship it" as the README has them."""
 
 import os
 import re
@@ -45,9 +45,7 @@ def typed(folder: Path, command: str) -> None:
     constraints = str(folder / "constraints.txt")
     path = f"{folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {**clean, "PATH": path, "PIP_CONSTRAINT": constraints, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run(
-        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout[-SHOWN:]}\n{done.stderr[-SHOWN:]}"
 
 
