@@ -6,7 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from equipoise.models.choose import build_encoders
-from equipoise.models.frozen import FrozenFeatures, Hydra, MiniRocket, Summary
+from equipoise.models.frozen import FrozenFeatures, Summary
+from equipoise.models.kernels import Hydra, MiniRocket
 
 SHAPES = [(5,), (3, 20), (12, 30), (1, 300), (1, 9, 7), (2, 4, 9, 8), (1, 4000)]
 

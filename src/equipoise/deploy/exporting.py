@@ -63,8 +63,8 @@ class ExportedModel(NamedTuple):
 
 
 @final
-class Difference(NamedTuple):
-    """How far a graph is from PyTorch.
+class GraphDifference(NamedTuple):
+    """The largest difference of a graph to PyTorch, and where it was found.
 
     Args:
         size: The difference.
@@ -128,7 +128,7 @@ def export(
     return ExportedModel(file, to, found.size, checked, *names, problem)
 
 
-def compare(model: Deployable, run: Runner, samples: Mapping[str, Tensor] | None = None) -> Difference:
+def compare(model: Deployable, run: Runner, samples: Mapping[str, Tensor] | None = None) -> GraphDifference:
     """Compute the largest difference of a graph to PyTorch, over subsets of the sensors.
 
     Random batches are compared with `LateFusion.predict`: absent sensors hold NaN, or the largest number there is, so
@@ -140,7 +140,7 @@ def compare(model: Deployable, run: Runner, samples: Mapping[str, Tensor] | None
         run: Runs the exported graph.
         samples: Real inputs of the graph, with the flags of the sensors that each sample has.
     """
-    worst, random, task = Difference(), torch.Generator().manual_seed(0), model.model.known_task()
+    worst, random, task = GraphDifference(), torch.Generator().manual_seed(0), model.model.known_task()
     subsets = _subsets(list(model.input_specs))
 
     def tried(expected: Mapping[str, Tensor], given: dict[str, Tensor], where: str) -> None:
@@ -261,9 +261,11 @@ def _by_predict(model: Deployable, inputs: Mapping[str, Tensor], subset: Sequenc
     return answers
 
 
-def _difference(expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor], task: Task, where: str) -> Difference:
+def _difference(
+    expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor], task: Task, where: str
+) -> GraphDifference:
     """Find the largest difference: of numbers by the target's deviation, of the rest by their size above one."""
-    worst = Difference()
+    worst = GraphDifference()
     for name, value in expected.items():
         size = value.abs().clamp(min=1)
         if isinstance(task, Regression):
@@ -271,7 +273,7 @@ def _difference(expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor], t
         same = outputs[name] == value  # an interval that could not be calibrated has no end
         gap = ((outputs[name] - value).abs() / size).where(~same, 0)
         largest = float(gap.max()) if gap.isfinite().all() else torch.inf
-        worst = Difference(largest, name, where) if largest > worst.size else worst
+        worst = GraphDifference(largest, name, where) if largest > worst.size else worst
     return worst
 
 
