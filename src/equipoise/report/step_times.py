@@ -55,5 +55,6 @@ def time_note(rows: Sequence[Row]) -> str:
     words = " and over ".join(f"that of {one}" for one in BASELINES.values())
     return (
         f"t: the time after the losses are there, balance and backward, mean over {' or '.join(map(str, counts))} "
-        f"batches after training, the device waited for; × over {words}, which took turns with it in the same run."
+        f"batches after training, the device waited for; × over {words}, which took turns with it in the same run. "
+        "The line of msl stands over MSL timed once more: how far it is from 1 is the noise."
     )
