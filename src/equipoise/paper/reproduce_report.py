@@ -299,10 +299,10 @@ def _time_notes(outcome: ReproducedTable) -> list[str]:
         *([note] if note else []),
         "The paper times 'the subroutine used for balancing modalities (if any) and updating the model parameters', by "
         "the wall clock, mean over every batch of 100 epochs of one seed, and does not say whether the backward pass "
-        f"belongs to it. So it stands here twice: {READINGS['with backward']}, is t and the update, as its times of MSL "
-        f"suggest; {READINGS['without backward']}, is balancing and the update, where balancing is what t takes beyond "
-        "that of a bare step, which balances nothing. ± is the standard deviation over seeds. Whole step: as trained, "
-        "by the wall clock of the epochs after the first, nothing waited for; so the others are no parts of it.",
+        f"belongs to it. So it stands here twice: {READINGS['with backward']}, is t and the update, as its times of "
+        f"MSL suggest; {READINGS['without backward']}, is balancing and the update, where balancing is what t takes "
+        "beyond that of a bare step, which balances nothing. ± is the standard deviation over seeds. Whole step: as "
+        "trained, by the wall clock of the epochs after the first, without waiting: the others are no parts of it.",
         f"On {', '.join(devices) or 'nothing yet'}{here}; runs side by side: {plan.workers or usual}.",
     ]
     if outcome.beside_paper:
