@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from equipoise.data.splits import Part
-from equipoise.measure.timing import Stopwatch, TimedStep, backward_and_update, plain_backward
+from equipoise.measure.timing import Stopwatch, TimedStep, backward_and_update
 from equipoise.models.evaluation import evaluating
 from equipoise.models.late_fusion import LateFusion
 
@@ -89,7 +89,6 @@ def looped_agm(model: LateFusion, optimizer: Optimizer, strength: float = 1.0) -
     usual, count = dict.fromkeys(model.encoders, 0.0), [0]
 
     def step(watch: Stopwatch, part: Part) -> None:
-        plain_backward(watch, F.cross_entropy(model(part.inputs)["fused"], part.label), optimizer)
         with watch("forward"):
             whole = model(part.inputs)["fused"]
         with watch("balance"):

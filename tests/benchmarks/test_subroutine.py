@@ -34,11 +34,43 @@ def load(name: str) -> Any:
 imitation, subroutine = load("imitation"), load("subroutine")
 
 
-def test_the_spread_is_that_of_balance_and_update() -> None:
+def watches_of(*steps: dict[str, float]) -> list[Stopwatch]:
+    watches = [Stopwatch(CPU) for _ in steps]
+    for watch, seconds in zip(watches, steps, strict=True):
+        watch.seconds |= seconds
+        watch.computed |= {piece: each / 2 for piece, each in seconds.items()}
+    return watches
+
+
+def test_the_spread_is_that_of_balance_and_backward() -> None:
     quiet = dict.fromkeys(subroutine.PIECES, 1.0)
-    found = subroutine.summary([quiet | {"balance": 2.0}, quiet | {"update": 4.0}, quiet | {"forward": 9.0}])
-    assert found["subroutine"] == pytest.approx((3 + 5 + 2) / 3)
+    steps = watches_of(quiet | {"balance": 2.0}, quiet | {"backward": 4.0}, quiet | {"forward": 9.0})
+    found = subroutine.summary(steps)
+    assert found["t"] == pytest.approx((3 + 5 + 2) / 3)
+    assert found["cpu"] == pytest.approx((3 + 5 + 2) / 6)
     assert found["spread"] == pytest.approx((((3 - 10 / 3) ** 2 + (5 - 10 / 3) ** 2 + (2 - 10 / 3) ** 2) / 3) ** 0.5)
+    assert found["waited"] == 0.5
+
+
+def test_every_reading_stands_over_both_baselines() -> None:
+    """By hand: t of 4, 5 and 7 s, updates of 1, 2 and 3 s."""
+    times = {"bare": (4.0, 1.0), "msl": (5.0, 2.0), "mimo": (7.0, 3.0)}
+    clock = "synchronised"
+    rest = {"forward": 1.0, "balance": 1.0, "backward": 3.0, "spread": 0.0, "cpu": 1.0}
+    lines = {
+        name: {each: {**rest, "t": t, "update": update} for each in subroutine.CLOCKS}
+        for name, (t, update) in times.items()
+    }
+    row = subroutine.row("mimo", clock, lines)
+    # t, t and update, and what t takes beyond 4 s with the update: 7, 10 and 6; of MSL 5, 7 and 3; bare 4, 5 and 1
+    assert row["over the bare step"] == {"t": 7 / 4, "wide": 10 / 5, "narrow": 6 / 1}
+    assert row["over MSL().attach"] == {"t": 7 / 5, "wide": 10 / 7, "narrow": 6 / 3}
+    assert set(subroutine.row("bare", clock, lines)["over the bare step"].values()) == {1.0}
+    text = subroutine.table([subroutine.row(name, each, lines) for each in subroutine.CLOCKS for name in times])
+    for reading in ("t", "wide", "narrow"):
+        assert f"{reading} × bare" in text
+        assert f"{reading} × msl" in text
+    assert text.count(" 1.75 ") == 2, "one for each clock"
 
 
 # -- the imitations --
@@ -149,10 +181,14 @@ def test_the_benchmark_prints_every_line_by_both_clocks(
     subroutine.main()
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     lines = {(row["line"], row["clock"]) for row in found["rows"]}
-    assert lines == set(itertools.product([*subroutine.OURS, *subroutine.IMITATED], subroutine.CLOCKS))
+    every = ["bare", *subroutine.OURS, *subroutine.IMITATED]
+    assert lines == set(itertools.product(every, subroutine.CLOCKS))
+    assert found["trusted"] == (not found["doubts"])
+    assert found["batches"] == 1
     for row in found["rows"]:
-        assert (row["ratio"] == 1) == (row["line"] == "msl")
-        assert row["seconds"]["subroutine"] > 0
+        for line, over in (("bare", "over the bare step"), ("msl", "over MSL().attach")):
+            assert (row[over]["t"] == 1) == (row["line"] == line)
+        assert row["seconds"]["t"] > 0
     published = {row["line"]: row["published ratio"] for row in found["rows"]}
     assert published["agm, imitated"] == published["agm"] == pytest.approx(0.205 / 0.038)
     assert min(found["score seconds"].values()) > 0  # which of the two is faster is for the benchmark to say
@@ -160,4 +196,5 @@ def test_the_benchmark_prints_every_line_by_both_clocks(
     monkeypatch.setattr(sys, "argv", words)
     subroutine.main()
     printed = capsys.readouterr().out
-    assert all(printed.count(f"\n{name} ") == 2 for name in [*subroutine.OURS, *subroutine.IMITATED])
+    assert all(printed.count(f"\n{name} ") == 2 for name in every)
+    assert "Means over 1 batches" in printed

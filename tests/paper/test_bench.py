@@ -19,7 +19,7 @@ from equipoise import MGDA, MIMO, MSL, LateFusion
 from equipoise.cli.bench import cases_of, numbers_of
 from equipoise.data import Part
 from equipoise.measure import timing
-from equipoise.measure.timing import PIECES, Stopwatch, TimedStep, timed_step
+from equipoise.measure.timing import PIECES, Load, Stopwatch, TimedStep, bare_step, timed_step
 from equipoise.paper import bench, bench_report
 from equipoise.paper.bench import (
     BARE,
@@ -28,7 +28,6 @@ from equipoise.paper.bench import (
     WRITTEN,
     BenchCase,
     BenchRow,
-    bare_step,
     chosen_methods,
     growth,
     measure,
@@ -41,11 +40,12 @@ from equipoise.util.errors import BadInput
 
 CPU = torch.device("cpu")
 CASES = [BenchCase("small", 2, 4), BenchCase("small", 3, 4)]
+QUIET, BUSY = Load(None, 0.5, 2, 0.0), Load(None, 12.0, 2, 0.6)
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[BenchRow]:
-    return measure(CASES, chosen_methods("mimo,mgda,mgda-features"), CPU, 1)
+    return measure(CASES, chosen_methods("mimo,mgda,mgda-features"), CPU, 1)[0]
 
 
 def test_every_line_is_measured_in_every_case(rows: list[BenchRow]) -> None:
@@ -53,11 +53,12 @@ def test_every_line_is_measured_in_every_case(rows: list[BenchRow]) -> None:
     assert [(row.case, row.line) for row in rows] == [(case, line) for case in CASES for line in lines]
     for row in rows:
         assert set(row.whole) == set(row.to_joint) == set(row.to_bare) == {WRITTEN}
-        numbers = [*row.whole.values(), *row.to_joint.values(), *row.to_bare.values(), row.memory]
+        t = [row.t, row.t_to_joint, row.t_to_bare, row.t_cpu]
+        numbers = [*row.whole.values(), *row.to_joint.values(), *row.to_bare.values(), *t, row.memory]
         assert all(math.isfinite(number) and number > 0 for number in numbers)
         assert tuple(row.pieces) == PIECES
         assert all(row.pieces[piece] > 0 for piece in PIECES if piece != "balance")
-        assert row.pieces["balance"] > 0 if row.line != BARE else row.pieces["balance"] == 0
+        assert (row.pieces["balance"] > 0) == (row.line not in (BARE, TORCHJD)), "which have no balancer to call"
         assert row.as_dict()["pieces together"] == pytest.approx(sum(row.pieces.values()))
         assert row.path == ("capture=false" if row.line not in (BARE, TORCHJD) else "")
 
@@ -65,9 +66,9 @@ def test_every_line_is_measured_in_every_case(rows: list[BenchRow]) -> None:
 def test_ratios_are_to_joint_training_and_to_the_bare_loop_of_the_same_case(rows: list[BenchRow]) -> None:
     for row in rows:
         if row.line == JOINT:
-            assert row.to_joint[WRITTEN] == 1
+            assert row.to_joint[WRITTEN] == row.t_to_joint == 1
         if row.line == BARE:
-            assert row.to_bare[WRITTEN] == 1
+            assert row.to_bare[WRITTEN] == row.t_to_bare == 1
 
 
 def test_memory_counts_what_a_method_holds(rows: list[BenchRow]) -> None:
@@ -78,15 +79,23 @@ def test_memory_counts_what_a_method_holds(rows: list[BenchRow]) -> None:
 
 
 def test_a_clock_that_ticks_once_a_look_shows_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece lasts from one look to the next; a plain backward pass beside the step is taken off the whole one."""
-    ticks = iter(range(10**6))
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
-    found = {row.line: row.pieces for row in measure(CASES[:1], chosen_methods("mimo,mgda"), CPU, 1)}
+    """Each piece lasts from one look to the next; the other clock, which is looked at before and after, ticks alike."""
+    ticks, computed = iter(range(10**6)), iter(range(10**6))
+    clocks = {"perf_counter": lambda: float(next(ticks)), "process_time": lambda: float(next(computed))}
+    monkeypatch.setattr(timing, "time", SimpleNamespace(**clocks))
+    monkeypatch.setattr(timing.os, "getloadavg", lambda: (3.0, 0.0, 0.0))
+    monkeypatch.setattr(timing.os, "cpu_count", lambda: 2)
+    rows, load = measure(CASES[:1], chosen_methods("mimo,mgda"), CPU, 1)
+    found = {row.line: row for row in rows}
     second = 1000.0
-    assert found["mimo"] == dict.fromkeys(PIECES, second)
-    assert found["mgda"] == dict.fromkeys(PIECES, second)
-    assert found[BARE] == {**dict.fromkeys(PIECES, second), "balance": 0.0}
-    assert found[TORCHJD] == {**dict.fromkeys(PIECES, second), "balance": 0.0}
+    assert found["mimo"].pieces == found["mgda"].pieces == found[JOINT].pieces == dict.fromkeys(PIECES, second)
+    assert found[BARE].pieces == found[TORCHJD].pieces == {**dict.fromkeys(PIECES, second), "balance": 0.0}
+    # By hand: t is balance and backward, two looks; the bare loop has no balance.
+    for line, t in ((BARE, 1), (JOINT, 2), ("mimo", 2), ("mgda", 2), (TORCHJD, 1)):
+        row = found[line]
+        assert (row.t, row.t_to_bare, row.t_to_joint, row.t_cpu) == (t * second, t, t / 2, t * second)
+        assert row.batches == 8 - timing.WARM_UP
+    assert load == Load(None, 3.0, 2, 0.0)
 
 
 def test_ratios_are_taken_within_a_round() -> None:
@@ -98,7 +107,10 @@ def test_ratios_are_taken_within_a_round() -> None:
 def row_of(count: int, line: str, ratio: float) -> BenchRow:
     pieces = dict.fromkeys(PIECES, 0.2)
     way = {WRITTEN: 2 * ratio}
-    return BenchRow(BenchCase("small", count, 8), line, way, {WRITTEN: ratio}, {WRITTEN: 3 * ratio}, pieces, 1.5)
+    return BenchRow(
+        BenchCase("small", count, 8), line, way, {WRITTEN: ratio}, {WRITTEN: 3 * ratio}, pieces, 1.5,
+        t_to_joint=5 * ratio, t_to_bare=7 * ratio, t_cpu=0.3, batches=25,
+    )  # fmt: skip
 
 
 def test_growth_by_hand() -> None:
@@ -108,6 +120,7 @@ def test_growth_by_hand() -> None:
     assert growth([row_of(2, "ew", 1), row_of(4, "ew", 2), row_of(6, "ew", 1)], "ew") == pytest.approx(0)
     assert growth(exact[:1], "mimo") is None
     assert growth(exact, "mimo", bench.RECORDED) is None
+    assert growth(exact, "mimo", baseline=BARE) == pytest.approx(0.09)
 
 
 # -- what the lines are --
@@ -133,11 +146,9 @@ def test_the_loop_beside_mgda_does_the_same_thing() -> None:
     ours, theirs = tiny(), tiny()
     first, second = (torch.optim.SGD(model.parameters(), lr=1.0) for model in (ours, theirs))
     found = moved(ours, timed_step(ours, MGDA().attach(ours), first))
-    for beside in (False, True):
-        other = moved(theirs, torchjd_step(theirs, second, beside))
-        theirs.load_state_dict(tiny().state_dict())
-        for name, change in found.items():  # their solver stops at a thousandth
-            torch.testing.assert_close(other[name], change, rtol=2e-2, atol=2e-3)
+    other = moved(theirs, torchjd_step(theirs, second))
+    for name, change in found.items():  # their solver stops at a thousandth
+        torch.testing.assert_close(other[name], change, rtol=2e-2, atol=2e-3)
 
 
 def test_the_bare_loop_moves_encoders_as_joint_training_does() -> None:
@@ -198,50 +209,74 @@ def sampled(counts: Sequence[int] = (2, 3, 4)) -> list[BenchRow]:
 def test_tables_hold_every_case_and_the_cost_against_the_number_of_modalities() -> None:
     rows = sampled()
     found = bench_report.tables(rows)
-    assert len(found) == 4
-    assert len(bench_report.brief_tables(rows)) == 2
+    assert len(found) == 5, "a table for each case, and one against K for each baseline"
+    assert len(bench_report.brief_tables(rows)) == 3
     assert found[0][0].startswith("small encoders, 2 modalities, batch 8")
     assert found[-1][1] == ["line", "K = 2", "K = 3", "K = 4", "per modality"]
+    assert ["whole step × bare" in found[-2][0], "whole step × msl" in found[-1][0]] == [True, True]
     assert found[-1][2][2] == ["mimo", "1.40", "1.60", "1.80", "+20.0 %"]
+    assert found[-2][2][2] == ["mimo", "4.20", "4.80", "5.40", "+60.0 %"]
     assert found[-1][2][1][0] == JOINT
+    heads = ["line", "whole", "× bare", "× msl", "t", "× bare", "× msl", "t CPU", *PIECES, "MiB"]
+    assert found[0][1] == heads
+    # By hand, of mimo at K = 2, where the ratio is 1.4: t is two pieces of 0.2 ms
+    assert found[0][2][2] == ["mimo", "2.80", "4.20", "1.40", "0.40", "9.80", "7.00", "0.30", *["0.20"] * 5, "1.5"]
     for table in found:
         assert all(len(cells) == len(table[1]) for cells in table[2])
         lines = bench_report.as_text(table).splitlines()[2:]
         assert len({len(line) for line in lines}) == 1
         assert bench_report.as_markdown(table).count("\n") == len(table[2]) + 3
-    assert TORCHJD in bench_report.legend(rows)
+    (words,) = bench_report.notes(rows, QUIET)
+    assert TORCHJD in words
+    assert "mean over 25 batches" in words
     assert len(bench_report.tables(sampled([2]))) == 1
 
 
 def test_files_hold_the_same_numbers(tmp_path: Path) -> None:
     rows = sampled()
-    content = bench_report.as_dict(rows, CPU, 5, "equipoise bench")
-    bench_report.write(content, rows, tmp_path)
+    content = bench_report.as_dict(rows, QUIET, CPU, 5, "equipoise bench")
+    bench_report.write(content, rows, QUIET, tmp_path)
     read = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
     assert read == content
     assert read["rows"][2]["milliseconds"] == {WRITTEN: rows[2].whole[WRITTEN]}
-    slopes = {each["line"]: each["share of a joint step"] for each in read["growth per modality"]}
-    assert slopes["mimo"] == pytest.approx(0.2)
+    slopes = {(each["line"], each["baseline"]): each["share of its step"] for each in read["growth per modality"]}
+    assert slopes["mimo", JOINT] == pytest.approx(0.2)
+    assert slopes["mimo", BARE] == pytest.approx(0.6)
     with (tmp_path / "bench.csv").open(encoding="utf-8") as file:
         table = list(csv.DictReader(file))
     assert [float(line["ms"]) for line in table] == [row.whole[WRITTEN] for row in rows]
     assert [float(line["ms_balance"]) for line in table] == [row.pieces["balance"] for row in rows]
     assert {line["ms_recorded"] for line in table} == {""}
-    assert (tmp_path / "bench.md").read_text(encoding="utf-8").count("**small encoders") == 4
+    assert [float(line["t_to_bare"]) for line in table] == [row.t_to_bare for row in rows]
+    assert [float(line["t_to_msl"]) for line in table] == [row.t_to_joint for row in rows]
+    assert (tmp_path / "bench.md").read_text(encoding="utf-8").count("**small encoders") == 5
+
+
+@pytest.mark.parametrize("load", [QUIET, BUSY])
+def test_a_busy_machine_is_told_everywhere(load: Load, tmp_path: Path) -> None:
+    rows = sampled([2])
+    content = bench_report.as_dict(rows, load, CPU, 5, "equipoise bench")
+    bench_report.write(content, rows, load, tmp_path)
+    written = (tmp_path / "bench.md").read_text(encoding="utf-8")
+    told = "NOT TO BE TRUSTED: these times were taken under a load average of 12.0 on 2 cores, no processor for 60 %"
+    assert (told in written) == any(told in note for note in bench_report.notes(rows, load)) == (load is BUSY)
+    assert json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["trusted"] == (load is QUIET)
 
 
 def test_recorded_steps_have_columns_and_panels_of_their_own(tmp_path: Path) -> None:
     rows = sampled()
     for row in rows:
         if row.line != BARE:
-            row.whole[bench.RECORDED], row.to_joint[bench.RECORDED] = 1.0, 0.5
+            row.whole[bench.RECORDED], row.to_joint[bench.RECORDED], row.to_bare[bench.RECORDED] = 1.0, 0.5, 0.25
     found = bench_report.tables(rows)
-    assert len(found) == 5
-    assert found[0][2][0][4:6] == ["–", "–"]
-    assert found[0][2][1][4:6] == ["1.00", "0.50"]
+    assert len(found) == 7
+    assert found[0][1][4:7] == [bench.RECORDED, "× bare", "× msl"]
+    assert found[0][2][0][4:7] == ["–", "–", "–"]
+    assert found[0][2][1][4:7] == ["1.00", "0.25", "0.50"]
     assert [path.name for path in bench_report.draw(rows, tmp_path, "By hand.")] == ["bench.svg", "bench.png"]
     text = (tmp_path / "bench.svg").read_text(encoding="utf-8")
     assert "By hand. Cost of a whole training step" in text
+    assert all(f"× {line}, {way}" in text for line in ("bare", "msl") for way in (WRITTEN, bench.RECORDED))
 
 
 def test_no_figure_where_the_number_of_modalities_stands_still(tmp_path: Path) -> None:

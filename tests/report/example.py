@@ -88,11 +88,23 @@ def make_row(
         "selected": {"epoch": epochs, "by": "last"}, "data": data, "method": method, "label": label, "params": params,
         "seed": seed, "split": _fingerprint(data, fold), "validation": {"fused": test["fused"]}, "test": test,
         "seconds": {"total": step * 4000, "step": step, **{name: step * share for name, share in shares.items()}},
-        "timing": {"step": "wall clock", "parts": "after training, on a copy", "workers": 2},
+        "timing": {"step": "wall clock", "parts": "after training, on a copy", "workers": 2, **make_times(step)},
         "memory": 410.0 + chance.random(), "versions": {"torch": "2.13.0", "python": "3.11.7", "equipoise": "0.1.0"},
         "device": "cpu",
     }  # fmt: skip
     return {"config": _fingerprint(label, seed, fold, data, epochs), **row}
+
+
+def make_times(step: float) -> dict[str, Any]:
+    """The time after the losses, and the update, of a run and of both baselines; half of it computed."""
+
+    def clocks(*seconds: float) -> dict[str, Any]:
+        lines = zip(("own", "bare", "msl"), seconds, strict=True)
+        return {line: {"wall": each, "cpu": each / 2} for line, each in lines}
+
+    load = {"workers": 2, "average": 1.5, "cores": 2, "waited": 0.1}
+    times = {"t": clocks(step * 0.6, step * 0.5, step * 0.55), "update": clocks(*[step * 0.1] * 3)}
+    return {"batches": 10, **times, "load": load, "trusted": False}
 
 
 def make_faults(test: dict[str, Any], fragility: float) -> dict[str, Any]:

@@ -174,14 +174,23 @@ def test_a_head_that_nothing_trained_is_no_curve(tmp_path: Path) -> None:
 
 
 def test_times_of_parts_and_of_trained_steps_stand_apart(tmp_path: Path) -> None:
-    """By hand: parts of 1, 2, 3 and 4 ms, and a step that took 5 ms while it trained."""
+    """By hand: parts of 1, 2, 3 and 4 ms, t of 5 ms beside 4 of a bare step and 2.5 of MSL, and a step of 5 ms."""
     row = make_row("mimo")
     parts = dict(zip(("forward", "backward", "balance", "update"), (0.001, 0.002, 0.003, 0.004), strict=True))
     row["seconds"] = {**parts, "step": 0.005, "total": 1.0}
+    times = zip(("own", "bare", "msl"), (0.005, 0.004, 0.0025), strict=True)
+    row["timing"]["t"] = {line: {"wall": seconds, "cpu": 0.003} for line, seconds in times}
     (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     text = checked(write_page(tmp_path)).text
-    assert "timed after training, on a copy. A step that trains may take less or more" in text
-    assert re.search(r"parts together\s*step as trained\s*mimo\s*1\.00\s*2\.00\s*3\.00\s*4\.00\s*10\.00\s*5\.00", text)
+    assert "timed after training, on a copy. Methods that work on gradients balance inside the backward pass." in text
+    heads = r"parts together\s*t\s*t \(× a bare step\)\s*t \(× MSL\(\).attach\)\s*step as trained"
+    assert re.search(
+        heads + r"\s*mimo\s*1\.00\s*2\.00\s*3\.00\s*4\.00\s*10\.00\s*5\.00\s*1\.25\s*2\.00\s*5\.00 !", text
+    )
+    assert "Times NOT TO BE TRUSTED: taken under 2 runs side by side" in text
+    row["timing"] |= {"workers": 1, "load": {**row["timing"]["load"], "workers": 1}}
+    (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    assert "NOT TO BE TRUSTED" not in checked(write_page(tmp_path)).text
 
 
 def test_attention_is_drawn_where_a_run_recorded_it(tmp_path: Path) -> None:

@@ -177,11 +177,16 @@ def test_the_time_of_a_step_is_that_of_the_loop(tmp_path: Path, monkeypatch: pyt
         assert row["seconds"]["step"] > 0.1
         parts = sum(row["seconds"][name] for name in ("forward", "backward", "balance", "update"))
         assert parts < 0.1, "which are timed apart"
-        assert row["timing"] == {
-            "step": f"wall clock of epochs 2 to 3, median, by {steps} steps",
-            "parts": PROTOCOL,
-            "workers": 2,
-        }
+        timing = row["timing"]
+        assert timing["step"] == f"wall clock of epochs 2 to 3, median, by {steps} steps"
+        assert timing["parts"] == PROTOCOL
+        assert timing["workers"] == timing["load"]["workers"] == 2
+        assert timing["trusted"] is False, "two runs slow one another"
+        assert timing["batches"] == 10
+        assert timing["t"]["own"]["wall"] == pytest.approx(row["seconds"]["balance"] + row["seconds"]["backward"])
+        for clocks in (timing["t"], timing["update"]):
+            assert list(clocks) == ["own", "bare", "msl"]
+            assert all(seconds > 0 for clock in clocks.values() for seconds in clock.values())
     (alone,), splits = jobs_of("ew")
     (row,) = run_study([alone], splits, Store(tmp_path), workers=2)
     assert row["timing"]["workers"] == 1, "there was no other to share with"

@@ -163,6 +163,8 @@ def _leaves_of_shared_tensors(visited: Sequence[set[Edge]]) -> Leaves:
     searched = set()
     pairs = {(0, number) for number in range(1, len(visited))} | set(pairwise(range(len(visited))))
     for one, other in pairs | {(other, one) for one, other in pairs}:
+        if nodes[one].isdisjoint(nodes[other]):  # as of heads on detached features: nothing is shared
+            continue
         for node, _ in visited[one] - visited[other]:
             if node in searched or node.name() == DDP_SINK:  # of which each output has an input of its own
                 continue

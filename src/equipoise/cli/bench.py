@@ -37,7 +37,7 @@ def bench(
     out: Annotated[Path, typer.Option("--out", help="Folder for tables, numbers and the figure.")] = Path("runs/bench"),
     as_json: options.Json = False,
 ) -> None:
-    """Time and memory of a training step: whole, in pieces, and against joint training and a bare loop."""
+    """Time and memory of a training step: whole, in pieces, and against a bare loop and MSL().attach."""
     import torch
 
     torch.set_num_threads(1)  # small pieces: more threads mostly wait for each other
@@ -56,16 +56,18 @@ def bench(
     command = shlex.join(["equipoise", *sys.argv[1:]]) if sys.argv[1:2] == ["bench"] else "equipoise bench"
     drawing.check_ready()
     with status_line("bench", quiet=as_json) as tell:
-        rows = measure(cases, chosen, where, turns, tell)
-    content = bench_report.as_dict(rows, where, turns, command)
+        rows, load = measure(cases, chosen, where, turns, tell)
+    content = bench_report.as_dict(rows, load, where, turns, command)
     made = f"Made by `{command}` on {content['device']}."
-    paths = [*bench_report.write(content, rows, out), *bench_report.draw(rows, out, made)]
+    if doubts := load.doubts():
+        made += f" Not to be trusted: taken under {', '.join(doubts)}."
+    paths = [*bench_report.write(content, rows, load, out), *bench_report.draw(rows, out, made)]
     if as_json:
         print(json.dumps({**content, "files": [str(path) for path in paths]}))
         return
     for table in bench_report.brief_tables(rows):
         print(bench_report.as_text(table), end="\n\n")
-    print(bench_report.legend(rows))
+    print("\n".join(bench_report.notes(rows, load)))
     print(f"Every case as csv, markdown and JSON, and cost against K as SVG and PNG: {out}")
 
 

@@ -1,15 +1,17 @@
 """Time and memory of a training step: whole and in pieces, for every method, any number of modalities and batch sizes.
 
 Whole steps go through `equipoise.training.train`, from prepared data on the device to moved weights. Pieces are timed
-apart, waiting for the device before and after each. Every round measures every line in turn, so that a drifting clock
-touches all alike; ratios are taken within a round, and all results are medians over rounds. Beside the methods stand a
-bare loop, and TorchJD's MGDA where it is installed.
+apart, waiting for the device before and after each; the time after the losses are there, t, is balance and backward.
+Every round measures every line in turn, so that a drifting clock touches all alike; ratios are taken within a round.
+Pieces are means over batches, and whole steps and ratios medians over rounds. Beside the methods stand the two
+baselines, a bare loop and `MSL().attach`, and TorchJD's MGDA where it is installed.
 """
 
 import gc
 import importlib.util
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from statistics import linear_regression, median
 from typing import Any, Literal, NamedTuple, final
@@ -18,18 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from equipoise.balance.balancer import Balancer
 from equipoise.data.feed import Feed
 from equipoise.data.splits import Part, Splits
 from equipoise.measure import timing
-from equipoise.measure.timing import PIECES, Stopwatch, TimedStep
+from equipoise.measure.timing import PIECES, Load, Pieces, Stopwatch, TimedStep, autocast_of, bare_step
 from equipoise.models import LateFusion, SequenceTransformer
 from equipoise.models.choose import build_encoders
 from equipoise.models.encoded import EncodedModel
 from equipoise.study.registry import OR_YOUR_OWN, Method, all_methods, method_of
-from equipoise.training.launch import precision_of
 from equipoise.training.optimisers import make_optimizer
 from equipoise.training.settings import Settings
 from equipoise.training.step import build_from_encoders, to_channels_last
@@ -43,6 +44,7 @@ CLASSES = 6
 NEVER = 10**6  # epochs without a better accuracy: an encoder that stands still would cost less
 Makers = dict[str, Callable[[], Balancer]]
 Tell = Callable[[str], None]
+Autocast = Callable[[], AbstractContextManager[Any]]
 
 
 class EncoderKind(NamedTuple):
@@ -89,10 +91,14 @@ class BenchRow(NamedTuple):
         case: The case.
         line: A method, or a loop that is not ours.
         whole: A whole step, by the way it runs.
-        to_joint: Its ratio to joint training that runs the same way.
+        to_joint: Its ratio to joint training that runs the same way, `MSL().attach`.
         to_bare: Its ratio to the bare loop, which always runs as it is written.
         pieces: The step in pieces.
         memory: MiB that tensors took at once during a step, beyond the model and the state of the optimiser.
+        t_to_joint: The ratio of t, the time after the losses are there, to that of joint training.
+        t_to_bare: Its ratio to that of the bare loop.
+        t_cpu: Milliseconds that were computed in t.
+        batches: Number of batches that t and the pieces are means over.
         path: "recorded", or why steps were not.
     """
 
@@ -103,15 +109,35 @@ class BenchRow(NamedTuple):
     to_bare: dict[str, float]
     pieces: dict[str, float]
     memory: float
+    t_to_joint: float
+    t_to_bare: float
+    t_cpu: float
+    batches: int
     path: str = ""
+
+    @property
+    def t(self) -> float:
+        """The time after the losses are there."""
+        return self.pieces["balance"] + self.pieces["backward"]
 
     @property
     def numbers(self) -> dict[str, float | None]:
         """Every number by the name of its column in a file; None where steps could not be recorded."""
-        whole = {"ms": self.whole[WRITTEN], "to_joint": self.to_joint[WRITTEN], "to_bare": self.to_bare[WRITTEN]}
-        recorded = {"ms_recorded": self.whole.get(RECORDED), "to_joint_recorded": self.to_joint.get(RECORDED)}
-        pieces = {f"ms_{piece}": self.pieces[piece] for piece in PIECES}
-        return {**whole, **recorded, **pieces, "memory_mib": self.memory}
+        whole = {"ms": self.whole, "to_bare": self.to_bare, "to_msl": self.to_joint}
+        return {
+            **{name: ways[WRITTEN] for name, ways in whole.items()},
+            **{f"{name}_recorded": ways.get(RECORDED) for name, ways in whole.items()},
+            "t_ms": self.t,
+            "t_to_bare": self.t_to_bare,
+            "t_to_msl": self.t_to_joint,
+            "t_cpu_ms": self.t_cpu,
+            **{f"ms_{piece}": self.pieces[piece] for piece in PIECES},
+            "memory_mib": self.memory,
+        }
+
+    def ratios(self, baseline: str) -> dict[str, float]:
+        """The ratios of a whole step to that of a baseline, by the way it runs."""
+        return self.to_bare if baseline == BARE else self.to_joint
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -120,8 +146,15 @@ class BenchRow(NamedTuple):
             "optimizer": KINDS[self.case.encoder].optimizer,
             "line": self.line,
             "milliseconds": self.whole,
-            "ratio to joint training": self.to_joint,
             "ratio to the bare loop": self.to_bare,
+            "ratio to MSL().attach": self.to_joint,
+            "t": {
+                "milliseconds": self.t,
+                "CPU milliseconds": self.t_cpu,
+                "ratio to the bare loop": self.t_to_bare,
+                "ratio to MSL().attach": self.t_to_joint,
+                "batches": self.batches,
+            },
             "pieces": self.pieces,
             "pieces together": sum(self.pieces.values()),
             "memory MiB": self.memory,
@@ -169,29 +202,13 @@ def other_loops(names: Iterable[str]) -> list[str]:
     return [BARE, TORCHJD] if torchjd else [BARE]
 
 
-def bare_step(model: EncodedModel, optimizer: Optimizer) -> TimedStep:
-    """Make a step of joint training as one would write it without a library.
-
-    Args:
-        model: With a fused output and nothing else.
-        optimizer: Of the model.
-    """
-
-    def step(watch: Stopwatch, part: Part) -> None:
-        with watch("forward"):
-            loss = model.known_task().loss(model(part.inputs)["fused"], part.label).mean()
-        timing.backward_and_update(watch, loss, optimizer)
-
-    return step
-
-
-def torchjd_step(model: EncodedModel, optimizer: Optimizer, beside: bool = False) -> TimedStep:
+def torchjd_step(model: EncodedModel, optimizer: Optimizer, autocast: Autocast = nullcontext) -> TimedStep:
     """Make a step of TorchJD's MGDA: on each encoder the fused and its own loss, as our MGDA does; heads on the sum.
 
     Args:
         model: With a head per modality.
         optimizer: Of the model.
-        beside: Take a plain backward pass beside the step, so that what is beyond it counts as balancing.
+        autocast: Makes the context of the forward pass.
     """
     from torchjd import aggregation
     from torchjd.autojac import backward, jac_to_grad
@@ -202,10 +219,7 @@ def torchjd_step(model: EncodedModel, optimizer: Optimizer, beside: bool = False
     heads = [tensor for tensor in model.parameters() if id(tensor) not in owned]
 
     def step(watch: Stopwatch, part: Part) -> None:
-        if beside:
-            fused = task.loss(model(part.inputs)["fused"], part.label).mean()
-            timing.plain_backward(watch, fused, optimizer)
-        with watch("forward"):
+        with watch("forward"), autocast():
             losses = {name: loss.mean() for name, loss in task.losses(model(part.inputs), part.label).items()}
         with watch("backward"):
             torch.stack(list(losses.values())).sum().backward(inputs=heads, retain_graph=True)
@@ -229,8 +243,8 @@ def transformer(shape: tuple[int, ...], features: int) -> nn.Module:
 
 def measure(
     cases: Sequence[BenchCase], chosen: Makers, device: torch.device, rounds: int, tell: Tell = lambda _: None
-) -> list[BenchRow]:
-    """Measure every line in every case.
+) -> tuple[list[BenchRow], Load]:
+    """Measure every line in every case, and the load of the machine meanwhile.
 
     Args:
         cases: The cases.
@@ -240,11 +254,14 @@ def measure(
         tell: Called with words on the progress.
     """
     rows: list[BenchRow] = []
+    loads: list[Load] = []
     for number, case in enumerate(cases, 1):
         title = f"{case.encoder}, K = {case.modalities}, batch {case.batch} ({number} of {len(cases)})"
-        rows += _CaseBench(case, chosen, device).rows(rounds, lambda words, title=title: tell(f"{title}: {words}"))
+        more, load = _CaseBench(case, chosen, device).rows(rounds, lambda words, title=title: tell(f"{title}: {words}"))
+        rows += more
+        loads.append(load)
         gc.collect()
-    return rows
+    return rows, Load.worst(loads)
 
 
 @final
@@ -267,32 +284,40 @@ class _CaseBench:
         self.feed = Feed(self.splits.train, device)
         self.batches = list(torch.arange(len(self.feed), device=device).split(case.batch))
 
-    def rows(self, rounds: int, tell: Tell) -> list[BenchRow]:
+    def rows(self, rounds: int, tell: Tell) -> tuple[list[BenchRow], Load]:
         first, *others = other_loops(self.methods)
         lines = [first, *self.methods, *others]
-        steps = {line: self._step(line, beside=True) for line in lines}
+        steps = {line: self._step(line) for line in lines}
         whole = {line: {way: [] for way in (self.ways if line in self.methods else (WRITTEN,))} for line in lines}
-        pieces: dict[str, list[dict[str, float]]] = {line: [] for line in lines}
+        watches: dict[str, list[list[Stopwatch]]] = {line: [] for line in lines}  # by round
         for turn in range(rounds):
             for line in lines:
                 tell(f"round {turn + 1} of {rounds}, {line}")
                 for way, times in whole[line].items():
                     times.append(self._whole(line, way))
-                seconds = timing.time_steps(steps[line], self._batch, len(self.batches), self.device)
-                pieces[line] += seconds[timing.WARM_UP if turn == 0 else 1 :]
-        return [
+                taken = timing.time_steps(steps[line], self._batch, range(len(self.batches)), self.device)
+                watches[line].append(taken[timing.WARM_UP if turn == 0 else 1 :])
+        t = {line: [Pieces.of(some).after_losses["wall"] for some in own] for line, own in watches.items()}
+        every = {line: [watch for some in own for watch in some] for line, own in watches.items()}
+        means = {line: Pieces.of(own) for line, own in every.items()}
+        rows = [
             BenchRow(
                 self.case,
                 line,
                 whole={way: median(times) for way, times in own.items()},
                 to_joint={way: _ratio(times, whole[JOINT][way]) for way, times in own.items()},
                 to_bare={way: _ratio(times, whole[BARE][WRITTEN]) for way, times in own.items()},
-                pieces={piece: 1e3 * median(seconds[piece] for seconds in pieces[line]) for piece in PIECES},
+                pieces={piece: 1e3 * seconds for piece, seconds in means[line].wall.items()},
                 memory=self._memory(line),
+                t_to_joint=_ratio(t[line], t[JOINT]),
+                t_to_bare=_ratio(t[line], t[BARE]),
+                t_cpu=1e3 * means[line].after_losses["cpu"],
+                batches=len(every[line]),
                 path=self.paths.get(line, ""),
             )
             for line, own in whole.items()
         ]
+        return rows, Load.during(watch for own in every.values() for watch in own)
 
     def _batch(self, number: int) -> Part:
         return self.feed.make(self.batches[number])
@@ -319,28 +344,26 @@ class _CaseBench:
         step(watch, part)  # makes the state of the optimiser
         return peak_of(lambda: step(watch, part), self.device)
 
-    def _step(self, line: str, *, beside: bool = False) -> TimedStep:
-        """Make a step; `beside` takes a plain backward pass beside that of TorchJD."""
+    def _step(self, line: str) -> TimedStep:
         torch.manual_seed(0)
         if line in self.methods:
             balancer = self.methods[line]()
             model = self._prepared(build_from_encoders(self.splits, balancer, self.settings))
             optimizer = make_optimizer(model, self.settings)
             balancer.to(self.device).attach(model, optimizer=optimizer)
-            return timing.timed_step(model, balancer, optimizer)
+            return timing.timed_step(model, balancer, optimizer, self.settings)
         encoders = build_encoders(self.settings.encoder, self.splits.shapes, self.settings.features)
         model = self._prepared(LateFusion(encoders, CLASSES, unimodal=None if line == BARE else "head"))
         optimizer = make_optimizer(model, self.settings)
-        return bare_step(model, optimizer) if line == BARE else torchjd_step(model, optimizer, beside)
+        if line == BARE:
+            return bare_step(model, optimizer, self.settings)
+        return torchjd_step(model, optimizer, autocast_of(self.settings, self.device))
 
     def _prepared(self, model: EncodedModel) -> EncodedModel:
-        """Bring a model into the form that `train` gives it: device, memory format, precision of its encoders."""
+        """Bring a model into the form that `train` gives it: device and memory format."""
         model = model.to(self.device).train()
         if self.device.type == "cuda":
             to_channels_last(model)
-        if precision_of(self.settings, self.device) == "bf16":
-            features: Any = torch.autocast(self.device.type, torch.bfloat16)(model.features)
-            model.features = lambda *args: tree_map(Tensor.float, features(*args))  # ty: ignore[invalid-assignment]
         return model
 
 
@@ -360,9 +383,10 @@ def _ratio(own: Sequence[float], other: Sequence[float]) -> float:
     return median(a / b for a, b in zip(own, other, strict=True))
 
 
-def growth(rows: Sequence[BenchRow], line: str, way: str = WRITTEN) -> float | None:
-    """Fit by least squares the share of a joint step by which the cost over joint training grows with each modality."""
-    points = [(row.case.modalities, row.to_joint[way]) for row in rows if row.line == line and way in row.to_joint]
+def growth(rows: Sequence[BenchRow], line: str, way: str = WRITTEN, baseline: str = JOINT) -> float | None:
+    """Fit by least squares the share of a baseline's step by which the ratio to it grows with each modality."""
+    own = [(row.case.modalities, row.ratios(baseline)) for row in rows if row.line == line]
+    points = [(count, ratios[way]) for count, ratios in own if way in ratios]
     counts = [count for count, _ in points]
     return linear_regression(counts, [ratio for _, ratio in points]).slope if len(set(counts)) > 1 else None
 

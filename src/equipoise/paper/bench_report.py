@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from equipoise.measure.timing import PIECES
+from equipoise.measure.timing import PIECES, Load
 from equipoise.paper.bench import BARE, JOINT, RECORDED, TORCHJD, WRITTEN, BenchCase, BenchRow, growth
 from equipoise.report import drawing
 from equipoise.report.drawing import FAINT, INK, MODALITIES
@@ -37,32 +37,46 @@ TextTable = tuple[str, list[str], list[list[str]]]
 """A title, the heads of columns, and rows of cells."""
 
 
-def as_dict(rows: Sequence[BenchRow], device: torch.device, rounds: int, command: str) -> dict[str, Any]:
+BASELINES = {BARE: "bare", JOINT: "msl"}
+"""What every ratio is to, and how it is named: the bare loop, and `MSL().attach`."""
+
+
+def as_dict(rows: Sequence[BenchRow], load: Load, device: torch.device, rounds: int, command: str) -> dict[str, Any]:
     """Everything in plain values."""
     return {
         "command": command,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "threads": torch.get_num_threads(),
         "rounds": rounds,
+        "load": load._asdict(),
+        "trusted": not load.doubts(),
         "versions": {"equipoise": VERSION, "torch": str(torch.__version__)},
         "rows": [row.as_dict() for row in rows],
         "growth per modality": [
-            {"encoder": encoder, "batch": batch, "line": line, "way": way, "share of a joint step": slope}
+            {
+                "encoder": encoder,
+                "batch": batch,
+                "line": line,
+                "way": way,
+                "baseline": baseline,
+                "share of its step": slope,
+            }
             for (encoder, batch), sweep in _sweeps(rows).items()
             for line in dict.fromkeys(row.line for row in sweep)
             for way in (WRITTEN, RECORDED)
-            if (slope := growth(sweep, line, way)) is not None
+            for baseline in BASELINES
+            if (slope := growth(sweep, line, way, baseline)) is not None
         ],
     }
 
 
-def write(content: dict[str, Any], rows: Sequence[BenchRow], folder: Path) -> list[Path]:
-    """Write bench.json, bench.csv with one row per line and case, and bench.md with the tables."""
+def write(content: dict[str, Any], rows: Sequence[BenchRow], load: Load, folder: Path) -> list[Path]:
+    """Write bench.json, bench.csv with one row per line and case, and bench.md with the tables and how to read them."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "json": json.dumps(content, indent=1) + "\n",
         "csv": as_csv(rows),
-        "md": "\n\n".join(as_markdown(table) for table in tables(rows)) + "\n",
+        "md": "\n\n".join([*map(as_markdown, tables(rows)), *notes(rows, load)]) + "\n",
     }
     return [write_atomic(folder, f"{NAME}.{ending}", text) for ending, text in texts.items()]
 
@@ -75,7 +89,7 @@ def tables(rows: Sequence[BenchRow]) -> list[TextTable]:
     cases = dict.fromkeys(row.case for row in rows)
     made = [_pieces_table(case, [row for row in rows if row.case == case]) for case in cases]
     for (encoder, batch), sweep in _sweeps(rows).items():
-        made += [_sweep_table(encoder, batch, way, sweep) for way in _ways(sweep)]
+        made += [_sweep_table(encoder, batch, way, base, sweep) for way in _ways(sweep) for base in BASELINES]
     return made
 
 
@@ -88,26 +102,40 @@ def brief_tables(rows: Sequence[BenchRow]) -> list[TextTable]:
 
 def _pieces_table(case: BenchCase, rows: Sequence[BenchRow]) -> TextTable:
     recorded = any(RECORDED in row.whole for row in rows)
-    heads = ["line", "ms", "× joint", "× bare", *([f"ms {RECORDED}", "× joint"] if recorded else []), *PIECES, "MiB"]
+    ratios = [f"× {name}" for name in BASELINES.values()]
+    heads = [
+        "line",
+        "whole",
+        *ratios,
+        *([RECORDED, *ratios] if recorded else []),
+        "t",
+        *ratios,
+        "t CPU",
+        *PIECES,
+        "MiB",
+    ]
     cells = []
     for row in rows:
         *times, memory = (value for name, value in row.numbers.items() if recorded or not name.endswith(RECORDED))
         cells.append([row.line, *map(_number, times), f"{memory:.1f}"])
-    title = f"{case.encoder} encoders, {case.modalities} modalities, batch {case.batch}: a step, and its pieces in ms"
+    title = f"{case.encoder} encoders, {case.modalities} modalities, batch {case.batch}: a step, t and pieces in ms"
     return title, heads, cells
 
 
-def _sweep_table(encoder: str, batch: int, way: str, rows: Sequence[BenchRow]) -> TextTable:
+def _sweep_table(encoder: str, batch: int, way: str, baseline: str, rows: Sequence[BenchRow]) -> TextTable:
     counts = sorted({row.case.modalities for row in rows})
     cells = []
     for line in dict.fromkeys(row.line for row in rows):
-        ratios = {row.case.modalities: row.to_joint.get(way) for row in rows if row.line == line}
-        slope = growth(rows, line, way)
+        ratios = {row.case.modalities: row.ratios(baseline).get(way) for row in rows if row.line == line}
+        slope = growth(rows, line, way, baseline)
         if slope is not None:
             by_count = [_number(ratios.get(count)) for count in counts]
             cells.append([line, *by_count, f"{round(100 * slope, 1) + 0.0:+.1f} %"])  # no minus before a zero
     heads = ["line", *(f"K = {count}" for count in counts), "per modality"]
-    return f"{encoder} encoders, batch {batch}: × joint training, {way}, by the number of modalities K", heads, cells
+    title = (
+        f"{encoder} encoders, batch {batch}: whole step × {BASELINES[baseline]}, {way}, by the number of modalities K"
+    )
+    return title, heads, cells
 
 
 def _sweeps(rows: Sequence[BenchRow]) -> dict[tuple[str, int], list[BenchRow]]:
@@ -153,14 +181,23 @@ def as_csv(rows: Sequence[BenchRow]) -> str:
     return written.getvalue()
 
 
-def legend(rows: Sequence[BenchRow]) -> str:
-    """Explain the lines that are no methods."""
-    words = f"{BARE}: joint training without a library. {JOINT}: joint training here, with a head beside each encoder."
+def notes(rows: Sequence[BenchRow], load: Load) -> list[str]:
+    """Say what stands in the tables, and whether it is to be trusted."""
+    batches = sorted({row.batches for row in rows})
+    few = f"{batches[0]}" if len(batches) == 1 else f"{batches[0]} to {batches[-1]}"
+    words = (
+        f"Two baselines: × bare is over the {BARE}, joint training without a library, always as written; × msl over "
+        "MSL().attach, joint training here, with a head beside each encoder. "
+        f"t: the time after the losses are there, balance and backward, mean over {few} batches, as the pieces; whole "
+        "steps and ratios: medians over rounds. t CPU: what this process computed in t, on all threads."
+    )
     if any(row.line == TORCHJD for row in rows):
         words += f" {TORCHJD}: the mixture of `mgda`, by that package."
     if any(row.line.endswith("-features") for row in rows):
         words += " -features: decided at the encoders' outputs."
-    return words
+    doubts = load.doubts()
+    warning = f"NOT TO BE TRUSTED: these times were taken under {', '.join(doubts)}. Run it again without other work."
+    return [*([warning] if doubts else []), words]
 
 
 # -- the figure --
@@ -179,11 +216,11 @@ def draw(rows: Sequence[BenchRow], folder: Path, made: str) -> list[Path]:
         return []
     ways = _ways(sweep)
     with drawing.style():
-        figure = drawing.canvas(8.4, 3.4 * len(ways) + 0.6)
-        grid = figure.subplots(len(ways), 2, squeeze=False, sharex=True)
-        for way, (left, right) in zip(ways, grid, strict=True):
-            _panel(left, sweep, way, ratios=False)
-            _panel(right, sweep, way, ratios=True)
+        figure = drawing.canvas(11.0, 3.4 * len(ways) + 0.6)
+        grid = figure.subplots(len(ways), 1 + len(BASELINES), squeeze=False, sharex=True)
+        for way, panels in zip(ways, grid, strict=True):
+            for axes, baseline in zip(panels, (None, *BASELINES), strict=True):
+                _panel(axes, sweep, way, baseline)
         for axes in grid[-1]:
             axes.set_xlabel("modalities K")
         handles = dict(zip(*reversed(grid[0][0].get_legend_handles_labels()), strict=True))
@@ -191,21 +228,22 @@ def draw(rows: Sequence[BenchRow], folder: Path, made: str) -> list[Path]:
         case = sweep[0].case
         caption = (
             f"{made} Cost of a whole training step against the number of modalities: {case.encoder} encoders, batch "
-            f"{case.batch}; medians over rounds that measure every line in turn. Left in milliseconds, right as the "
-            "ratio to joint training (msl) of the same round."
+            f"{case.batch}; medians over rounds that measure every line in turn. Left in milliseconds, beside it as "
+            f"ratios to the {BARE} and to MSL().attach (msl) of the same round."
         )
         return drawing.save(figure, folder, NAME, caption)
 
 
-def _panel(axes: Axes, rows: Sequence[BenchRow], way: str, *, ratios: bool) -> None:
+def _panel(axes: Axes, rows: Sequence[BenchRow], way: str, baseline: str | None) -> None:
     counts = sorted({row.case.modalities for row in rows})
     for line in sorted(dict.fromkeys(row.line for row in rows), key=lambda line: line in LOOKS):
-        own = {row.case.modalities: row.to_joint if ratios else row.whole for row in rows if row.line == line}
+        some = [row for row in rows if row.line == line]
+        own = {row.case.modalities: row.whole if baseline is None else row.ratios(baseline) for row in some}
         points = {count: values[way] for count, values in sorted(own.items()) if way in values}
         colour, look = LOOKS.get(line, (OTHERS, "-"))
         name, width = (line, 1.7) if line in LOOKS else ("other methods", 1.0)
         axes.plot(list(points), list(points.values()), look, color=colour, lw=width, ms=4, label=name)
-    axes.set_title(f"× joint training, {way}" if ratios else f"milliseconds per step, {way}")
+    axes.set_title(f"milliseconds per step, {way}" if baseline is None else f"× {BASELINES[baseline]}, {way}")
     axes.set_xticks(counts)
     axes.set_xlim(counts[0] - 0.25, counts[-1] + 0.25)
     axes.set_ylim(bottom=0)

@@ -15,9 +15,10 @@ from equipoise.data.prepare.prepared import Prepared
 from equipoise.data.sets import PUBLISHED
 from equipoise.data.source import DataSet, PreparedFolder, data_set
 from equipoise.data.splits import Splits
+from equipoise.measure.timing import BARE
 from equipoise.paper.claims import in_words
 from equipoise.paper.published import GRID, SMALL_GRID, TABLES, PaperTable, small_preset, stand_in
-from equipoise.report.aggregate import Row, RunGroup, mean_std
+from equipoise.report.aggregate import Row, RunGroup, dig, mean_std
 from equipoise.study.compare import record_command
 from equipoise.study.executors import cluster_of
 from equipoise.study.job import SEE, Job, diverged
@@ -411,14 +412,27 @@ def lines_of(made: Plan, rows: Sequence[Row], trials: Sequence[Row]) -> Reproduc
 
 def _as_row(row: Row, name: str, sensor: str | None) -> Row:
     """Return a row under the paper's name: its own uni-modal protocol, and its times; of a sensor, that one alone."""
-    test, seconds = row["test"], row["seconds"]
+    test = row["test"]
     view = test["view"]
     own = {"fused": test["fused"], "view": view, view: test[view] if sensor is None else {sensor: test[view][sensor]}}
     if sensor is not None:
         return {**row, "label": name, "test": own, "time": {}}
-    subroutine = seconds["balance"] + seconds["update"]
-    time = {"subroutine": subroutine, "with backward": subroutine + seconds["backward"], "step": seconds["step"]}
-    return {**row, "label": name, "test": {**own, "disparity": test["disparity"]}, "time": time}
+    return {**row, "label": name, "test": {**own, "disparity": test["disparity"]}, "time": _times(row)}
+
+
+def _times(row: Row) -> dict[str, dict[str, dict[str, float]]]:
+    """Return t of the run and of both baselines, and the paper's time by two readings: with and without backward.
+
+    Nothing for a run of an earlier version, whose baselines were not timed.
+    """
+    if dig(row, "timing", "t") is None:
+        return {}
+    after, update = ({line: clocks["wall"] for line, clocks in row["timing"][name].items()} for name in ("t", "update"))
+    with_backward = {line: after[line] + update[line] for line in after}
+    # A bare step balances nothing: what a line takes beyond its t is balancing.
+    balancing = {line: max(after[line] - after[BARE], 0.0) + update[line] for line in after}
+    times = {"t": after, "with backward": with_backward, "without backward": balancing}
+    return {name: {line: {"wall": seconds} for line, seconds in each.items()} for name, each in times.items()}
 
 
 def _missing(made: Plan, configs: Sequence[str], known: Mapping[str, Row]) -> str:

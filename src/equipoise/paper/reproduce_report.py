@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.measure.timing import OWN
 from equipoise.paper.claims import WIDTH, claim_lines, count, in_words
 from equipoise.paper.published import PaperRow
 from equipoise.paper.reproduce import CONTROL, ReproducedTable
 from equipoise.paper.reproduce_claims import claims, summary
 from equipoise.report import FORMATS, as_dict, drawing, print_table
 from equipoise.report.aggregate import PROTOCOLS, Difference, MeanStd, RunGroup, paired_differences
-from equipoise.report.columns import ResultColumn
+from equipoise.report.columns import ResultColumn, measured, time_columns
 from equipoise.report.drawing import FAINT, JOINT, MODALITIES
 from equipoise.report.notes import notes_below
+from equipoise.report.step_times import time_note
 from equipoise.report.table import ResultTable, build_table, underline_fastest
 from equipoise.util.files import write_atomic
 
@@ -114,6 +116,8 @@ def _claims(outcome: ReproducedTable) -> Iterator[str]:
 
 BASELINE = "MSL"
 MILLISECONDS = 1000.0
+READINGS = {"with backward": "t, wide", "without backward": "t, narrow"}
+"""The paper's time by two readings of its words, as titles of columns."""
 
 
 def tables(outcome: ReproducedTable) -> dict[str, ResultTable]:
@@ -134,7 +138,7 @@ def layout_table(outcome: ReproducedTable) -> ResultTable:
                    by_protocol=True)
             for name, letter in outcome.table.modalities.items()
         ),
-        ResultColumn("t", "t", _time("subroutine"), "ms", scale=MILLISECONDS, decimals=2),
+        *time_columns("ms", "time", "t"),
         ResultColumn("disparity", "disparity", lambda line: line.disparity, "points", decimals=2, better="lower",
                by_protocol=True),
         ResultColumn("protocol", "alone by", lambda line: line.protocol, "", kind="words"),
@@ -165,24 +169,31 @@ def beside_table(outcome: ReproducedTable) -> ResultTable:
 
 
 def time_table(outcome: ReproducedTable) -> ResultTable:
-    """Build the cost of a batch by two readings of the paper's definition, each also over that of joint training."""
+    """Build the cost of a batch: t, and the paper's time by two readings of its words, each over both baselines."""
     singles = {row.name for row in outcome.table.rows if row.sensor}
     lines = [line for line in outcome.lines.values() if line.label not in singles]
-    base = outcome.lines.get(BASELINE)
-    columns: list[ResultColumn] = []
-    for key, title in (("subroutine", "t"), ("with backward", "t + backward"), ("step", "whole step")):
-        columns += [
-            ResultColumn(key, title, _time(key), "ms", scale=MILLISECONDS, decimals=2),
-            ResultColumn(f"{key}.ratio", title, _ratio(_time(key), base), f"× {BASELINE}", scale=1.0),
-        ]
+    columns = [
+        *time_columns("ms", "time", "t"),
+        ResultColumn("t.cpu", "t", measured("timing", "t", OWN, "cpu"), "ms of CPU", scale=MILLISECONDS, decimals=2,
+                     timed=True),
+        *(
+            column
+            for key, title in READINGS.items()
+            for column in time_columns("ms", "time", key, key=key, title=title)
+        ),
+        ResultColumn("step", "whole step", lambda line: line.step, "ms", scale=MILLISECONDS, decimals=2, timed=True),
+    ]  # fmt: skip
     if outcome.beside_paper:
         printed = {row.name: row.seconds for row in outcome.table.rows}
+
+        def ratio(line: RunGroup) -> MeanStd | None:
+            own = printed.get(line.label)
+            return None if own is None else MeanStd(own.mean / printed[BASELINE].mean, None, 1)
+
         columns += [
-            ResultColumn("paper", "paper's t", lambda line: printed.get(line.label), "ms", scale=MILLISECONDS,
+            ResultColumn("paper", "paper's", lambda line: printed.get(line.label), "ms", scale=MILLISECONDS,
                          decimals=1),
-            ResultColumn("paper.ratio", "paper's t",
-                         _ratio(lambda line: printed.get(line.label), base or RunGroup(BASELINE, ())), f"× {BASELINE}",
-                         scale=1.0),
+            ResultColumn("paper.ratio", "paper's", ratio, f"× paper's {BASELINE}", scale=1.0),
         ]  # fmt: skip
     return build_table(f"{outcome.table.title}: seconds per batch", columns, lines, _time_notes(outcome))
 
@@ -225,24 +236,13 @@ def _paper_disparity(row: PaperRow) -> MeanStd | None:
     return None if row.disparity is None else MeanStd(row.disparity, None, 1)
 
 
-def _time(key: str) -> Callable[[RunGroup], MeanStd | None]:
-    return lambda line: line.of("time", key)
-
-
-def _ratio(of: Callable[[RunGroup], MeanStd | None], base: RunGroup | None) -> Callable[[RunGroup], MeanStd | None]:
-    def ratio(line: RunGroup) -> MeanStd | None:
-        own, other = of(line), of(base) if base is not None else None
-        return None if own is None or other is None or not other.mean else MeanStd(own.mean / other.mean, None, 1)
-
-    return ratio
-
-
 # -- notes --
 
 
 def _notes(outcome: ReproducedTable, differences: list[Difference]) -> list[str]:
     plan, there = outcome.plan, [line for line in _once(outcome) if line.rows]
     notes = [_parameters(outcome), *(notes_below(there, differences) if there else [])]
+    notes += [note for note in [time_note([row for line in there for row in line.rows])] if note]
     if plan.seeds > 1 and differences:
         notes.append("An interval over seeds of one split speaks of the seeds alone, not of other data.")
     if singles := [row.name for row in outcome.table.rows if row.sensor]:
@@ -294,14 +294,16 @@ def _time_notes(outcome: ReproducedTable) -> list[str]:
     here, usual = "", "one per core, or as many as the GPUs carry"
     if plan.on is not None:
         here, usual = f", sent to {plan.on}", "as there is room"
+    note = time_note([row for line in outcome.lines.values() for row in line.rows])
     notes = [
-        "t: balancing plus update, as the paper words it; where balancing happens inside the backward pass, what that "
-        "takes beyond a plain one. t + backward: with the backward pass, which its times of MSL suggest. Medians of "
-        "10 steps, the device waited for; mean ± standard deviation over seeds. Whole step: as trained, by the wall "
-        "clock of the epochs after the first, in the precision of the runs and nothing waited for; so the others are "
-        "no parts of it.",
-        f"On {', '.join(devices) or 'nothing yet'}{here}; runs side by side: {plan.workers or usual}. "
-        "Side by side, they slow one another.",
+        *([note] if note else []),
+        "The paper times 'the subroutine used for balancing modalities (if any) and updating the model parameters', by "
+        "the wall clock, mean over every batch of 100 epochs of one seed, and does not say whether the backward pass "
+        f"belongs to it. So it stands here twice: {READINGS['with backward']}, is t and the update, as its times of "
+        f"MSL suggest; {READINGS['without backward']}, is balancing and the update, where balancing is what t takes "
+        "beyond that of a bare step, which balances nothing. ± is the standard deviation over seeds. Whole step: as "
+        "trained, by the wall clock of the epochs after the first, without waiting: the others are no parts of it.",
+        f"On {', '.join(devices) or 'nothing yet'}{here}; runs side by side: {plan.workers or usual}.",
     ]
     if outcome.beside_paper:
         notes.append(

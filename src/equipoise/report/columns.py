@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal, final
 
 from equipoise.measure.bootstrap import FEW_GROUPS
+from equipoise.measure.timing import BASELINES, OWN
 from equipoise.models.metrics import METRICS
 from equipoise.report.aggregate import (
     BASELINE,
@@ -24,6 +25,7 @@ from equipoise.report.headline import Headline
 from equipoise.report.intervals import MeanInterval
 from equipoise.report.kept import MOST_POOLED, PooledFolds, metrics_of, other_metric, pooled
 from equipoise.report.results import Results
+from equipoise.report.step_times import over
 from equipoise.util.errors import raise_all
 
 MISSING = "–"
@@ -48,6 +50,7 @@ class ResultColumn:
         better: Which end of it is best, and printed bold; None where neither is.
         by_protocol: The numbers depend on how each modality alone is measured, so that only groups of one protocol
             compete.
+        timed: The numbers are times, which are marked where the machine had other work.
     """
 
     key: str
@@ -59,6 +62,7 @@ class ResultColumn:
     decimals: int = 1
     better: Literal["higher", "lower"] | None = None
     by_protocol: bool = False
+    timed: bool = False
 
     @property
     def heading(self) -> str:
@@ -103,6 +107,7 @@ class Cell:
         raw: The raw numbers, mean and standard deviation or mean and interval; empty for words and what is missing.
         best: The best of its column.
         fastest: The fastest of the three best groups.
+        doubted: A time that is not to be trusted.
     """
 
     main: str
@@ -110,6 +115,7 @@ class Cell:
     raw: tuple[float | None, ...] = ()
     best: bool = False
     fastest: bool = False
+    doubted: bool = False
 
     @property
     def text(self) -> str:
@@ -167,7 +173,26 @@ def main_columns(
             measured("test", "faults", "mean", "committee"),
             unit=f"committee, {head.unit}",
         ),
-        ResultColumn("step", "step", lambda group: group.step, "ms, as trained", scale=1000.0, decimals=2),
+        ResultColumn("step", "step", lambda group: group.step, "ms, as trained", scale=1000.0, decimals=2, timed=True),
+    ]
+
+
+def time_columns(unit: str = "ms", *path: str, key: str = "t", title: str = "t") -> list[ResultColumn]:
+    """Return the columns of t, or of another time of a step: as it is, and over both baselines.
+
+    Args:
+        unit: Of the time.
+        path: Of keys in a row, to the times of the lines; that of t where there is none.
+        key: The key of the first column, and the beginning of those of the others.
+        title: Of all of them.
+    """
+    where, time = path or ("timing", "t"), partial(ResultColumn, decimals=2, timed=True)
+    return [
+        time(key, title, measured(*where, OWN, "wall"), unit, scale=1000.0),
+        *(
+            time(f"{key}.{name}", title, over(name, *where), f"× {words}", scale=1.0)
+            for name, words in BASELINES.items()
+        ),
     ]
 
 
@@ -232,6 +257,10 @@ def measure_columns(groups: Sequence[RunGroup], results: Results | None = None) 
     columns += [score(f"worst.{key}", f"worst fault, {key}", measured(*worst, key)) for key in DECISIONS]
     return [
         *columns,
+        *time_columns(),
+        ResultColumn(
+            "t.cpu", "t", measured("timing", "t", OWN, "cpu"), "ms of CPU", scale=1000.0, decimals=2, timed=True
+        ),
         cost("total", "whole run", measured("seconds", "total"), "s"),
         cost("memory", "peak memory", measured("memory"), "MB", decimals=0),
         ResultColumn("runs", "runs", lambda group: str(len(group.rows)), "", kind="words"),
@@ -247,7 +276,7 @@ def chosen_columns(columns: Sequence[ResultColumn], names: Sequence[str]) -> lis
 COLUMNS = (
     *("fused", "difference", "committee", "alone", "protocol", "disparity", "faults", "step", "beats", "worst"),
     *(f"{decision}_{score}" for decision in DECISIONS for score in ("f1", "ece", "loss", "coverage", "width")),
-    *("total", "memory", "runs", "pooled", *METRICS),
+    *("t", "total", "memory", "runs", "pooled", *METRICS),
 )
 """Names of columns, without the sensors and decisions that some have behind a dot."""
 

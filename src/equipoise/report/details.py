@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from equipoise.report.aggregate import PROTOCOLS, MeanStd, RunGroup, dig, modalities, number
 from equipoise.report.columns import measure_columns, measured, rows_of, score_columns
+from equipoise.report.step_times import time_note
 from equipoise.report.table import ResultTable, build_table
 
 SHAPLEY_ERROR = "shapley_error"
@@ -43,7 +44,8 @@ def protocol_table(groups: Sequence[RunGroup], names: Sequence[str]) -> ResultTa
 
 def measure_table(groups: Sequence[RunGroup]) -> ResultTable:
     """Build the table of the other measures of both decisions, and of what a run costs."""
-    return build_table("More measures", measure_columns(groups), groups)
+    note = time_note(rows_of(groups))
+    return build_table("More measures", measure_columns(groups), groups, [note] if note else [])
 
 
 def fault_table(groups: Sequence[RunGroup], decision: str) -> ResultTable:

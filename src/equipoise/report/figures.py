@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from equipoise.report.aggregate import Difference, RunGroup, dig, modalities, number
-from equipoise.report.columns import MISSING
+from equipoise.report.columns import MISSING, time_columns
 from equipoise.report.headline import Headline
 from equipoise.report.markup import Axis, Bar, Series, axis, bar_chart, data_table, dot_plot, figure, line_chart
 from equipoise.report.notes import listed
 from equipoise.report.results import Epoch, Results
+from equipoise.report.step_times import DOUBTED, doubt_note, load_of, time_note
 
 STYLES = 8
 PARTS = ("forward", "backward", "balance", "update")
@@ -206,17 +207,22 @@ def time_per_step(identity: str, groups: Sequence[RunGroup]) -> str:
             total = f"{1000 * sum(time.mean for time in seconds if time):.2f}"
             bars.append(Bar(group.label, lengths, total))
             texts = [MISSING if time is None else f"{1000 * time.mean:.2f}" for time in (*seconds, group.step)]
-            rows.append([group.label, *texts[:-1], total, texts[-1]])
+            t = [column.cell(column.of(group)).main for column in time_columns()]
+            doubt = DOUBTED if load_of(group.rows).doubts() else ""
+            rows.append([group.label, *texts[:-1], total, *t, f"{texts[-1]} {doubt}".rstrip()])
     if not bars:
         return ""
     x = axis("milliseconds", [sum(length for _, length in bar.parts) for bar in bars], include=[0.0])
     description = "; ".join(f"{bar.label} {bar.end} ms" for bar in bars) + "."
     chart = bar_chart(identity, "Parts of a step", description, x, bars)
-    data = data_table("Milliseconds", ["method", *PARTS, "parts together", "step as trained"], rows)
-    ways = dict.fromkeys(str(dig(row, "timing", "parts") or "after training") for group in groups for row in group.rows)
+    heads = ["t", *(column.heading for column in time_columns()[1:])]
+    data = data_table("Milliseconds", ["method", *PARTS, "parts together", *heads, "step as trained"], rows)
+    every = [row for group in groups for row in group.rows]
+    ways = dict.fromkeys(str(dig(row, "timing", "parts") or "after training") for row in every)
     caption = (
-        f"Where a step spends its time, mean over runs: timed {' or '.join(ways)}. A step that trains may take less or "
-        "more; the table has both."
+        f"Where a step spends its time, mean over runs: timed {' or '.join(ways)}. Methods that work on gradients "
+        "balance inside the backward pass. A step that trains may take less or more; the table has both. "
+        + " ".join(note for note in (time_note(every), doubt_note(every)) if note)
     )
     return figure(caption, [chart], [(f"bar p{at}", name) for at, name in enumerate(PARTS)], data)
 

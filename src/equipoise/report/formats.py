@@ -191,7 +191,8 @@ def _raw(column: ResultColumn, cell: Cell) -> tuple[float | str | None, ...]:
 def _json_cell(column: ResultColumn, cell: Cell) -> Any:
     if column.kind == "words":
         return _raw(column, cell)[0]
-    return dict(zip(_NUMBERS[column.kind], cell.raw, strict=True)) if cell.raw else None
+    doubt = {"trusted": False} if cell.doubted else {}
+    return {**dict(zip(_NUMBERS[column.kind], cell.raw, strict=True)), **doubt} if cell.raw else None
 
 
 # -- terminal --

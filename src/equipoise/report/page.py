@@ -141,7 +141,7 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
         ("time", "Training time"): [figures.time_per_step(f"{identity}-step", drawn)],
         ("more", "In detail"): [
             folded("Each modality alone, by every protocol", html(details.protocol_table(groups, names))),
-            folded("F1, calibration, loss, worst fault, memory", html(details.measure_table(groups))),
+            folded("F1, calibration, loss, worst fault, t, memory", html(details.measure_table(groups))),
             folded("Every hyper-parameter", _settings_tables(rows, listed)),
             folded("Versions and devices", _versions_table(rows)),
         ],

@@ -30,6 +30,7 @@ from equipoise.report.columns import (
 from equipoise.report.kept import MOST_POOLED, OF_CLASSES, class_notes, pooled
 from equipoise.report.notes import notes_below
 from equipoise.report.results import Results
+from equipoise.report.step_times import DOUBTED, doubt_note, load_of, time_note
 
 
 @final
@@ -60,16 +61,29 @@ class ResultTable:
 def build_table(
     title: str, columns: Sequence[ResultColumn], groups: Sequence[RunGroup], notes: Sequence[str] = ()
 ) -> ResultTable:
-    """Fill a table, leave out the columns that no group has a number for, and mark the best of each."""
+    """Fill a table, leave out the columns that no group has a number for, and mark the best of each.
+
+    A time that is not to be trusted is marked, and a note says why.
+    """
     filled = {}
     for column in columns:
         measured = [column.of(group) for group in groups]
         if any(value is not None for value in measured):
             cells = [column.cell(value) for value in measured]
             cells = [_with_interval(column, group, cell) for group, cell in zip(groups, cells, strict=True)]
+            cells = [_with_doubt(column, group, cell) for group, cell in zip(groups, cells, strict=True)]
             filled[column] = _mark_best(column, groups, cells)
     cells = tuple(zip(*filled.values(), strict=True)) if filled else ((),) * len(groups)
-    return ResultTable(title, tuple(filled), tuple(group.label for group in groups), cells, tuple(notes))
+    doubted = [group for group, line in zip(groups, cells, strict=True) if any(cell.doubted for cell in line)]
+    told = [*notes, *([doubt_note([row for group in doubted for row in group.rows])] if doubted else [])]
+    return ResultTable(title, tuple(filled), tuple(group.label for group in groups), cells, tuple(told))
+
+
+def _with_doubt(column: ResultColumn, group: RunGroup, cell: Cell) -> Cell:
+    """Mark a time that was taken while the machine had other work."""
+    if not (column.timed and cell.raw and load_of(group.rows).doubts()):
+        return cell
+    return replace(cell, aside=f"{cell.aside} {DOUBTED}".lstrip(), doubted=True)
 
 
 def _with_interval(column: ResultColumn, group: RunGroup, cell: Cell) -> Cell:
@@ -183,8 +197,9 @@ def main_table(
     table = build_table(f"{data}: {head.label} on the test set{head.about}", every, shown)
     keys = {column.key for column in table.columns}
     notes = notes_below(groups, judged, keys if columns else None)
+    notes += [time_note(rows)] if "t" in keys else []
     notes += [*_interval_notes(table, groups, results), *(class_notes(results, groups) if results else [])]
-    return underline_fastest(replace(table, notes=(*notes, *extra_notes)), shown, "step")
+    return underline_fastest(replace(table, notes=(*table.notes, *notes, *extra_notes)), shown, "step")
 
 
 def _interval_notes(table: ResultTable, groups: Sequence[RunGroup], results: Results | None) -> Iterator[str]:

@@ -22,7 +22,7 @@ from equipoise.measure import measure_run, peak_memory, step_seconds
 from equipoise.measure.outputs import Outputs
 from equipoise.measure.predictions import PREDICTIONS, as_npz, predictions_of
 from equipoise.measure.remarks import warnings_of
-from equipoise.measure.timing import PROTOCOL, trained_step
+from equipoise.measure.timing import PROTOCOL, StepTimes, trained_step
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import metric_of
 from equipoise.study.portfolio import Made, make_model
@@ -276,7 +276,10 @@ def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None
     """
     settings, trained = job.entry.settings, made.trained
     step, how = trained_step([record["seconds"] for record in trained.curves], trained.steps)
-    parts = _step_parts(made, splits, settings)
+    times = _step_times(made, splits, settings, workers)
+    parts = (
+        {} if times is None else {name: times.own.wall[name] for name in ("forward", "backward", "balance", "update")}
+    )
     outputs: list[Outputs] = []  # on the test part, which is read once
     measured = _measured(job, made, splits, outputs.append)
     folder.mkdir(parents=True, exist_ok=True)
@@ -301,7 +304,7 @@ def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None
         **({} if made.evidence is None else {"portfolio": made.evidence}),
         "warnings": warnings_of(measured["validation"], taken, weighted=settings.class_weight != "none"),
         "seconds": {**parts, "step": step, "total": trained.seconds, "cpu": computed},
-        "timing": {"step": how, "parts": PROTOCOL, "workers": workers},
+        "timing": {"step": how, "parts": PROTOCOL, "workers": workers, **({} if times is None else times.as_dict())},
         "memory": peak_memory(torch.device(trained.device)),
         "versions": {**versions, "platform": platform.platform()},
         "device": trained.device,
@@ -317,12 +320,15 @@ def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None
     return row
 
 
-def _step_parts(made: Made, splits: Splits, settings: Settings) -> dict[str, Any]:
-    """Time the parts of a training step; nothing where none was taken."""
+def _step_times(made: Made, splits: Splits, settings: Settings, workers: int | None) -> StepTimes | None:
+    """Time the parts of a training step; None where none was taken."""
     if made.trained.steps == 0:
-        return {}
+        return None
     model, batch = made.trained.model, min(settings.batch, len(splits.train))
-    return step_seconds(model, made.balancer, make_optimizer(model, settings), splits.train, batch=batch, steps=10)
+    optimizer = make_optimizer(model, settings)
+    return step_seconds(
+        model, made.balancer, optimizer, splits.train, batch=batch, steps=10, settings=settings, workers=workers
+    )
 
 
 def _measured(job: Job, made: Made, splits: Splits, on_test: Callable[[Outputs], object]) -> dict[str, Any]:

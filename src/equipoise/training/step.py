@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final, get_args
@@ -55,6 +56,7 @@ class TrainingStep:
         sums: Where the losses of its samples are added up, by objective.
         average: Follows the weights; None for none.
         on_losses: Called with the losses of the step's samples, detached, and their masks; None for nobody.
+        watch: Makes the context that a piece of the step runs in: "forward", "balance", "backward" or "update".
     """
 
     model: ParallelModel
@@ -66,6 +68,7 @@ class TrainingStep:
     sums: Losses
     average: WeightAverage | None = None
     on_losses: Callable[[Losses, Losses], None] | None = None
+    watch: Callable[[str], AbstractContextManager[object]] = nullcontext
 
     def __post_init__(self) -> None:
         # Alone and without a scaler, Accelerate's wrappers only pass on calls, which takes time on a CPU.
@@ -93,14 +96,21 @@ class TrainingStep:
             micro_batches: Its micro-batches, with their weights among those of all ranks.
         """
         self.model.sync_buffers()
-        part = self.feed.make(batch)
+        self.take(self.feed.make(batch), micro_batches)
+
+    def take(self, part: Part, micro_batches: Sequence[MicroBatch]) -> None:
+        """Take the step on samples as encoders read them; the arguments are those of a call."""
         sizes = [len(micro.rows) for micro in micro_batches]
         seen: list[tuple[Losses, Losses]] = []
         for micro, samples in zip(micro_batches, split(part, sizes), strict=True):
             with self.model.sync_gradients(last=micro is micro_batches[-1]):
                 with self.accelerator.autocast(), collectives.rank_weight(micro.share):
-                    loss, losses = losses_of(self.model.wrapped, self.balancer, samples)
-                self._backward(loss * micro.weight)
+                    with self.watch("forward"):
+                        given, losses = step_arguments(self.model.wrapped, self.balancer, samples)
+                    with self.watch("balance"):
+                        loss = self.balancer(**given)
+                with self.watch("backward"):
+                    self._backward(loss * micro.weight)
             gaps = samples.present
             for name, value in losses.items():
                 value = value.detach()
@@ -117,12 +127,13 @@ class TrainingStep:
                 {name: torch.cat([one[name] for one in rows]) for name in rows[0]} for rows in zip(*seen, strict=True)
             ]
             self.on_losses(joined[0], joined[1])
-        if self.clip is not None:
-            self.accelerator.clip_grad_norm_(self.model.model.parameters(), self.clip)
-        self._stepper.step()
-        self._stepper.zero_grad()
-        if self.average is not None:
-            self.average.update()
+        with self.watch("update"):
+            if self.clip is not None:
+                self.accelerator.clip_grad_norm_(self.model.model.parameters(), self.clip)
+            self._stepper.step()
+            self._stepper.zero_grad()
+            if self.average is not None:
+                self.average.update()
 
 
 def losses_of(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Tensor, Losses]:
