@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise.models.encoders import zero_padding
-from equipoise.models.kernels import BATCH, Block, Hydra, MiniRocket, Shape, mean_of_steps
+from equipoise.models.kernels import BATCH, FrozenBlock, Hydra, MiniRocket, Shape, mean_of_steps
 from equipoise.models.sound import BINS, LogMelSpectrogram, is_sound
 
 UNITS = 1000  # of a random layer
@@ -36,7 +36,7 @@ FITTED = 512  # samples from which blocks take their biases
 
 
 @final
-class Summary(Block):
+class Summary(FrozenBlock):
     """Mean, deviation, least, largest, mean change and the means of eight segments of each channel: [B, C, T] → [B, F].
 
     Args:
@@ -65,7 +65,7 @@ class Summary(Block):
 
 
 @final
-class RandomLayer(Block):
+class RandomLayer(FrozenBlock):
     """A layer of random weights and ReLU on the standardised features of another block: [B, …] → [B, units].
 
     Args:
@@ -75,7 +75,9 @@ class RandomLayer(Block):
         both: Give the features that it reads too.
     """
 
-    def __init__(self, block: Block | None, inputs: int, random: np.random.Generator, *, both: bool = False) -> None:
+    def __init__(
+        self, block: FrozenBlock | None, inputs: int, random: np.random.Generator, *, both: bool = False
+    ) -> None:
         super().__init__()
         self.block, self.both = block, both
         self.features, units = UNITS + (inputs if both else 0), UNITS
@@ -102,7 +104,7 @@ class RandomLayer(Block):
 
 
 @final
-class _Seen(Block):
+class _Seen(FrozenBlock):
     """A block that reads an input in another form: patches over time, rows, columns.
 
     Args:
@@ -112,7 +114,7 @@ class _Seen(Block):
         patches: Per side.
     """
 
-    def __init__(self, block: Block, form: str, shape: Shape, patches: int = 0) -> None:
+    def __init__(self, block: FrozenBlock, form: str, shape: Shape, patches: int = 0) -> None:
         super().__init__()
         self.block, self._form = block, form
         self.features = block.features
@@ -158,7 +160,7 @@ class FrozenFeatures(nn.Module):
             shape = (shape[0] * BINS, self.spectrogram.frames(shape[1]))
         random = np.random.default_rng(0)  # the same kernels every time: what is frozen is no part of a run's chance
         self.blocks = nn.ModuleList(_blocks_for(tuple(shape), random))
-        sizes = [cast("Block", block).features for block in self.blocks]
+        sizes = [cast("FrozenBlock", block).features for block in self.blocks]
         self.features = sum(sizes)
         self._sizes = sizes
         self.register_buffer("mean", torch.from_numpy(np.zeros(self.features, dtype=np.float32)))
@@ -194,10 +196,10 @@ class FrozenFeatures(nn.Module):
         rows = torch.from_numpy(random.permutation(len(values))[:FITTED]).to(values.device)
         read = self._seen(values[rows], None if lengths is None else lengths[rows])
         for block in self.blocks:
-            cast("Block", block).fit(*read, random)
+            cast("FrozenBlock", block).fit(*read, random)
         raw = torch.cat([self._raw(*some) for some in _batches(values, lengths)])
         _standardise(self, raw)
-        shares = torch.tensor([cast("Block", block).share for block in self.blocks])
+        shares = torch.tensor([cast("FrozenBlock", block).share for block in self.blocks])
         lengths_of_blocks = (shares / shares.sum() / torch.tensor(self._sizes)).sqrt()
         self.get_buffer("scale").mul_(lengths_of_blocks.repeat_interleave(torch.tensor(self._sizes)).to(raw))
         return raw.sub_(self.get_buffer("mean")).mul_(self.get_buffer("scale"))
@@ -208,7 +210,7 @@ class FrozenFeatures(nn.Module):
         return torch.cat([self(*some) for some in _batches(values, lengths)])
 
 
-def _blocks_for(shape: Shape, random: np.random.Generator) -> Sequence[Block]:
+def _blocks_for(shape: Shape, random: np.random.Generator) -> Sequence[FrozenBlock]:
     if len(shape) == 1:
         return [RandomLayer(None, shape[0], random, both=True)]
     if len(shape) == 2:
@@ -225,7 +227,7 @@ def _blocks_for(shape: Shape, random: np.random.Generator) -> Sequence[Block]:
             _Seen(Hydra((channels * width, height), random), "rows", shape),
             _Seen(pixels, "pixels", shape, count),
         ]
-    blocks: list[Block] = []
+    blocks: list[FrozenBlock] = []
     for count in dict.fromkeys(min(one, height, width) for one in PATCHES):
         series = (channels * count**2, shape[1])
         blocks += [_Seen(kind(series, random), "patches", shape, count) for kind in (MiniRocket, Hydra)]

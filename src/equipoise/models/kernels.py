@@ -28,7 +28,7 @@ LEAST_SUM = 1e-4  # of responses: rounding alone gives a sum, and the root of a 
 BATCH = 64
 
 
-class Block(nn.Module, ABC):
+class FrozenBlock(nn.Module, ABC):
     """One kind of features of one input, [B, …] → [B, features]."""
 
     features: int
@@ -44,7 +44,7 @@ class Block(nn.Module, ABC):
 
 
 @final
-class MiniRocket(Block):
+class MiniRocket(FrozenBlock):
     """Shares of time that convolutions with 84 fixed kernels lie above biases: [B, C, T] → [B, features].
 
     "MiniRocket: A Very Fast (Almost) Deterministic Transform for Time Series Classification" (Dempster, Schmidt and
@@ -124,7 +124,7 @@ class MiniRocket(Block):
 
 
 @final
-class Hydra(Block):
+class Hydra(FrozenBlock):
     """Competing random kernels: [B, C, T] → [B, features].
 
     "HYDRA: Competing convolutional kernels for fast and accurate time series classification" (Dempster, Schmidt and
