@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from equipoise import AGM, CGGM, EW, MIMO, MLB, OGM, Balancer, PrimalDual, Window
+from equipoise import AGM, CGGM, EW, MIMO, MLB, OGM, Balancer, HybridFusion, PrimalDual, Window
 from equipoise.balance import collectives
+from equipoise.models.fusion_model import Unimodal
 from equipoise.testing import SmallModel, attached, balanced, batch, gradients_of, losses_of, masks_for, names
 from everything import METHODS, WEIGHING, opened
 
@@ -183,18 +184,22 @@ def test_a_window_that_lags_takes_masks_and_scores_in_every_window() -> None:
 
 
 def stacked_losses(model: SmallModel, mask: Tensor, hides: str) -> dict[str, Tensor]:
-    """Losses that are pieces of one tensor, of a model that hides the video of some samples."""
+    """Losses that are pieces of one tensor; the video of some samples is hidden in the model, or its loss set to zero."""
     inputs, label = batch(names(2))
-    place = model.encoders if hides == "everywhere" else model.fused
-    hook = place["video"].register_forward_hook(lambda *call: call[-1].where(mask[:, None], 0))
-    outputs = model(inputs)
-    hook.remove()
+    places = {"everywhere": model.encoders, "when fused": model.fused}
+    if hides in places:
+        hook = places[hides]["video"].register_forward_hook(lambda *call: call[-1].where(mask[:, None], 0))
+        outputs = model(inputs)
+        hook.remove()
+    else:
+        outputs = model(inputs)
     stacked = torch.stack(list(outputs.values()))
     losses = cross_entropy(stacked.flatten(0, 1), label.repeat(len(stacked)), reduction="none").view(len(stacked), -1)
-    return dict(zip(outputs, losses, strict=True))
+    named = dict(zip(outputs, losses, strict=True))
+    return named if hides in places else {**named, "video": torch.where(mask, named["video"], 0)}
 
 
-@pytest.mark.parametrize("hides", ["everywhere", "when fused"])
+@pytest.mark.parametrize("hides", ["everywhere", "when fused", "its loss"])
 @pytest.mark.parametrize("method", [name for name, make in METHODS.items() if make().at == "parameters"])
 def test_a_first_batch_without_a_sensor_does_not_hide_what_its_loss_depends_on(method: str, hides: str) -> None:
     model = SmallModel(names(2))
@@ -212,6 +217,29 @@ def test_a_first_batch_without_a_sensor_does_not_hide_what_its_loss_depends_on(m
                     state.zero_()
             balanced(balancer, stacked_losses(model, mask, hides), present={"video": mask}).backward()
         found.append(gradients_of(model))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("unimodal", ["masked", "head"])
+@pytest.mark.parametrize("method", ["ew", "mimo", "mgda", "mmpareto", "mlb", "dgl", "msl"])
+def test_a_hybrid_takes_a_first_batch_whose_masked_loss_is_set_to_zero(method: str, unimodal: Unimodal) -> None:
+    """Encoders meet in its trunk, so that the graph connects every loss with every encoder."""
+    random = torch.Generator().manual_seed(0)
+    inputs = {name: torch.randn(8, 3, generator=random) for name in ("audio", "video")}
+    label, nobody, half = torch.arange(8) % 2, torch.zeros(8).bool(), torch.arange(8) < 4
+    found = []
+    for masks in ((nobody, half), (half,)):
+        torch.manual_seed(0)
+        encoders = {name: torch.nn.Linear(3, 4) for name in inputs}
+        model = HybridFusion(encoders, classes=2, unimodal=unimodal, width=8, depth=1).double()
+        balancer = METHODS[method]().attach(model)
+        for mask in masks:
+            model.zero_grad()
+            outputs = model({name: x.double() for name, x in inputs.items()})
+            losses = {name: cross_entropy(z, label, reduction="none") for name, z in outputs.items()}
+            losses["audio"] = torch.where(mask, losses["audio"], 0.0)
+            balancer(losses, present={"audio": mask}).backward()
+        found.append({name: each.grad for name, each in model.named_parameters()})
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
 
 

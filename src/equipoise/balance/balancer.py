@@ -243,7 +243,8 @@ class Balancer(ScheduledMethod):
             self.settle(modalities, device)
             if self._finite is None or (self._finite.names, self._finite.device) != (self.objectives, device):
                 kind = {"scores": "from 0 to 1"} if self.scored_samples else {}
-                self._finite = FiniteCheck(self.objectives, device, type(self).__name__, self.further_names, **kind)
+                method = f"{type(self).__name__}({self.extra_repr()})"
+                self._finite = FiniteCheck(self.objectives, device, method, self.further_names, **kind)
         decided = self.held_decision is not None
         self._check_beside(scores, further, decided=decided)
         if self.logarithmic_scores and scores is None and not self._warned and not decided:

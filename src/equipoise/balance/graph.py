@@ -82,16 +82,10 @@ class Reach:
         shared = _leaves_of_shared_tensors(visited)
         suspects = {key for key, leaf in shared.items() if key in self.owners or isinstance(leaf, nn.Parameter)}
         if suspects:
-            connected = dict(self.per_loss[0])
-            dependence.prune(step.losses if step.unmasked is None else step.unmasked, self.per_loss, suspects)
-            for block, tensors in enumerate(encoders):
-                lost = {id(t): t for t in tensors if id(t) in connected}
-                if step.values.presence is None or not lost or not lost.keys().isdisjoint(self.per_loss[0]):
-                    continue
-                # A model hides a sensor that no sample has from its fused output; in other batches it does not.
-                if not bool(step.values.presence[block] > 0):
-                    self.per_loss[0] |= lost
-                    dependence.forget(lost)
+            connected = [dict(leaves) for leaves in self.per_loss]
+            losses = step.losses if step.unmasked is None else step.unmasked
+            if dependence.prune(losses, self.per_loss, suspects) and step.values.presence is not None:
+                self._restore_absent(encoders, step.values.presence.tolist(), connected, dependence)
         self.leaves: Leaves = {}
         for leaves in (*self.per_loss, leaves_under(edges_of(step.extra))):
             self.leaves |= leaves
@@ -104,6 +98,20 @@ class Reach:
         self.fused_heads = [leaf for key, leaf in fused.items() if key not in self.owners]
         self.own_heads = [leaf for key, leaf in own.items() if key not in self.owners]
         self.heads = [*self.fused_heads, *self.own_heads]  # leaves of no encoder that some loss of the step reaches
+
+    def _restore_absent(
+        self, encoders: Sequence[Sequence[Tensor]], presence: list[float], connected: list[Leaves], dependence: Dependence
+    ) -> None:
+        """Connect a sensor that no sample has with the fused loss and its own again, and ask anew in the next batch.
+
+        A model may hide such a sensor from its fused output, and a user its own loss; in other batches they do not.
+        """
+        for block, tensors in enumerate(encoders):
+            for loss in (0, block + 1):
+                lost = {id(t): t for t in tensors if id(t) in connected[loss]}
+                if presence[block] == 0 and lost.keys().isdisjoint(self.per_loss[loss]):
+                    self.per_loss[loss] |= lost
+                    dependence.forget(loss, lost)
 
     def reaches(self, loss: int, block: int) -> bool:
         """Return True if loss number ``loss`` (0 is the fused one) sends a gradient into encoder ``block``."""
@@ -198,8 +206,8 @@ class Dependence:
         self._known: dict[tuple[int, int], bool] = {}
         self._living: dict[int, weakref.ref[Tensor]] = {}
 
-    def prune(self, losses: Losses, connected: Sequence[Leaves], suspects: set[int]) -> None:
-        """Drop suspects from the losses that do not depend on them, in place.
+    def prune(self, losses: Losses, connected: Sequence[Leaves], suspects: set[int]) -> bool:
+        """Drop suspects from the losses that do not depend on them, in place, and say whether this batch was asked.
 
         Args:
             losses: The losses of the step.
@@ -209,13 +217,15 @@ class Dependence:
         self._calls += 1
         pairs = [(number, key) for number, leaves in enumerate(connected) for key in leaves if key in suspects]
         asks_again = self._calls in (2, 3) or (self._calls >= 8 and self._calls & (self._calls - 1) == 0)
-        if any(pair not in self._known for pair in pairs) or (asks_again and _may_wait(losses)):
+        asks = any(pair not in self._known for pair in pairs) or (asks_again and _may_wait(losses))
+        if asks:
             self._probe(losses, connected, [pair for pair in pairs if not self._known.get(pair, False)])
         reached = {key for number, key in pairs if self._known[number, key]}
         for number, key in pairs:
             # A tensor that nothing reached yet, such as that of an unused expert, stays with what it is connected to.
             if key in reached and not self._known[number, key]:
                 del connected[number][key]
+        return asks
 
     def _probe(self, losses: Losses, connected: Sequence[Leaves], pairs: Sequence[tuple[int, int]]) -> None:
         arrived: dict[tuple[int, int], Tensor] = {}
@@ -237,10 +247,10 @@ class Dependence:
             if key not in self._living:
                 self._living[key] = weakref.ref(connected[number][key], lambda _, key=key: self._forget(key))
 
-    def forget(self, keys: Iterable[int]) -> None:
-        """Ask anew, at the next call, whether the fused loss depends on some tensors."""
+    def forget(self, loss: int, keys: Iterable[int]) -> None:
+        """Ask anew, at the next call, whether a loss depends on some tensors."""
         for key in keys:
-            self._known.pop((0, key), None)
+            self._known.pop((loss, key), None)
 
     def _forget(self, key: int) -> None:
         """Drop what is known of a tensor that is gone: another may get its identity."""

@@ -258,7 +258,7 @@ class FiniteCheck:
     Args:
         names: Of the fused loss and the modalities.
         device: Of the losses.
-        method: The name of the method that weighs them.
+        method: The method that weighs them, with its arguments.
         further: Names of further objectives.
         scores: What finite scores are expected to be.
     """
@@ -305,8 +305,9 @@ class FiniteCheck:
         self._weighed.fill_(1)
         if not weighed:  # if losses were not finite either, they were so later
             raise FloatingPointError(
-                f"{self.method}.weigh: expected finite weights, found NaN or infinite ones, of losses that are finite. "
-                "Look for a division by zero, a logarithm of zero, or an exponential of a large number"
+                f"{self.method.partition('(')[0]}.weigh: expected finite weights, found NaN or infinite ones, of losses that are finite. "
+                "Look for a division by zero, a logarithm of zero, an exponential of a large number, or an argument that "
+                f"does not fit losses of this size: {self.method}"
             )
         every = (*self.names, *self.further)
         losses = [name for name, fine in zip(every, finite, strict=False) if not fine]

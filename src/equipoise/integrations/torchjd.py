@@ -12,6 +12,7 @@ from equipoise.balance import collectives
 from equipoise.balance.attach import tensors_held
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues, Weights
+from equipoise.balance.theory import wide
 from equipoise.integrations import not_installed
 
 try:
@@ -223,9 +224,9 @@ class ToTorchJD(Weighting[PSDMatrix]):
 
     def forward(self, gramian: PSDMatrix, /) -> Tensor:
         """Compute weights of the objectives from the inner products of their gradients."""
-        wide = gramian.double()
-        largest = wide.diagonal().amax()
-        scaled = torch.where(largest == 0, wide, wide / largest)
+        gram = gramian.to(wide([gramian]))
+        largest = gram.diagonal().amax()
+        scaled = torch.where(largest == 0, gram, gram / largest)
         weights = self.balancer.mix(scaled[None])[0]
         if self.balancer.refines:
             weights = weights * self._stretch(scaled, weights)

@@ -16,10 +16,13 @@ class ARL(Balancer):
     """Asymmetric representation learning: encoders learn faster the surer their modality and the larger the others.
 
     Encoder k moves along (1 + K/2 · w_k) · ∇(f_mm + γ f_k), heads along ∇(f_mm + γ Σ_j f_j), with w =
-    softmax_k(T · K²/4 · c_k · h_k). f_mm is the fused loss, f_k the loss of modality k, in the published form that of
-    the fused head given k alone (``LateFusion(…, unimodal="split")``). h_k is the inverse entropy of modality k: the
-    mean entropies of its answers, divided by their sum over modalities and not counted below 0.6/K, are inverted, and
-    divided by their sum again. c_k is the mean magnitude of the other modalities' outputs, as shares of the sum.
+    softmax_k(T · K²/4 · c_k · h_k). f_mm is the fused loss, f_k the loss of modality k, that of its share of the fused
+    output (``LateFusion(…, unimodal="split")``). h_k is the inverse entropy of modality k: the mean entropies of its
+    answers, divided by their sum over modalities and not counted below 0.6/K, are inverted, and divided by their sum
+    again. c_k is the mean magnitude of the other modalities' outputs, as shares of the sum.
+
+    A share is W_k h_k + b/K, so that shares add up. The authors' f_k is the loss of the fused head with zeros for the
+    other modalities, W_k h_k + b: the two differ where the bias b is not small.
 
     For two modalities this is the authors' rule, with a factor 1 + w_k and a floor of 0.3. For others K/2 and 0.6/K
     keep the mean factor at 1.5 and the floor at the same part of an even share, and K²/4 lets equal relative

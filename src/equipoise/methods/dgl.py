@@ -12,9 +12,10 @@ from equipoise.balance.losses import LossValues, Weights
 class DGL(Balancer):
     """Disentangled gradient learning: encoders learn from uni-modal losses, the fused head from the fused one.
 
-    Encoder m moves along α · ∇f_m, the fused head along ∇f_mm. f_m is the loss of modality m, in the published form
-    that of the fused head given m alone (``LateFusion(…, unimodal="split")``); dedicated uni-modal heads, where there
-    are any, follow their own losses.
+    Encoder m moves along α · ∇f_m, the fused head along ∇f_mm. f_m is the loss of modality m, that of its share of the
+    fused output (``LateFusion(…, unimodal="split")``); dedicated uni-modal heads, where there are any, follow their own
+    losses. A share is W_m h_m + b/K, so that shares add up. The authors' f_m is the loss of the fused head with zeros
+    for the other modalities, W_m h_m + b: the two differ where the bias b is not small.
 
     Tasks: classes and labels. No regression where f_m is the loss of a share: shares of a number add up to it, and
     cannot each meet it alone.

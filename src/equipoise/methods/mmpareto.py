@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.theory import least_norm
+from equipoise.balance.theory import least_norm, wide
 
 
 @final
@@ -74,11 +74,11 @@ class MMPareto(Balancer):
         plain = list(parts[0])
         for part in parts[1:]:
             plain = list(torch._foreach_add(plain, list(part)))
-        wanted = torch.stack(list(torch._foreach_norm(plain))) * self.boost
-        found = torch.stack(list(torch._foreach_norm(mixed)))
+        # In double precision, whose squares neither overflow nor vanish for gradients of single precision.
+        wanted, found = (torch.stack(list(torch._foreach_norm(one, 2, dtype=wide(one)))) for one in (plain, mixed))
         if self.rescale == "encoder":
             wanted, found = (torch.linalg.vector_norm(n).expand_as(n) for n in (wanted, found))
-        return list(torch._foreach_mul(mixed, list(_stretch(wanted, found).unbind())))
+        return list(torch._foreach_mul(mixed, list(_stretch(self.boost * wanted, found).unbind())))
 
 
 def _stretch(wanted: Tensor, found: Tensor) -> Tensor:
