@@ -232,7 +232,7 @@ def test_a_hybrid_takes_a_first_batch_whose_masked_loss_is_set_to_zero(method: s
         torch.manual_seed(0)
         encoders = {name: torch.nn.Linear(3, 4) for name in inputs}
         model = HybridFusion(encoders, classes=2, unimodal=unimodal, width=8, depth=1).double()
-        balancer = METHODS[method]().attach(model)
+        balancer = attached(METHODS[method](), model)
         for mask in masks:
             model.zero_grad()
             outputs = model({name: x.double() for name, x in inputs.items()})

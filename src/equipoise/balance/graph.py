@@ -100,7 +100,11 @@ class Reach:
         self.heads = [*self.fused_heads, *self.own_heads]  # leaves of no encoder that some loss of the step reaches
 
     def _restore_absent(
-        self, encoders: Sequence[Sequence[Tensor]], presence: list[float], connected: list[Leaves], dependence: Dependence
+        self,
+        encoders: Sequence[Sequence[Tensor]],
+        presence: list[float],
+        connected: list[Leaves],
+        dependence: Dependence,
     ) -> None:
         """Connect a sensor that no sample has with the fused loss and its own again, and ask anew in the next batch.
 

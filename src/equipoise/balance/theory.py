@@ -112,9 +112,9 @@ def least_norm(gram: Tensor) -> Tensor:
     # In units of each gradient's own length, so that short gradients count as much as long ones: with weights y / d for
     # gradients of lengths d, the squared length of the mixture is yᵀ C y with C the cosines.
     squared = products.diagonal(dim1=-2, dim2=-1)
-    present = squared > 0
-    absent = present < present.any(dim=-1, keepdim=True)
-    length = torch.where(present, squared, 1.0).sqrt().masked_fill(absent, torch.inf)
+    zero = squared <= 0
+    absent = zero > zero.all(dim=-1, keepdim=True)
+    length = torch.where(zero, 1.0, squared).sqrt().masked_fill(absent, torch.inf)
     cosines = products / length[..., :, None] / length[..., None, :]
     inverse = length.amin(dim=-1, keepdim=True) / length  # at most one
     # Up to a factor above zero, solutions of (C + a aᵀ) y = a with a = 1/d are those of C y ∝ a. The factor depends on
