@@ -184,7 +184,7 @@ def test_a_window_that_lags_takes_masks_and_scores_in_every_window() -> None:
 
 
 def stacked_losses(model: SmallModel, mask: Tensor, hides: str) -> dict[str, Tensor]:
-    """Losses that are pieces of one tensor; the video of some samples is hidden in the model, or its loss set to zero."""
+    """Losses that are pieces of one tensor; the video of some samples is hidden in the model, or its loss made zero."""
     inputs, label = batch(names(2))
     places = {"everywhere": model.encoders, "when fused": model.fused}
     if hides in places:

@@ -248,3 +248,11 @@ def test_a_recorded_unimodal_run_makes_gaps_small() -> None:
 def test_every_wrong_argument_is_named_at_once() -> None:
     with pytest.raises(ValueError, match=r"MIMO: penalty .* found -1; smoothing .* found -2; overflow .* found 'x'"):
         MIMO(penalty=-1, smoothing=-2, overflow="x")  # ty: ignore[invalid-argument-type]
+
+
+def test_a_smoothing_that_losses_divided_by_it_do_not_fit_is_named() -> None:
+    losses = {"fused": torch.tensor(1.0), "audio": torch.tensor(1e10), "video": torch.tensor(2e10)}
+    with pytest.raises(
+        FloatingPointError, match=r"an argument that does not fit losses of this size: MIMO\(.*smoothing=1e-30"
+    ):
+        MIMO(smoothing=1e-30)(losses)

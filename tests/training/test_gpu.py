@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from equipoise import MIMO, MSL, OGMGE, Balancer, LateFusion, MMPareto
+from equipoise.balance.theory import least_norm
 from equipoise.data import Part, Splits
 from equipoise.data.bundled import two_sensors
 from equipoise.data.feed import Feed, epoch_rows
@@ -51,6 +52,34 @@ def test_no_step_waits_for_the_device(name: str, gaps: bool) -> None:
             optimizer.step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+@pytest.mark.parametrize("count", [2, 3, 8, 9, 20, 32])
+@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shortest_mixtures_of_any_number_of_gradients_are_recorded(count: int, blocks: int, dtype: torch.dtype) -> None:
+    """In a graph, where nothing may wait; played back with other gradients it gives their mixture."""
+    random = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(blocks, count, 2 * count, dtype=dtype, generator=random) for _ in range(2))
+    place = (first @ first.mT).cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            least_norm(place)
+        torch.cuda.current_stream().wait_stream(stream)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = least_norm(place)
+    for vectors in (first, second):
+        gram = vectors @ vectors.mT
+        place.copy_(gram)
+        graph.replay()
+        torch.testing.assert_close(found.cpu(), least_norm(gram), rtol=0, atol=1e-3 if dtype == torch.float32 else 1e-6)
 
 
 def test_a_nan_is_said_at_the_next_look_and_stalls_nothing_before() -> None:

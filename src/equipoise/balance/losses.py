@@ -304,9 +304,10 @@ class FiniteCheck:
         self._finite.fill_(1)
         self._weighed.fill_(1)
         if not weighed:  # if losses were not finite either, they were so later
+            name = self.method.partition("(")[0]
             raise FloatingPointError(
-                f"{self.method.partition('(')[0]}.weigh: expected finite weights, found NaN or infinite ones, of losses that are finite. "
-                "Look for a division by zero, a logarithm of zero, an exponential of a large number, or an argument that "
+                f"{name}.weigh: expected finite weights, found NaN or infinite ones, of losses that are finite. Look "
+                "for a division by zero, a logarithm of zero, an exponential of a large number, or an argument that "
                 f"does not fit losses of this size: {self.method}"
             )
         every = (*self.names, *self.further)

@@ -229,14 +229,19 @@ class ToTorchJD(Weighting[PSDMatrix]):
         scaled = torch.where(largest == 0, gram, gram / largest)
         weights = self.balancer.mix(scaled[None])[0]
         if self.balancer.refines:
-            weights = weights * self._stretch(scaled, weights)
+            # What rounding of inner products leaves of a mixture that cancels has no direction to be stretched along.
+            least = 2 * torch.finfo(gramian.dtype).eps ** 0.5 * weights.sum()
+            weights = weights * self._stretch(scaled, weights, least)
         return weights.to(gramian.dtype)
 
-    def _stretch(self, gram: Tensor, weights: Tensor) -> Tensor:
-        """Compute by how much the method lengthens a mixture, on the smallest gradients with these inner products."""
+    def _stretch(self, gram: Tensor, weights: Tensor, least: Tensor) -> Tensor:
+        """Compute by how much the method lengthens a mixture, on the smallest gradients with these inner products.
+
+        One that is not longer than ``least`` stays as it is.
+        """
         lengths, directions = torch.linalg.eigh(gram)
         gradients = (directions * lengths.clamp(min=0).sqrt()).unbind()
         mixed = [weights @ torch.stack(gradients)]
         refined = self.balancer.refine("", mixed, [[gradient] for gradient in gradients])
         before, after = mixed[0].norm(), refined[0].norm()
-        return torch.where(before == 0, 1.0, after / before)
+        return torch.where(before <= least, 1.0, after / before)
