@@ -5,6 +5,7 @@ The ranks are started once, by running this file; they try everything and write 
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from equipoise import MIMO, MSES, Balancer, Window, methods
@@ -31,6 +33,7 @@ RANKS = 2
 STEPS = 3
 LIMIT_S = 240
 TOLERANCE = 1e-5
+MIXING, SCALES = ("mgda", "mgda-features", "mmpareto", "mmpareto-features"), (1e-26, 1e30)
 WAYS: dict[str, dict[str, Any]] = {
     "two modalities": {"count": 2},
     "three modalities": {"count": 3},
@@ -206,8 +209,23 @@ def window_held(rank: int | None, *, masks: bool = False) -> dict[str, Tensor]:
     return gradients_of(model)
 
 
+def table_at_scale(method: str, rank: int | None, scale: float) -> Tensor:
+    """Return the table of gradients in single precision whose squares vanish there, or overflow."""
+    model = SmallModel(names(2)).float()
+    wrapped = model if rank is None else DistributedDataParallel(model)
+    balancer = METHODS[method]().attach(wrapped)
+    inputs, label = shard(batch(names(2)), rank)
+    outputs = wrapped({name: x.float() for name, x in inputs.items()})
+    other = (label + 1) % 3  # so that gradients conflict
+    losses = {name: F.cross_entropy(z, label if name == "fused" else other) for name, z in outputs.items()}
+    balancer({name: scale * loss for name, loss in losses.items()}).backward()
+    return balancer.table.values
+
+
 def everything(rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    for method, scale in itertools.product(MIXING, SCALES):
+        found[f"scale/{scale}/{method}"] = table_at_scale(method, rank, scale)
     for method in METHODS:
         for way, options in WAYS.items():
             found[f"{way}/{method}"] = outcome(trained, method, rank, **options)
@@ -298,6 +316,14 @@ def test_attaching_the_wrapper_or_the_inner_module_is_the_same(ranks: list[dict[
 def test_masks_are_exact_where_ranks_have_unequal_numbers_of_samples(ranks: list[dict[str, Any]], method: str) -> None:
     for rank in ranks:
         assert_same(rank[f"unequal/{method}"], unequal(method, None), atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("method", MIXING)
+def test_ranks_mix_gradients_of_any_scale_alike(ranks: list[dict[str, Any]], method: str, scale: float) -> None:
+    tables = [rank[f"scale/{scale}/{method}"] for rank in ranks]
+    assert torch.equal(tables[0].nan_to_num(), tables[1].nan_to_num())
+    torch.testing.assert_close(tables[0], table_at_scale(method, None, 1.0), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def test_averaging_losses_first_gives_the_gradient_of_the_whole_batch(ranks: list[dict[str, Any]]) -> None:
