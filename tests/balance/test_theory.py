@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from equipoise import Trajectory, least_squares
-from equipoise.balance.theory import gap_bound, kl_bound, penalty_for, pl_constant, safe_step, smoothness
+from equipoise.balance.theory import (
+    gap_bound,
+    kl_bound,
+    penalty_for,
+    pl_constant,
+    safe_step,
+    smooth_maximum,
+    smoothness,
+)
 from equipoise.methods.mimo import mimo_objective
 
 
@@ -39,6 +47,22 @@ def test_the_smoothness_constant_bounds_the_hessian_within_a_ball(count: int, sm
         hessian = torch.autograd.functional.hessian(objective, x)
         assert isinstance(hessian, Tensor)
         assert float(torch.linalg.eigvalsh(hessian).abs().max()) <= constant
+
+
+def test_plain_descent_on_the_smooth_maximum_may_need_four_times_the_steps_for_half_the_error() -> None:
+    """Of max(|x|, 4ε |y|) from (0, 1), with the step μ = ε / (2 log 4) of its smoothness constant 1/μ."""
+    steps = []
+    for error in (0.04, 0.02, 0.01):
+        smoothing = error / (2 * math.log(4))
+        slopes = torch.tensor([[1.0, 0], [-1, 0], [0, 4 * error], [0, -4 * error]], dtype=torch.float64)
+        point, count = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True), 0
+        while float((slopes @ point).detach().max()) > error:
+            (gradient,) = torch.autograd.grad(smooth_maximum(slopes @ point, smoothing), point)
+            point = (point - smoothing * gradient).detach().requires_grad_()
+            count += 1
+        steps.append(count)
+    assert steps[1] / steps[0] == pytest.approx(4, rel=0.1)
+    assert steps[2] / steps[1] == pytest.approx(4, rel=0.1)
 
 
 def test_gradient_descent_with_the_safe_step_never_rises() -> None:

@@ -108,7 +108,7 @@ def test_of_two_thousand_gramians_no_mixture_is_longer_than_the_shortest(
             assert too_long <= excess, (kinds[place], exact.shape)
 
 
-@pytest.mark.parametrize("count", [3, 5, 8, 9, 20])
+@pytest.mark.parametrize("count", [3, 5, 9, 10, 20])
 @pytest.mark.parametrize("scale", [1.0, 1e-4, 1e-8])
 def test_short_gradients_count_as_much_as_long_ones(count: int, scale: float) -> None:
     """Relative to the mixture, which may be far shorter than the longest gradient: d·g_i ≥ ‖d‖²."""
@@ -121,7 +121,7 @@ def test_short_gradients_count_as_much_as_long_ones(count: int, scale: float) ->
         assert float(slack.min()) > -1e-7
 
 
-@pytest.mark.parametrize("count", [4, 9, 17])
+@pytest.mark.parametrize("count", [4, 9, 10, 17])
 def test_the_order_of_gradients_and_a_zero_one_change_nothing(count: int) -> None:
     random = torch.Generator().manual_seed(count)
     vectors = torch.randn(count, count // 2 + 1, dtype=torch.float64, generator=random) + 0.5
@@ -134,7 +134,7 @@ def test_the_order_of_gradients_and_a_zero_one_change_nothing(count: int) -> Non
     torch.testing.assert_close(weights @ padded, mixture, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("count", [2, 3, 8, 9, 32])
+@pytest.mark.parametrize("count", [2, 3, 9, 10, 32])
 def test_gramians_that_say_nothing_give_weights_all_the_same(count: int) -> None:
     for gram in (
         torch.zeros(count, count),
@@ -149,7 +149,7 @@ def test_gramians_that_say_nothing_give_weights_all_the_same(count: int) -> None
     assert bool(least_norm(torch.full((2, count, count), torch.nan)).isnan().all())  # of a step that is not taken
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 20])
+@pytest.mark.parametrize("count", [1, 2, 3, 9, 10, 20])
 def test_nothing_waits_for_the_device(count: int) -> None:
     """A meta tensor has no values: to read one raises."""
     assert least_norm(torch.empty(4, count, count, device="meta")).shape == (4, count)

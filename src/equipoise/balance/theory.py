@@ -83,10 +83,10 @@ def values_of(gradient: Tensor) -> Tensor:
 def least_norm(gram: Tensor) -> Tensor:
     """Weights of the shortest vector in the convex hull of some gradients, from their inner products.
 
-    Two gradients have a closed form. Up to eight are solved exactly, by trying every support at once (2ⁿ − 1 linear
-    systems of size n); more by a fixed number of steps of an interior-point method. Neither waits for the device. A
-    Gramian in single precision is solved in double precision where the device has it; the shortest vector is then
-    found to about 3e-4 of the longest gradient, which is the square root of what rounding leaves of inner products.
+    Two gradients have a closed form. Up to nine are solved exactly, by trying every support at once (2ⁿ − 1 linear
+    systems of size n); more by a fixed number of steps of an interior-point method. None of them waits for the device.
+    The mixture is longer than the shortest by at most 1e-6 of the longest gradient, or by 1e-3 for a Gramian in single
+    precision: about the square root of what rounding does to inner products.
 
     Of three or more gradients, one of length zero is that of a loss that does not reach the block: it takes no part.
 
@@ -120,7 +120,7 @@ def least_norm(gram: Tensor) -> Tensor:
     # Up to a factor above zero, solutions of (C + a aᵀ) y = a with a = 1/d are those of C y ∝ a. The factor depends on
     # the squared length of the mixture, which may be zero, or below zero by rounding.
     bordered = cosines + inverse[..., :, None] * inverse[..., None, :]
-    solution = _over_all_supports(cosines, bordered, inverse) if count <= 8 else _interior_point(bordered, inverse)
+    solution = _over_all_supports(cosines, bordered, inverse) if count <= 9 else _interior_point(bordered, inverse)
     raw = solution * inverse
     return (raw / raw.sum(dim=-1, keepdim=True)).to(gram.dtype)
 
@@ -157,10 +157,9 @@ def _interior_point(bordered: Tensor, inverse: Tensor, steps: int = 20) -> Tenso
         systems = bordered + torch.diag_embed(z / y + _RIDGE)
         along = -_solve(systems, residual)
         slack = -z - z * along / y
-        product = y * z
         size = _step(along / y, slack / z)
         left = ((y + size * along) * (z + size * slack)).mean(dim=-1, keepdim=True)
-        centre = product.mean(dim=-1, keepdim=True)
+        centre = (y * z).mean(dim=-1, keepdim=True)
         aim = (centre * (left / centre) ** 3 - along * slack) / y
         along = _solve(systems, aim - residual)
         slack = aim - z - z * along / y
