@@ -132,7 +132,7 @@ def test_the_end_of_training_is_put_in_proportion(results: LandscapeResults) -> 
 
 
 def test_the_command_in_the_caption_gives_this_figure() -> None:
-    view = {"plane": "both", "points": 51, "reach": 0.5, "samples": 200, "protocol": None, "seed": 0}
+    view = {"plane": "both", "points": None, "reach": 0.5, "samples": 200, "protocol": None, "seed": 0}
     found = command._typed({"data": "watch", "split": None, "preset": None}, view, ["lr=0.1"])
     assert found == "equipoise landscape --data watch --plane both --reach 0.5 lr=0.1"
 

@@ -54,7 +54,8 @@ def ablate(
     outcome = run(sweep, source, seeds, out, **how)
     flags = {"--grid": grid, "--scaled-rate": scaled_rate, "--folds" if folds is True else f"--folds={folds}": folds}
     cut = [] if split is None else ["--split", split]
-    given = ["--data", data, *cut, "--method", method, *(flag for flag in flags if flags[flag]), "--seeds", str(seeds)]
+    settings = [] if preset == "auto" else ["--preset", preset]
+    given = ["--data", data, *cut, *settings, "--method", method, *(flag for flag in flags if flags[flag]), "--seeds", str(seeds)]
     made_by = shlex.join(["equipoise", "ablate", *given, *(words or ())])
     figures = ablation_report.draw(outcome, out, f"Made by `{made_by}`.")
     content, text = ablation_report.as_dict(outcome), ablation_report.text(outcome)

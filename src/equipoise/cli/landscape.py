@@ -38,7 +38,10 @@ def landscape(
     plane: Annotated[
         str, typer.Option("--plane", help="own: one around each solution; both: one through the two.")
     ] = "own",
-    points: Annotated[int, typer.Option("--points", help="Places along each side of a plane.")] = 51,
+    points: Annotated[
+        int | None,
+        typer.Option("--points", help="Places along each side of a plane; by default 51, or fewer where each is slow."),
+    ] = None,
     reach: Annotated[float, typer.Option("--reach", help="How far a plane goes, in lengths of filters.")] = 1.0,
     samples: Annotated[int, typer.Option("--samples", help="Training samples and test samples to judge by.")] = 200,
     protocol: Annotated[
@@ -113,12 +116,13 @@ def _results(
 ) -> LandscapeResults:
     """Return the results of an earlier call with the same settings, or else compute them."""
     from equipoise.data.source import mark_task, mark_tokens
-    from equipoise.paper.landscape import gather, load_results, save_results
+    from equipoise.paper.landscape import gather, load_results, save_results, with_points
 
     tell("loading the data")
     encoders = [(entry.settings.encoder, entry.settings.features) for entry in chosen]
     source = mark_task(mark_tokens(source, encoders), [entry.settings.task for entry in chosen])
     splits = source.load(None).check()
+    picture = with_points(splits, chosen[0], picture)
     asked = {
         "version": VERSION,
         "data": splits.fingerprint(),

@@ -8,40 +8,49 @@ import copy
 import io
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, final, get_args
+from typing import Any, Literal, NamedTuple, cast, final, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from equipoise.data.own.npz import read_arrays
 from equipoise.data.splits import Part, Splits
 from equipoise.models.encoded import EncodedModel
+from equipoise.models.evaluation import evaluating
 from equipoise.models.fusion import NamedModules
 from equipoise.paper.landscape_plane import Plane, values_at
 from equipoise.study.registry import Entry
+from equipoise.training.components import as_read, with_components
 from equipoise.training.launch import device_of
 from equipoise.training.settings import Settings
-from equipoise.training.step import evaluate
+from equipoise.training.step import build_model, evaluate
 from equipoise.training.train import Run
 from equipoise.util.errors import BadInput, raise_all
 from equipoise.util.files import write_atomic
-from equipoise.util.pool import Tell, run_parallel
+from equipoise.util.pool import Tell, parallel_workers, run_parallel
 
 PlaneKind = Literal["own", "both"]
 Protocol = Literal["split", "head", "masked"]
 CurvePoint = dict[str, Any]
 """After a number of steps: {"step": …, "train": {output: {"loss": …, "accuracy": …}}, "test": …}."""
 
+PARTS = ("train", "test")
 TITLES = {"msl": "joint training", "mimo": "MIMO"}
 MARGIN = 0.5  # of the way between two solutions, that their plane shows on either side
 CURVE_POINTS, MESSAGES_EVERY = 50, 10
 """Number of measurements during training, and of measurements between messages to the user."""
+MOST_POINTS, LEAST_POINTS = 51, 15
+"""Points along a side of a plane where nobody says how many: fewer, the longer each takes."""
+AFFORDABLE, SPEED = 4 * 60.0, 3e10
+"""Seconds that all points may take one core then, and operations a second of a slow one."""
 
 
 @final
@@ -51,7 +60,8 @@ class LandscapeSettings:
 
     Args:
         steps: Iterations of training.
-        points: Points along each side of a plane.
+        points: Points along each side of a plane; None for 51, or fewer where they would take a core of the CPU more
+            than about four minutes.
         reach: Distance from its solution that a plane shows; at 1 every filter has moved by its own length.
         samples: Of the training and of the test part, each; stratified by class.
         plane: "own": one plane around each solution, in the same random draw; "both": one through the two.
@@ -62,7 +72,7 @@ class LandscapeSettings:
     """
 
     steps: int = 1500
-    points: int = 51
+    points: int | None = None
     reach: float = 1.0
     samples: int = 200
     plane: PlaneKind = "own"
@@ -70,7 +80,7 @@ class LandscapeSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least, values = {"steps": 1, "points": 3, "samples": 2}, asdict(self)
+        least, values = {"steps": 1, "samples": 2, **({} if self.points is None else {"points": 3})}, asdict(self)
         problems = [
             f"{name} should be a whole number of at least {low}, found {values[name]!r}"
             for name, low in least.items()
@@ -88,6 +98,16 @@ class LandscapeSettings:
     def stem(self) -> str:
         """The name of the files, so that both kinds of planes can lie in one folder."""
         return "landscape" if self.plane == "own" else f"landscape-{self.plane}"
+
+    @property
+    def side(self) -> int:
+        """The number of points along a side; 51 where nothing says otherwise."""
+        return self.points or MOST_POINTS
+
+    @property
+    def planes(self) -> int:
+        """The number of planes that are evaluated."""
+        return 2 if self.plane == "own" else 1
 
     def protocol_for(self, run: Settings) -> Protocol:
         """Choose the protocol of uni-modal accuracies that a model allows, or refuse the one that was asked for."""
@@ -260,9 +280,7 @@ def solve(
 
     def view() -> EncodedModel:
         """Copy the model with uni-modal outputs of the protocol; under "split" it has no other heads to perturb."""
-        model = copy.deepcopy(run.model)
-        if not isinstance(model, EncodedModel):
-            raise BadInput(f"model={entry.settings.model}: expected a model made of encoders; leave model=… out")
+        model = cast("EncodedModel", copy.deepcopy(run.model))
         model.unimodal = protocol
         if protocol == "split":
             model.heads = NamedModules({})
@@ -302,6 +320,49 @@ def _steps_of(run: Run) -> Iterator[int]:
 # -- surfaces --
 
 
+def untrained(splits: Splits, entry: Entry) -> EncodedModel:
+    """Build a model as a run does, to prepare samples for it and to tell what evaluating it takes."""
+    model = build_model(splits, entry.balancer(), entry.settings)
+    if not isinstance(model, EncodedModel):
+        raise BadInput(f"model={entry.settings.model}: expected a model made of encoders; leave model=… out")
+    with_components(model, splits)
+    return model.to(device_of(entry.settings))
+
+
+def with_points(splits: Splits, entry: Entry, settings: LandscapeSettings) -> LandscapeSettings:
+    """Fill in how many points a side has where nobody said it: by the model's operations, so the same everywhere."""
+    if settings.points is not None or device_of(entry.settings) != "cpu":
+        return settings
+    model = untrained(splits, entry)
+    one = as_read(model, subset(splits.train, 1, settings.seed, "cpu"))
+    with evaluating(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(one.inputs)
+    samples = sum(min(settings.samples, len(splits.parts[name])) for name in PARTS)
+    seconds = settings.planes * samples * counter.get_total_flops() / SPEED
+    side = int(math.sqrt(AFFORDABLE / max(seconds, 1e-9)))
+    side -= 1 - side % 2  # odd, so that the solution is one of them
+    return replace(settings, points=min(max(side, LEAST_POINTS), MOST_POINTS))
+
+
+def _budget(model: EncodedModel, parts: dict[str, Part], settings: LandscapeSettings, batch: int) -> str:
+    """Say what is going to be computed, and about how long it takes, from the time that one point takes now."""
+    points = settings.planes * settings.side**2 * len(parts)
+    steps = len(TITLES) * settings.steps
+    work = f"{steps:,} steps of training, and {points:,} points with {settings.samples:,} samples each"
+    part = parts["train"]
+    if part.label.device.type != "cpu":
+        return work
+    for _ in range(2):  # the first call is slower
+        started = time.perf_counter()
+        evaluate(model, part)
+        seconds = time.perf_counter() - started
+    workers = parallel_workers()
+    training = steps * 3 * batch / len(part) * seconds / min(len(TITLES), workers)
+    minutes = (training + points * seconds / workers) / 60
+    about = f"{minutes:.0f} minutes" if minutes > 1.5 else "a minute" if minutes > 0.5 else "half a minute at most"
+    return f"{work}: about {about} on {workers} core{'s' if workers > 1 else ''}"
+
+
 def gather(
     splits: Splits, entries: Sequence[Entry], settings: LandscapeSettings, tell: Tell = lambda _: None
 ) -> LandscapeResults:
@@ -317,15 +378,16 @@ def gather(
         BadInput: If training diverged.
         ValueError: If the fusion does not allow the protocol.
     """
-    protocol = settings.protocol_for(entries[0].settings)
-    device, seed = device_of(entries[0].settings), settings.seed
-    parts = {name: subset(splits.parts[name], settings.samples, seed, device) for name in ("train", "test")}
+    protocol, settings = settings.protocol_for(entries[0].settings), with_points(splits, entries[0], settings)
+    device, seed, model = device_of(entries[0].settings), settings.seed, untrained(splits, entries[0])
+    parts = {name: as_read(model, subset(splits.parts[name], settings.samples, seed, device)) for name in PARTS}
+    tell(_budget(model, parts, settings, entries[0].settings.batch))
     works = [partial(solve, splits, entry, settings, protocol, parts) for entry in entries]
     solutions = run_parallel(works, tell)
-    side = np.linspace(-settings.reach, settings.reach, settings.points)
+    side = np.linspace(-settings.reach, settings.reach, settings.side)
     if settings.plane == "both":
         plane = Plane.through(solutions[0].model, solutions[1].model, seed)
-        along = np.linspace(-MARGIN, 1 + MARGIN, settings.points)
+        along = np.linspace(-MARGIN, 1 + MARGIN, settings.side)
         surfaces = [_surface(plane, along, side, solutions, parts, tell)]
     else:
         surfaces = [_surface(Plane.around(one.model, seed), side, side, [one], parts, tell) for one in solutions]

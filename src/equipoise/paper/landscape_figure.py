@@ -83,7 +83,7 @@ def caption(results: LandscapeResults) -> str:
     ranges = {TITLES[star.name]: results.late(star.name) for star in results.stars}
     late = ", ".join(f"{title}: {low:.3f} to {high:.3f}" for title, (low, high) in ranges.items())
     return (
-        f"{plane}{statistics if results.normalised else ''} {settings.points} × {settings.points} points. Losses of "
+        f"{plane}{statistics if results.normalised else ''} {settings.side} × {settings.side} points. Losses of "
         f"the fused output on a fixed subset, stratified by class, of {counts}; at the stars, with the standard error "
         f"over samples taken as independent: {errors}. Test loss over the last fifth of training: {late}. Colour: "
         f"which modality has the higher training accuracy, read from {READINGS[results.protocol]}. One seed "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 INK, FAINT, LINE, JOINT = "#1f2328", "#59636e", "#8c959f", "#6639ba"
 MODALITIES = ("#0b5cad", "#b35900", "#1a7f37", "#a40e26", "#57606a", "#8250df")
-LETTERS_PER_INCH = 16.5  # of the caption's size
+CAPTION: Any = {"fontsize": 8, "color": FAINT}
 
 
 def modality_colours(names: Iterable[str]) -> dict[str, str]:
@@ -72,13 +72,13 @@ def canvas(width: float, height: float) -> Figure:
 def save(figure: Figure, folder: Path, name: str, caption: str) -> list[Path]:
     """Write NAME.svg and NAME.png with the caption under the picture."""
     width, height = figure.get_size_inches()
-    text = textwrap.fill(caption, width=round(width * LETTERS_PER_INCH))
+    text = _filled(figure, caption, width - 0.2)
     room = 0.155 * (text.count("\n") + 1) + 0.12
     figure.set_size_inches(width, height + room)
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.set(rect=(0, room / (height + room), 1, height / (height + room)))  # ty: ignore[unknown-argument]
-    figure.text(0.01, 0.06 / (height + room), text, fontsize=8, color=FAINT, va="bottom", ha="left", linespacing=1.3)
+    figure.text(0.1 / width, 0.06 / (height + room), text, va="bottom", ha="left", linespacing=1.3, **CAPTION)
     _settle(figure)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [inside(folder, f"{name}.{ending}") for ending in ("svg", "png")]
@@ -86,6 +86,19 @@ def save(figure: Figure, folder: Path, name: str, caption: str) -> list[Path]:
     figure.savefig(paths[0], metadata={"Date": None, "Title": name, "Description": caption})
     figure.savefig(paths[1], dpi=160, metadata={"Description": caption})
     return paths
+
+
+def _filled(figure: Figure, text: str, inches: float) -> str:
+    """Break a caption into lines that are no wider than the figure, as its letters are drawn."""
+    letters = len(text)
+    while True:
+        lines = textwrap.fill(text, width=letters)
+        drawn = figure.text(0, 0, lines, **CAPTION)
+        width = drawn.get_window_extent().width / figure.dpi
+        drawn.remove()
+        if width <= inches or letters == 1:
+            return lines
+        letters = max(1, min(letters - 1, int(letters * inches / width)))
 
 
 def save_as(figure: Figure, folder: Path, name: str, ending: str) -> Path:

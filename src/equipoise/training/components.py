@@ -79,6 +79,19 @@ def with_components(model: FusionModel, splits: Splits) -> Splits:
     return splits if train is splits.train else replace(splits, train=train, validation=validation)
 
 
+def as_read(model: FusionModel, part: Part) -> Part:
+    """Return samples as a model reads them in training: components in the place of what `Rocket` encoders would read.
+
+    Args:
+        model: After `with_components`.
+        part: The samples, as encoders read them in evaluation.
+    """
+    for name, encoder in model.encoders.items():
+        if isinstance(encoder, Rocket) and encoder.reads_components:
+            part = _replaced(part, name, encoder.components_of(part.inputs[name], part.inputs.get(name + LENGTH)))
+    return part
+
+
 def read_inputs(model: FusionModel) -> None:
     """Let the `Rocket` encoders of a model read inputs, as they do everywhere but in training."""
     for encoder in model.encoders.values():
