@@ -55,13 +55,15 @@ def assert_in_the_gallery(name: str, printed: str, within: float = 2.0) -> None:
 
 # -- commands, and the settings that stand beside them --
 
-TRAINS = {"ablate", "bench", "compare", "control", "diagnose", "landscape", "reproduce", "robustness", "toy", "train", "tune"}
+TRAINS = {"ablate", "bench", "compare", "control", "diagnose", "landscape", "reproduce", "robustness", "toy", "train",
+          "tune"}  # fmt: skip
 """The commands that measure something."""
 RESULT = re.compile(r"!\[[^\]]*\]\([^)]*assets/|±|^\|.*\d\.\d|\d %", re.MULTILINE)
 """What a command can stand beside: a figure of ours, a spread, a fraction in a table, a share."""
 BLOCK = re.compile(r"(?:^ {4}.*\n|^\n(?= {4}))+|^```(?:text|sh)\n(?:.*\n)*?```\n", re.MULTILINE)
 MARK = re.compile(r"<!-- settings of (?P<name>[\w ]+): (?P<words>.*?) -->", re.DOTALL)
-NOT_FROM_IT = "no number here is from it"
+NO_NUMBER = "no number here is from it"
+"""What stands beside a command in the place of its settings where none of the numbers is its own."""
 OWN_FILES = ("my.npz", "clips.csv", "drives.csv", "drive.npz", "ward.npz")
 """Of the reader: nobody has measured them."""
 
@@ -135,7 +137,7 @@ def _marks_at(text: str, place: int) -> Iterator[re.Match[str]]:
 
 
 def _as_dict(words: str) -> dict[str, str]:
-    if words.strip() == NOT_FROM_IT:
+    if words.strip() == NO_NUMBER:
         return {}
     return dict(word.split("=", 1) for word in shlex.split(words))
 

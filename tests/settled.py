@@ -140,12 +140,13 @@ def _generated(_folder: object, count: int, **_: object) -> None:
 
 
 def _of_control(call: dict[str, Any]) -> Facts:
-    lines, plan = call["lines"], call["plan"]
+    lines, plan = call["chosen"], call["plan"]
     entries = [dataclasses.replace(line.entry, label=line.label) for line in lines]
     # Fusion and encoders are those of the line; everything else is the same for all.
     alike = [entry.changed({}, {"fusion": "concat", "encoder": "auto"}) for entry in entries]
-    episodes = sum(len(plan.of(line.sensors)) for line in lines) * len(call["seeds"])
-    how = {"seeds": len(call["seeds"]), "policies": len(lines) * len(call["seeds"]), "episodes": episodes}
+    seeds = len(list(call["seeds"]))
+    episodes = sum(len(plan.of(line.sensors)) for line in lines) * seeds
+    how = {"seeds": seeds, "policies": len(lines) * seeds, "episodes": episodes, "conditions": len(plan.conditions)}
     return _of_entries(alike, []) | _as_facts({**how, "demonstrations": _demonstrations, "rollouts": plan.episodes})
 
 

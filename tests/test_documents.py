@@ -8,22 +8,31 @@ import inspect
 import io
 import pkgutil
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
+import typer
 from torch import nn
 
 import equipoise
-from documentation import ROOT, assert_in_the_gallery, load
+import settled
+from documentation import NO_NUMBER, OWN_FILES, ROOT, TRAINS, Command, assert_in_the_gallery, commands_of, load, pages
 from equipoise import Balancer
+from equipoise.cli.main import app
+from equipoise.paper import reproduce
+from equipoise.paper.published import stand_in
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = pages()
 ALONE = {"distributed.md", "integrations.md"}  # they import lightning, which replaces torch.compile everywhere
 BLOCK = re.compile(r"^```python(?P<mark>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 MODULES = [
@@ -314,3 +323,160 @@ def test_internal_links_lead_somewhere(page: Path) -> None:
 def test_readme_links_to_files_that_are_there_without_a_build() -> None:
     targets = re.findall(r"\]\(([^)\s#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert [target for target in targets if not target.startswith("http") and not (ROOT / target).exists()] == []
+
+
+# -- commands --
+
+COMMANDS = [each for page in PAGES for each in commands_of(page.read_text(encoding="utf-8"), page_name(page))]
+SETTLED = [each for each in COMMANDS if each.settings]
+ENTRIES = {"data", "encoder", "optimizer", "schedule", "lr", "batch", "epochs"}
+LEAST = {
+    "ablate": {*ENTRIES, "seeds", "folds", "runs"},
+    "compare": {*ENTRIES, "methods", "seeds", "folds"},
+    "control": {"optimizer", "schedule", "lr", "batch", "epochs", "seeds", "policies", "demonstrations", "rollouts"},
+    "landscape": {*ENTRIES, "steps", "points", "samples", "seed"},
+    "reproduce": {*ENTRIES, "methods", "seeds", "runs"},
+    "robustness": {*ENTRIES, "methods", "seeds", "runs", "rates", "sizes"},
+    "toy": {"samples", "start", "lr", "penalty", "smoothing", "seeds"},
+    "tune": {*ENTRIES, "trials", "seed"},
+}
+"""What has to stand beside a number of each command, at least."""
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Data that commands of the documentation name and that is not here."""
+    for name in ("troika_hr.npz", "beijing_pm25.npz"):
+        pulse, label = np.zeros((12, 2, 30), np.float32), np.linspace(0, 1, 12)
+        np.savez(tmp_path / name, pulse=pulse, label=label, group=np.arange(12) // 2)
+    monkeypatch.setattr(reproduce, "_data", lambda table, _data, _split: replace(stand_in(table), name=table.name))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("command", SETTLED, ids=lambda command: f"{command.page}:{command.line} {command.words[0]}")
+def test_a_command_runs_with_the_settings_that_stand_beside_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command.settings is not None
+    found = settled.settle(command.words, monkeypatch)
+    told = {name: settled.written(text) for name, text in command.settings.items()}
+    assert {name: found.get(name, "not there") for name in told} == told, command.shown
+    missing = LEAST[command.words[0]] - set(told)
+    assert not missing, f"{command.shown}: what it runs with has to name {', '.join(sorted(missing))}"
+
+
+def without_settings(commands: Iterator[Command] | list[Command]) -> list[str]:
+    """Commands that stand beside numbers or figures, and of which nothing says what they run with."""
+    return [
+        command.shown
+        for command in commands
+        if command.words[0] in TRAINS
+        and command.beside
+        and command.settings is None
+        and not {*OWN_FILES} & {*command.words}
+        and "--config" not in command.words  # which is on the page itself
+    ]
+
+
+def test_a_command_beside_a_figure_or_a_number_says_what_it_runs_with() -> None:
+    assert without_settings(COMMANDS) == [], "add <!-- settings of NAME: lr=0.01 … --> behind the block"
+
+
+@pytest.mark.parametrize(
+    "beside",
+    ["![Loss](assets/loss.svg)", "Right in 80.1 ± 0.3.", "| a | b |\n|---|---|\n| 1 | 80.1 |", "It is right in 80 %."],
+)
+def test_a_command_beside_a_number_is_found(beside: str) -> None:
+    typed = "    equipoise compare --data watch \\\n        epochs=3   # a note"
+    page = f"# Title\n\nType\n\n{typed}\n\nand see.\n\n{beside}\n"
+    assert without_settings(commands_of(page, "page.md")) == ["page.md:4: equipoise compare --data watch epochs=3"]
+    assert without_settings(commands_of(page.replace(beside, "Nothing."), "page.md")) == []
+    for settings in ("epochs=3 lr=0.01", NO_NUMBER):
+        marked = page.replace("and see.", f"<!-- settings of compare: {settings} -->\n\nand see.")
+        assert without_settings(commands_of(marked, "page.md")) == []
+    (command,) = commands_of(page.replace("and see.", '<!-- settings of compare: a=1 b="c d" -->'), "page.md")
+    assert command.settings == {"a": "1", "b": "c d"}
+    with pytest.raises(AssertionError, match="settings without their command"):
+        list(commands_of(page.replace("and see.", "<!-- settings of tune: lr=1 -->"), "page.md"))
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_settings_of_another_command_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = settled.settle(["ablate", "--data", "watch", "penalty=1,10"], monkeypatch)
+    named = settled.settle(["ablate", "--data", "watch", "--preset", "smartwatch", "penalty=1,10"], monkeypatch)
+    assert (plain["optimizer"], plain["lr"]) == ("adamw", "0.002")
+    assert (named["optimizer"], named["lr"]) == ("sgd", "0.01")
+    assert plain["runs"] == named["runs"] == "6"
+
+
+SAYS = {
+    "epochs": r"(\d+) epochs(?!=)",
+    "batch": r"batch (\d+)",
+    "lr": r"learning rate ([\d.]+\d)",
+    "optimizer": r"batch \d+, (\w+),",
+    "encoder": r"encoder (\w+)",
+    "seeds": r"(\d+) seeds",
+    "trials": r"(\d+) trials",
+    "steps": r"`: ([\d,]+) steps",
+    "points": r"(\d+) × \d+ points",
+    "samples": r"N = (\d+)|of (\d+) training and",
+    "start": r"start ([\d.]+\d)",
+}
+"""What captions of figures say of settings, and how."""
+
+
+def captions() -> Iterator[tuple[str, str]]:
+    """Figures of commands, and what stands below them."""
+    for figure in sorted((ROOT / "docs" / "assets").glob("*.svg")):
+        text = ElementTree.parse(figure).getroot().find(".//{http://purl.org/dc/elements/1.1/}description")
+        if text is not None and text.text:
+            yield figure.name, text.text
+
+
+CAPTIONS = dict(captions())
+
+
+def test_figures_of_commands_are_found() -> None:
+    assert {"ablation.svg", "landscape.svg", "robustness.svg", "toy.svg", "tune.svg"} <= set(CAPTIONS)
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("figure", CAPTIONS)
+def test_the_command_below_a_figure_is_one_of_its_page(figure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = re.match(r"Made by `equipoise ([^`]+)`", CAPTIONS[figure])
+    assert made is not None
+    found = settled.settle(shlex.split(made[1]), monkeypatch)
+    pages = [page_name(page) for page in PAGES if f"assets/{figure}" in page.read_text(encoding="utf-8")]
+    assert pages
+    for page in pages:
+        same = [each for each in SETTLED if each.page == page and settled.settle(each.words, monkeypatch) == found]
+        assert same, f"{figure}: no command of {page} runs with what `equipoise {made[1]}` runs with"
+    for name, words in SAYS.items():
+        for said in re.finditer(words, CAPTIONS[figure]):
+            text = next(filter(None, said.groups()))
+            assert settled.written(text.replace(",", "")) in (found.get(name), found.get(f"start.{name}")), name
+
+
+def examples() -> Iterator[tuple[str, list[str]]]:
+    """Every command that documentation, docstrings and `--help` show as something to type, and where."""
+    for command in COMMANDS:
+        yield command.page, command.words
+    for page in [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "examples").glob("*.py")]:
+        for typed in re.findall(r"(?:`|Example: )equipoise ([a-z]+ [^`\"…{}]+)", page.read_text(encoding="utf-8")):
+            for one in re.split(r", or equipoise |; [^:]*: equipoise ", typed):
+                yield page_name(page), shlex.split(one)
+
+
+def test_every_command_that_is_shown_has_the_options_that_it_is_shown_with() -> None:
+    problems = []
+    group = typer.main.get_command(app)
+    known = group.commands  # ty: ignore[unresolved-attribute]
+    for where, (name, *words) in examples():
+        try:
+            known[name].make_context(name, [*words], resilient_parsing=False).close()
+        except Exception as error:
+            if type(error).__name__ in ("MissingParameter", "BadOptionUsage"):  # a mention: `compare --out`
+                continue
+            problems.append(f"{where}: equipoise {name} {shlex.join(words)}: {type(error).__name__} {error}")
+    assert problems == []
