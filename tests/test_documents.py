@@ -471,7 +471,7 @@ def examples() -> Iterator[tuple[str, list[str]]]:
 def test_every_command_that_is_shown_has_the_options_that_it_is_shown_with() -> None:
     problems = []
     group = typer.main.get_command(app)
-    known = group.commands  # ty: ignore[unresolved-attribute]
+    known = group.commands  # ty: ignore[missing-attribute]
     for where, (name, *words) in examples():
         try:
             known[name].make_context(name, [*words], resilient_parsing=False).close()

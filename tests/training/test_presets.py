@@ -1,5 +1,7 @@
 """Every preset fits its data: its encoders read the shapes of what its data set prepares."""
 
+import re
+
 import pytest
 import torch
 
@@ -59,3 +61,29 @@ def test_a_preset_is_the_base_and_words_go_over_it() -> None:
     assert ogmge.params["strength"] == 0.8
     assert {each.settings.encoder for each in (mimo, ogmge, msl)} == {"resnet18"}
     assert {(each.settings.epochs, each.settings.lr) for each in (mimo, ogmge, msl)} == {(3, 1e-3)}
+
+
+@pytest.mark.parametrize("preset", all_presets().values(), ids=lambda preset: preset.name)
+def test_what_its_text_says_is_what_it_has(preset: Preset) -> None:
+    settings, text = preset.settings, preset.source
+    numbers = {
+        r"[Bb]atch (\d+)": settings.batch,
+        r"[Ll]earning rate (\d[\d.e-]*\d)": settings.lr,
+        r"(\d+) epochs": settings.epochs,
+        r"[Mm]omentum (\d\.\d+)": settings.momentum,
+        r"weight decay (\d[\d.e-]*\d)": settings.weight_decay,
+    }
+    for words, value in numbers.items():
+        told = {float(found) for found in re.findall(words, text)}
+        assert not told or told == {float(value)}, words
+    words = {
+        "sum of linear heads": settings.fusion == "sum",
+        "concatenated": settings.fusion == "concat",
+        "a tenth of the rate after": settings.schedule == "step",
+        "constant": settings.schedule == "constant",
+        "SGD": settings.optimizer == "sgd",
+        "ResNet-18 for both": settings.encoder == "resnet18",
+        "LeNets": settings.encoder == "lenet",
+        "learning rate, epochs, λ and μ: the MIMO paper": settings.epochs == 100,
+    }
+    assert [said for said, true in words.items() if said in text and not true] == []

@@ -55,7 +55,8 @@ def ablate(
     flags = {"--grid": grid, "--scaled-rate": scaled_rate, "--folds" if folds is True else f"--folds={folds}": folds}
     cut = [] if split is None else ["--split", split]
     settings = [] if preset == "auto" else ["--preset", preset]
-    given = ["--data", data, *cut, *settings, "--method", method, *(flag for flag in flags if flags[flag]), "--seeds", str(seeds)]
+    asked = ["--method", method, *(flag for flag in flags if flags[flag]), "--seeds", str(seeds)]
+    given = ["--data", data, *cut, *settings, *asked]
     made_by = shlex.join(["equipoise", "ablate", *given, *(words or ())])
     figures = ablation_report.draw(outcome, out, f"Made by `{made_by}`.")
     content, text = ablation_report.as_dict(outcome), ablation_report.text(outcome)

@@ -289,7 +289,8 @@ def draw(outcome: AblationResult, folder: Path, made: str) -> list[Path]:
             _panel(axes, outcome, curves)
         row[0].set_ylabel("accuracy in %")
         if not outcome.sweep.grid:  # above the panels, since curves may be anywhere in them
-            figure.legend(*row[0].get_legend_handles_labels(), loc="outside upper left", ncols=5 if len(panels) > 1 else 2)
+            columns = 5 if len(panels) > 1 else 2  # as many as are no wider than the panels
+            figure.legend(*row[0].get_legend_handles_labels(), loc="outside upper left", ncols=columns)
         return drawing.save(figure, folder, NAME, _caption(outcome, made))
 
 
