@@ -1,6 +1,7 @@
 """`equipoise ablate`: which runs it asks for, what it makes of their numbers, and what it refuses."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -163,7 +164,12 @@ def test_an_ablation_goes_on_where_it_was(
     assert (tmp_path / "results.jsonl").read_bytes() == before, "nothing is run twice, and a run is the same elsewhere"
     assert (tmp_path / "ablation.svg").read_bytes() == picture
 
-    equipoise_ablate(*SHORT, "penalty=1,10", "smoothing=0.1,1", "--seeds", "2", "--scaled-rate", "--out", tmp_path)
+    words = [*SHORT, "penalty=1,10", "smoothing=0.1,1", "--seeds", "2", "--scaled-rate", "--preset", "recipe"]
+    equipoise_ablate(*words, "--out", tmp_path)
+    made = re.search("Made by `(.*?)`", (tmp_path / "ablation.svg").read_text("utf-8"))
+    assert made is not None
+    options = "--data generated --preset recipe --method mimo --scaled-rate --seeds 2"
+    assert made[1] == f"equipoise ablate {options} epochs=1 features=8 penalty=1,10 smoothing=0.1,1"
     assert (tmp_path / "results.jsonl").read_bytes().startswith(before), "rows are only ever added"
     labels = [each["label"] for each in Store(tmp_path).rows()[4:]]
     # The rate of the recipe, 0.002, divided by 1 + penalty.

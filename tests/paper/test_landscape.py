@@ -1,6 +1,7 @@
 """The landscape from training to picture, and the command."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +25,13 @@ from equipoise.paper.landscape import (
     solve,
     stratified,
     subset,
+    with_points,
 )
 from equipoise.paper.landscape_figure import STRONGEST, caption, draw, lead, tints
 from equipoise.study.registry import entries
 from equipoise.training.optimisers import words_for
 from equipoise.training.settings import Settings
+from equipoise.training.step import evaluate
 from equipoise.training.train import train
 from equipoise.util.errors import BadInput
 
@@ -135,6 +138,89 @@ def test_the_command_in_the_caption_gives_this_figure() -> None:
     view = {"plane": "both", "points": None, "reach": 0.5, "samples": 200, "protocol": None, "seed": 0}
     found = command._typed({"data": "watch", "split": None, "preset": None}, view, ["lr=0.1"])
     assert found == "equipoise landscape --data watch --plane both --reach 0.5 lr=0.1"
+
+
+# -- how much it computes --
+
+
+def long_series(samples: int = 60) -> Splits:
+    """One sensor of three channels and a hundred steps, as the smartwatch has two."""
+    return Splits.from_arrays(
+        {"wrist": np.random.default_rng(0).normal(size=(samples, 3, 100)).astype(np.float32)},
+        np.arange(samples) % 3,
+        group=np.arange(samples) // 6,
+    )
+
+
+def points(splits: Splits, encoder: str, **view: Any) -> int:
+    found = with_points(splits, entries(["msl"], ["fusion=sum", f"encoder={encoder}"])[0], LandscapeSettings(**view))
+    assert found.points is not None
+    return found.points
+
+
+def test_slow_encoders_get_fewer_points() -> None:
+    few, many = long_series(), long_series(6000)
+    assert points(few, "cnn1d") == points(few, "inception", samples=10) == 51
+    found = [points(many, "inception", samples=size) for size in (10, 100, 200, 400, 3000)]
+    assert found == sorted(found, reverse=True)
+    assert 15 == found[-1] < found[-2] < found[0] == 51
+    assert all(number % 2 for number in found), "the solution is one of them"
+    assert points(many, "inception", samples=400, plane="both") > found[-2], "one plane in place of two"
+    assert points(many, "inception", points=40) == 40, "what is typed counts"
+
+
+def test_points_take_what_they_may_by_operations_counted_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer of 8 to 4 numbers, the fused head and its own of 4 to 3: 2 · (8 · 4 + 2 · 4 · 3) operations a sample."""
+
+    class Linear(torch.nn.Linear):
+        features = 4
+
+    monkeypatch.setattr("equipoise.training.step.build_encoders", lambda *_, **__: {"one": Linear(8, 4)})
+    splits = Splits.from_arrays({"one": np.zeros((60, 8), np.float32)}, np.arange(60) % 3, group=np.arange(60) // 6)
+    samples = len(splits.train.label) + len(splits.test.label)
+    seconds = 2 * samples * 2 * (8 * 4 + 2 * 4 * 3) / 3e10  # of a point in both planes
+    for side in (15, 33, 49):
+        monkeypatch.setattr("equipoise.paper.landscape.AFFORDABLE", 1.0001 * side**2 * seconds)
+        entry = entries(["msl"], ["fusion=sum"])[0]
+        assert with_points(splits, entry, LandscapeSettings()).points == side
+
+
+@pytest.mark.parametrize("plane", ["own", "both"])
+def test_what_it_computes_is_said_before_it_begins(plane: str) -> None:
+    told: list[str] = []
+    settings = LandscapeSettings(steps=4, points=5, samples=20, plane=plane)  # ty: ignore[invalid-argument-type]
+    gather(signals(), entries(["msl", "mimo"], ["fusion=sum", "batch=24"]), settings, told.append)
+    evaluated = 5 * 5 * 2 * {"own": 2, "both": 1}[plane]
+    assert told[0].startswith(f"8 steps of training, and {evaluated} points with 20 samples each: about ")
+    assert re.search(r"about (half a minute at most|a minute|\d+ minutes) on \d+ cores?$", told[0])
+    assert not any("points with" in line for line in told[1:])
+
+
+def test_frozen_kernels_are_read_once_and_the_star_is_the_model_that_reads_inputs() -> None:
+    splits = signals()
+    chosen = entries(["msl", "mimo"], ["fusion=sum", "batch=24", "encoder=rocket", "epochs=2"])
+    found = gather(splits, chosen, LandscapeSettings(steps=2 * -(-len(splits.train) // 24), points=3, samples=30))
+    for entry, star in zip(chosen, found.stars, strict=True):
+        model = train(splits, entry.balancer(), entry.settings, seed=0).model  # its encoders compute their kernels
+        for name in ("train", "test"):
+            loss = evaluate(model, subset(splits.parts[name], 30, 0, "cpu"))["fused"]["loss"]
+            assert star.loss[name] == pytest.approx(loss, abs=1e-4)
+
+
+def test_encoders_without_weights_are_refused_before_anything_is_trained(equipoise_landscape: Any) -> None:
+    with pytest.raises(BadInput, match=r"encoder=frozen: .* found none in easy, hard; type encoder=rocket"):
+        equipoise_landscape("--data", "generated", "encoder=frozen", "steps=1000000")
+
+
+def test_the_command_takes_frozen_kernels(
+    equipoise_landscape: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", "generated", "encoder=rocket", "steps=2", "--points", "3", "--samples", "10"]
+    equipoise_landscape(*words, "--out", tmp_path)
+    assert "The planes and the models themselves agree" in capsys.readouterr().out
+
+
+# -- files --
 
 
 def test_what_is_kept_is_found_again(results: LandscapeResults, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import sklearn.metrics
 from equipoise.measure.predictions import as_npz
 from equipoise.report import Results, read, write_figures
 from equipoise.report import charts as drawn
-from equipoise.report.drawing import style
+from equipoise.report.drawing import canvas, save, style
 from equipoise.util.errors import BadInput
 from report.example import make_row
 
@@ -166,3 +166,19 @@ def test_the_legend_of_calibration_lies_beside_the_curves(tmp_path: Path) -> Non
     legend = axes.get_legend()
     assert legend is not None
     assert legend.get_window_extent().x0 >= axes.get_window_extent().x1
+
+
+@pytest.mark.parametrize("width", [3.0, 6.4, 13.0])
+@pytest.mark.parametrize("words", ["mmm WWW epochs=", "ill. 'i' ", "λ = 10 [−1.8, +65.2] ± "])
+def test_a_caption_stays_inside_its_figure(width: float, words: str, tmp_path: Path) -> None:
+    caption = (words * 40).strip()
+    with style():
+        picture = canvas(width, 2.0)
+        picture.subplots()
+        save(picture, tmp_path, "one", caption)
+    picture.canvas.draw()
+    (text,) = picture.texts
+    assert " ".join(text.get_text().split()) == " ".join(caption.split())
+    edges = text.get_window_extent()
+    assert edges.x0 >= 0
+    assert 0.75 * picture.bbox.x1 < edges.x1 <= picture.bbox.x1, "and uses its width"

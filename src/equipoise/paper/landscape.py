@@ -325,6 +325,9 @@ def untrained(splits: Splits, entry: Entry) -> EncodedModel:
     model = build_model(splits, entry.balancer(), entry.settings)
     if not isinstance(model, EncodedModel):
         raise BadInput(f"model={entry.settings.model}: expected a model made of encoders; leave model=… out")
+    if still := [name for name, encoder in model.encoders.items() if not list(encoder.parameters())]:
+        expected = f"encoder={entry.settings.encoder}: expected encoders with weights that are trained"
+        raise BadInput(f"{expected}, found none in {', '.join(still)}; type encoder=rocket, or leave it out")
     with_components(model, splits)
     return model.to(device_of(entry.settings))
 
