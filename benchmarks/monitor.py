@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=10)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    (entry,) = entries([asked.method], [f"epochs={asked.epochs}"])
+    (entry,) = entries([asked.method], [f"epochs={asked.epochs}", "encoder=cnn1d"])
     trials, by_fault = [], defaultdict(list)
     for fold in range(asked.folds):
         splits = watch(fold)

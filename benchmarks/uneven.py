@@ -51,7 +51,7 @@ def runs(
         splits = Splits.from_arrays(inputs, arrays["label"], group=arrays["group"], fold=fold)
         for seed in range(seeds):
             for kind, words in WORDS.items():
-                (entry,) = entries(["mimo"], [f"epochs={epochs}", *words])
+                (entry,) = entries(["mimo"], [f"epochs={epochs}", "encoder=mlp", *words])
                 model: LateFusion = train(splits, entry.balancer(), entry.settings, seed=seed).model
                 yield (
                     kind,
@@ -76,7 +76,8 @@ def constant_model(arrays: dict[str, np.ndarray]) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "weak.npz"
         np.savez(file, **{name: arrays[name] for name in ("temperature", "label", "group")})
-        rows = compare(entries(["msl"], ["epochs=2"]), data_set(str(file)), [0], Path(folder) / "out", quiet=True)
+        lines = entries(["msl"], ["epochs=2", "encoder=mlp"])
+        rows = compare(lines, data_set(str(file)), [0], Path(folder) / "out", quiet=True)
     return rows[0]["warnings"]
 
 

@@ -480,3 +480,19 @@ def test_every_command_that_is_shown_has_the_options_that_it_is_shown_with() -> 
                 continue
             problems.append(f"{where}: equipoise {name} {shlex.join(words)}: {type(error).__name__} {error}")
     assert problems == []
+
+
+def test_every_benchmark_that_is_shown_has_the_options_that_it_is_shown_with() -> None:
+    shown = [
+        (page_name(page), *typed)
+        for page in PAGES
+        for typed in re.findall(r"python (benchmarks/\w+\.py)((?: [^`#\n]*)?)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(shown) > 10
+    missing = [
+        f"{page}: {program} {option}"
+        for page, program, words in shown
+        for option in re.findall(r"--[a-z-]+", words)
+        if f'"{option}"' not in (ROOT / program).read_text(encoding="utf-8")
+    ]
+    assert missing == []
