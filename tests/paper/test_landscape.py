@@ -20,14 +20,13 @@ from equipoise.paper.landscape import (
     LandscapeSettings,
     LossSurface,
     gather,
-    load_results,
-    save_results,
     solve,
     stratified,
     subset,
     with_points,
 )
 from equipoise.paper.landscape_figure import STRONGEST, caption, draw, lead, tints
+from equipoise.paper.landscape_files import load_results, save_results
 from equipoise.study.registry import entries
 from equipoise.training.optimisers import words_for
 from equipoise.training.settings import Settings

@@ -116,7 +116,8 @@ def _results(
 ) -> LandscapeResults:
     """Return the results of an earlier call with the same settings, or else compute them."""
     from equipoise.data.source import mark_task, mark_tokens
-    from equipoise.paper.landscape import gather, load_results, save_results, with_points
+    from equipoise.paper.landscape import gather, with_points
+    from equipoise.paper.landscape_files import load_results, save_results
 
     tell("loading the data")
     encoders = [(entry.settings.encoder, entry.settings.features) for entry in chosen]

@@ -5,15 +5,12 @@ figure of the test loss has to. Nothing is chosen by what is seen here.
 """
 
 import copy
-import io
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, islice
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, final, get_args
 
 import numpy as np
@@ -21,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from equipoise.data.own.npz import read_arrays
 from equipoise.data.splits import Part, Splits
 from equipoise.models.encoded import EncodedModel
 from equipoise.models.evaluation import evaluating
@@ -34,7 +30,6 @@ from equipoise.training.settings import Settings
 from equipoise.training.step import build_model, evaluate
 from equipoise.training.train import Run
 from equipoise.util.errors import BadInput, raise_all
-from equipoise.util.files import write_atomic
 from equipoise.util.pool import Tell, parallel_workers, run_parallel
 
 PlaneKind = Literal["own", "both"]
@@ -438,44 +433,3 @@ def _surface(
         for at, solution in enumerate(solutions, start=size)
     ]
     return LossSurface(x, y, train, test, accuracy, stars)
-
-
-# -- files --
-
-GRIDS = ("x", "y", "train", "test")
-
-
-def save_results(folder: Path, asked: dict[str, Any], results: LandscapeResults) -> Path:
-    """Write everything into one `.npz`, since it took minutes to find.
-
-    Args:
-        folder: Where to.
-        asked: Everything that the results depend on: data, methods, settings, versions.
-        results: The results.
-    """
-    arrays: dict[str, np.ndarray] = {"about": np.array(json.dumps({"asked": asked, "facts": results.as_dict()}))}
-    for number, surface in enumerate(results.surfaces):
-        arrays |= {f"{number} {name}": getattr(surface, name) for name in GRIDS}
-        arrays |= {f"{number} accuracy of {name}": grid for name, grid in surface.accuracy.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    content = io.BytesIO()
-    np.savez_compressed(content, **arrays)  # ty: ignore[invalid-argument-type]
-    return write_atomic(folder, f"{results.settings.stem}.npz", content.getvalue())
-
-
-def load_results(folder: Path, stem: str, asked: dict[str, Any]) -> LandscapeResults | None:
-    """Read the results for the same question; None where there are none, or those of another one."""
-    try:
-        arrays, _ = read_arrays(folder / f"{stem}.npz")
-        about = json.loads(str(arrays.pop("about")))
-        if about["asked"] != json.loads(json.dumps(asked)):
-            return None
-        content, surfaces = about["facts"], []
-        for number, stars in enumerate(content.pop("stars")):
-            prefix = f"{number} accuracy of "
-            accuracy = {name.removeprefix(prefix): grid for name, grid in arrays.items() if name.startswith(prefix)}
-            grids = [arrays[f"{number} {name}"] for name in GRIDS]
-            surfaces.append(LossSurface(*grids, accuracy, [SolutionPoint(**star) for star in stars]))
-        return LandscapeResults(LandscapeSettings(**content.pop("recipe")), surfaces=surfaces, **content)
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # not there, or not ours: found anew
-        return None
