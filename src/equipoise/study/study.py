@@ -136,6 +136,8 @@ def resolved_entries(entries: Sequence[Entry], splits: Splits) -> list[Entry]:
 
 
 def _resolved(entry: Entry, splits: Splits) -> Settings:
+    if entry.method.way == "instant":  # which no number of epochs changes
+        return entry.settings.changed({"epochs": 0})
     portfolio = entry.method.way == "auto" and entry.settings.epochs == "auto"
     steps = affordable_steps(splits, entry.settings) if portfolio else None
     return resolved(entry.settings, len(splits.train), steps)
