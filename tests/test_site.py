@@ -158,12 +158,12 @@ def test_the_table_of_a_comparison_is_read_off_right() -> None:
     printed = "\n".join(
         [
             "my.npz: accuracy on the test set",
-            "             fused               vs msl   committee        easy",
-            "method           %               points           %           %",
-            "───────────────────────────────────────────────────────────────",
-            "ew      91.7 ± 2.4  +3.3 [-17.8, +24.5]  92.5 ± 3.5  68.3 ± 7.1",
-            "msl     88.3 ± 4.7                    –  90.0 ± 2.4  52.5 ± 0.6",
-            "mimo    80.8 ± 8.2  -7.5  [-12.0, +9.0]  82.5 ± 1.2  56.7 ± 4.7",
+            "          committee               vs msl       fused        easy",
+            "method   shipped, %               points           %           %",
+            "────────────────────────────────────────────────────────────────",
+            "ew       92.5 ± 3.5  +2.5 [-17.8, +24.5]  91.7 ± 2.4  68.3 ± 7.1",
+            "msl      90.0 ± 2.4                    –  88.3 ± 4.7  52.5 ± 0.6",
+            "mimo     82.5 ± 1.2  -7.5 [-12.0, -3.0]   80.8 ± 8.2  56.7 ± 4.7",
             "",
             "              hard  alone by   disparity         step",
             "method           %                points           ms",
@@ -172,7 +172,7 @@ def test_the_table_of_a_comparison_is_read_off_right() -> None:
             "msl     83.3 ± 4.7  detached  30.8 ± 5.9  3.22 ± 8.10",
             "mimo    82.5 ± 3.5  head      25.8 ± 1.2  2.12 ± 0.26",
             "",
-            "Headline: fused, 1.0 ± 2.0",
+            "Headline: committee, 1.0 ± 2.0",
         ]
     )
     titles, rows = GALLERY._columns(printed)

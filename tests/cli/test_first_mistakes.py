@@ -127,7 +127,7 @@ def test_the_best_leads_to_predict_and_an_export_to_its_run(equipoise: Command, 
     compared = equipoise(
         "compare", "--data", "generated", "--quick", "--methods", "msl,ew", "--seeds", "1", "--out", out, "epochs=1"
     )
-    assert "(fused)" in compared.err
+    assert "(committee)" in compared.err
     ended = equipoise("export", out, "--best")
     assert ended.code == 0
     command = next(line for line in ended.out.splitlines() if line.startswith("  equipoise predict "))

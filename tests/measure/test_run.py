@@ -20,7 +20,7 @@ from measure.constructed import names, random_model, random_splits, reader, seri
 
 DECISIONS = [f"{decision}{score}" for decision in ("fused", "committee") for score in ("", "_f1", "_ece", "_loss")]
 SAYS = ["fused_says", "committee_says", "committee_fit"]
-BESIDE = ["baseline", "interval_groups", "fused_interval", "committee_interval"]
+BESIDE = ["baseline", "interval_over", "interval_groups", "fused_interval", "committee_interval"]
 
 
 def kinds(value: Any) -> set[type]:

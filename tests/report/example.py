@@ -86,7 +86,8 @@ def make_row(
     row: dict[str, Any] = {
         "schema": 1, "status": "done", "run": settings, "fold": fold, "threads": 1,
         "selected": {"epoch": epochs, "by": "last"}, "data": data, "method": method, "label": label, "params": params,
-        "seed": seed, "split": _fingerprint(data, fold), "validation": {"fused": test["fused"]}, "test": test,
+        "seed": seed, "split": _fingerprint(data, fold), "test": test,
+        "validation": {decision: test[decision] for decision in ("fused", "committee")},
         "seconds": {"total": step * 4000, "step": step, **{name: step * share for name, share in shares.items()}},
         "timing": {"step": "wall clock", "parts": "after training, on a copy", "workers": 2, **make_times(step)},
         "memory": 410.0 + chance.random(), "versions": {"torch": "2.13.0", "python": "3.11.7", "equipoise": "0.1.0"},

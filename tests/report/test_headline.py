@@ -61,12 +61,14 @@ def numbers_study(folder: Path, labels: tuple[str, ...] = ("msl", "ew", "mimo"),
 def test_the_lowest_error_is_first_and_bold(tmp_path: Path) -> None:
     results = read(numbers_study(tmp_path))
     (table,) = tables(results)
-    errors = [group.fused.mean for group in results.groups["drive"] if group.fused]
+    errors = [group.shipped.mean for group in results.groups["drive"] if group.shipped]
     assert errors == sorted(errors)
     assert table.title == "drive: mean absolute error on the test set, in units of the target, lower is better"
-    assert [column.heading for column in table.columns][:3] == ["fused (mae)", "vs msl (mae)", "committee (mae)"]
-    assert [label for label in table.labels if table.at(label, "fused").best] == ["mimo"]
-    assert table.at("mimo", "fused").main == f"{errors[0]:.2f}"
+    headings = ["shipped (mae)", "ships", "vs msl (mae)", "fused (mae)"]  # msl has no committee
+    assert [column.heading for column in table.columns][:4] == headings
+    assert [table.at(label, "ships").main for label in ("mimo", "ew", "msl")] == ["committee", "committee", "fused"]
+    assert [label for label in table.labels if table.at(label, "shipped").best] == ["mimo"]
+    assert table.at("mimo", "shipped").main == f"{errors[0]:.2f}"
     assert not any("accuracy" in text or "%" in text.replace("95 %", "") for text in (table.title, *table.notes))
     assert any("(below zero is better)" in note for note in table.notes)
 
@@ -74,9 +76,10 @@ def test_the_lowest_error_is_first_and_bold(tmp_path: Path) -> None:
 def test_the_answer_without_sensors_is_the_last_line(tmp_path: Path) -> None:
     (table,) = tables(read(numbers_study(tmp_path)))
     assert table.labels[-1] == "median"
-    assert table.at("median", "fused").main == "8.00"
-    assert table.at("median", "committee").main == "–"
+    assert table.at("median", "shipped").main == table.at("median", "fused").main == "8.00"
+    assert table.at("median", "ships").main == "fused"
     assert table.at("median", "difference").value == pytest.approx(8 - (table.at("msl", "fused").value or 0))
+    assert table.at("median", "shipped").aside == ""  # it is one answer, whatever the seeds
     rows = [{**make_row("mimo", seed), "test": {"fused": 0.9, "baseline": 0.25}} for seed in range(2)]
     assert main_table(rows, "watch").labels == ("mimo", "majority class")
     rows = [{**row, "task": "labels", "metric": "macro_f1"} for row in rows]
@@ -165,7 +168,8 @@ def several(tmp_path: Path) -> Results:
 
 def test_methods_by_data_sets(several: Results) -> None:
     table = overview(several)
-    assert [(column.title, column.unit) for column in table.columns] == [("drive", "mae"), ("watch", "%")]
+    headings = [("drive", "shipped, mae"), ("watch", "shipped, %")]
+    assert [(column.title, column.unit) for column in table.columns] == headings
     assert set(table.labels) == {"mimo", "msl", "ew", "median"}
     assert table.labels[0] == "mimo"
     assert table.labels[-1] == "median"
@@ -174,7 +178,8 @@ def test_methods_by_data_sets(several: Results) -> None:
         best = min(groups, key=lambda group: -group.merit)
         assert [label for label in table.labels if table.at(label, data).best] == [best.label]
         for group in groups:
-            assert table.at(group.label, data).raw == (group.fused.mean, group.fused.deviation) if group.fused else True
+            assert group.shipped is not None
+            assert table.at(group.label, data).raw == (group.shipped.mean, group.shipped.deviation)
     assert as_csv(table).splitlines()[0] == "label,drive,drive_std,watch,watch_std"
     assert "**" in as_markdown(table)
     assert "\\textbf" in as_latex(table)
@@ -189,7 +194,9 @@ def test_columns_are_chosen_by_name(several: Results) -> None:
     ]
     assert first.labels[-1] == "median"
     for names in (["accuracies"], ["fuse"]):
-        with pytest.raises(BadInput, match=r"unknown column .*; expected some of fused, difference, committee"):
+        with pytest.raises(
+            BadInput, match=r"unknown column .*; expected some of shipped, ships, difference, fused, committee"
+        ):
             tables(several, columns=names)
         with pytest.raises(BadInput, match=r"unknown column"):
             check_names(names)

@@ -72,8 +72,8 @@ def test_what_a_page_leaves_out_it_says(tmp_path: Path, monkeypatch: pytest.Monk
     rows = many(120, 2)
     folder = write(tmp_path / "out", [row for row in rows if row["data"] == "watch"])
     text = report.write_page(folder).read_text(encoding="utf-8")
-    assert "Tables, differences and settings show 10 of 30 lines, best by fused." in text
-    assert text.count("Shown: 10 of 30 lines, the best by fused.") == 4
+    assert "Tables, differences and settings show 10 of 30 lines, the best." in text
+    assert text.count("Shown: 10 of 30 lines, the best.") == 4
     assert "equipoise report FOLDER --format csv" in text
     (table,) = report.tables(report.read(folder))
     assert len(table.labels) == 30

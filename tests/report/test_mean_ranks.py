@@ -16,7 +16,7 @@ from report.example import make_row, write_study
 
 
 def row(label: str, data: str, fused: float | None, metric: str = "accuracy", seed: int = 0, **more: Any) -> Any:
-    made = {**make_row(label, seed, data=data), "metric": metric, "test": {"fused": fused, **more}}
+    made = {**make_row(label, seed, data=data), "metric": metric, "test": {"fused": fused, **more}, "validation": {}}
     made["task"] = "regression" if metric in ("mae", "rmse", "r2") else "classes"
     return {**made, "config": f"{label} {data} {metric} {seed}"}
 
@@ -142,14 +142,14 @@ def test_the_table_holds_both_decisions_with_and_without_faults(tmp_path: Path) 
     results = report.read(tmp_path)
     table = ranks_table(results)
     assert table is not None
-    keys = ["rank.fused", "rank.committee", "rank.fused.faults", "rank.committee.faults"]
+    keys = ["rank.shipped", "rank.fused", "rank.shipped.faults", "rank.fused.faults"]
     assert [column.key for column in table.columns] == keys
     for measure, key in zip(MEASURES, keys, strict=True):
         found = mean_ranks(results, measure)
         assert found is not None
         for label in table.labels:
             assert table.at(label, key).value == found.ranks.get(label)
-    assert table.at(table.labels[0], "rank.fused").best
+    assert table.at(table.labels[0], "rank.shipped").best
     assert "over 3 data sets" in table.title
     assert any("With 3 data sets the tests are weak" in note for note in table.notes)
     text = report.write_page(results).read_text("utf-8")
@@ -163,7 +163,7 @@ def test_the_command_prints_the_ranks_in_every_format(equipoise: Any, tmp_path: 
     assert "Mean ranks over 2 data sets" in equipoise("report", tmp_path, "--format", "markdown").out
     (first, *_) = json.loads(equipoise("report", tmp_path, "--ranks", "--json").out)
     assert set(first["data"]) == {"watch", "room"}
-    assert equipoise("report", tmp_path, "--ranks", "--format", "csv").out.startswith("label,rank.fused,")
+    assert equipoise("report", tmp_path, "--ranks", "--format", "csv").out.startswith("label,rank.shipped,")
     ended = equipoise("report", tmp_path, "--figure", "ranks", "--to", "svg")
     assert (ended.code, ended.out.strip()) == (0, str(tmp_path / "figures" / "ranks.svg"))
     alone = write_study(tmp_path / "one", seeds=1, epochs=1)

@@ -19,7 +19,8 @@ def run(
     label: str, seed: int, fused: float | None, committee: float | None = None, data: str = "watch", **more: Any
 ) -> dict[str, Any]:
     row = make_row(label, seed, data=data)
-    return {**row, "validation": {"fused": fused, "committee": committee}, **more}
+    numbers = {"fused": fused, "committee": committee}
+    return {**row, "validation": numbers, "test": {**row["test"], **numbers}, **more}
 
 
 def test_the_committee_counts_where_there_is_one() -> None:

@@ -191,7 +191,8 @@ def test_a_protocol_that_all_share_is_in_the_heading(tmp_path: Path) -> None:
 
 def test_the_notes_say_how_it_was_measured(table: ResultTable) -> None:
     notes = "\n".join(table.notes)
-    assert "Headline: fused" in notes
+    assert "Headline: committee, or fused of " in notes
+    assert "by which predict, the server and an exported model answer" in notes
     assert "Each modality alone is measured by detached" in notes
     assert "Epoch selected by: last." in notes
     assert "sha256:" in notes

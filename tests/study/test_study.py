@@ -139,7 +139,7 @@ def test_failed_runs_are_reported_and_the_others_kept(tmp_path: Path, monkeypatc
         end_epoch(self, metrics)
 
     jobs, splits = jobs_of("msl", "mimo", seeds=2)
-    events: list[tuple[str, int]] = []
+    events: list[tuple[str, int | None]] = []
     with monkeypatch.context() as patch:
         patch.setattr(Balancer, "end_epoch", unlucky)
         with pytest.raises(FailedRuns, match="msl, seed 1: RuntimeError: this seed is unlucky") as found:

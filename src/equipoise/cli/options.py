@@ -29,7 +29,10 @@ PresetName = Annotated[
     typer.Option("--preset", help="Settings by name (`equipoise presets`); auto: those of the data set, else recipe."),
 ]
 OneMethod = Annotated[str, typer.Option(help="One method (`equipoise methods`), or your own: my_file.Gap.")]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs per method, with seeds 0, 1, …")]
+Seeds = Annotated[
+    int,
+    typer.Option("--seeds", min=1, help="Runs per method, with seeds 0, 1, …; instant, which draws nothing, has one."),
+]
 SeveralData = Annotated[
     str, typer.Option("--data", help="A name (`equipoise datasets`), a prepared folder, or a file; several by commas.")
 ]

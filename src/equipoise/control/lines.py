@@ -15,7 +15,8 @@ from typing import Any
 from equipoise.control.cloning import SENSORS
 from equipoise.control.conditions import CONDITIONS
 from equipoise.control.scene import CONTROL_STEP
-from equipoise.report.aggregate import Difference, RunGroup, dig
+from equipoise.report.aggregate import RunGroup, dig
+from equipoise.report.differences import Difference
 from equipoise.report.headline import Row
 from equipoise.report.intervals import CONFIDENCE, MeanInterval, Runs, interval_over
 from equipoise.util.errors import BadInput

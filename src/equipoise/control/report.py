@@ -27,8 +27,9 @@ from equipoise.control.lines import (
     tried,
 )
 from equipoise.control.tables import committee_gain, control_tables, difference_table, imbalance_in_words, in_numbers
-from equipoise.report.aggregate import Difference, RunGroup, as_text, settings, varying
+from equipoise.report.aggregate import RunGroup, as_text, settings, varying
 from equipoise.report.columns import MISSING
+from equipoise.report.differences import Difference
 from equipoise.report.headline import Row
 from equipoise.report.markup import data_table, folded, html_table, paragraph, section
 from equipoise.report.notes import MOST_ANSWERED, listed, plural
@@ -213,7 +214,7 @@ def _best(lines: Sequence[RunGroup]) -> str:
         "better": "clearly more often than",
         "worse": "clearly less often than",
         "no clear difference": "which is not clearly different from",
-        "too few runs": "with too few training seeds for a comparison with",
+        "too few to tell": "with too few training seeds for a comparison with",
     }[difference.verdict]
     return f"{most}, {verdict} joint training ({base.label}): {in_numbers(difference, ' points', 100)}."
 
@@ -251,7 +252,7 @@ def _committee(lines: Sequence[RunGroup]) -> str:
     for gain in gains:
         if gain.verdict in ("better", "worse"):
             clear[gain.verdict].append(gain)
-    if not gains or all(gain.verdict == "too few runs" for gain in gains):
+    if not gains or all(gain.verdict == "too few to tell" for gain in gains):
         return ""
     parts = [
         f"clearly {more} than the fused head for "

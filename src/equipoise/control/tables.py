@@ -27,8 +27,9 @@ from equipoise.control.lines import (
     tried,
 )
 from equipoise.control.scene import CONTROL_STEP
-from equipoise.report.aggregate import Difference, RunGroup, number
+from equipoise.report.aggregate import RunGroup, number
 from equipoise.report.columns import ResultColumn
+from equipoise.report.differences import Difference
 from equipoise.report.headline import Row
 from equipoise.report.intervals import MeanInterval
 from equipoise.report.notes import plural
@@ -308,7 +309,7 @@ def imbalance_in_words(lines: Sequence[RunGroup]) -> str:
 
 def _verdict(probe: str, without: str) -> str:
     """Say what both measures tell together; only the probe speaks of the encoder alone."""
-    if {probe, without} <= {"too few runs", ""}:
+    if {probe, without} <= {"too few to tell", ""}:
         return "Whether joint training leaves the camera behind cannot be told from these trainings."
     if {probe, without} == {"worse", "better"}:
         return "Whether joint training leaves the camera behind is not settled: the two measures disagree."
@@ -322,7 +323,7 @@ def _verdict(probe: str, without: str) -> str:
 
 
 def _clearly(difference: Difference, worse: str, better: str) -> str:
-    words = {"worse": f"clearly {worse}", "better": f"clearly {better}", "too few runs": "without an interval"}
+    words = {"worse": f"clearly {worse}", "better": f"clearly {better}", "too few to tell": "without an interval"}
     return words.get(difference.verdict, "not clearly different")
 
 

@@ -92,7 +92,7 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
     masked = saved.model.unimodal in MASKED
     runtime, package = ("onnxruntime",) * 2 if exported.form == "onnx" else ("torch.export", "torch")
     return {
-        "model": f"{row['label']} on {row['data']}{_fold(row)}, seed {row['seed']}",
+        "model": f"{row['label']} on {row['data']}{_at(row, 'fold')}{_at(row, 'seed')}",
         "file": exported.file.name,
         "form": exported.form,
         "task": saved.task.as_dict(),
@@ -141,8 +141,8 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
     }
 
 
-def _fold(row: Mapping[str, Any]) -> str:
-    return "" if row["fold"] is None else f", fold {row['fold']}"
+def _at(row: Mapping[str, Any], key: str) -> str:
+    return "" if row[key] is None else f", {key} {row[key]}"
 
 
 def _entry(name: str, shape: Sequence[int], kind: str, meaning: str) -> dict[str, Any]:

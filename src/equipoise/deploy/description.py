@@ -269,7 +269,13 @@ _PORTFOLIO = _record(
     {"loss": _SCORE, "refit": _TEXT},
 )
 _ROW = _record(
-    {**_NAMES, "seed": _whole(-(2**63), 2**64), "fold": _or_null(_whole(0)), "params": _each(_ANY), "run": _RUN},
+    {
+        **_NAMES,
+        "seed": _or_null(_whole(-(2**63), 2**64)),
+        "fold": _or_null(_whole(0)),
+        "params": _each(_ANY),
+        "run": _RUN,
+    },
     {
         "about": _TEXT,
         "protocol": _TEXT,

@@ -22,7 +22,7 @@ from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import METRICS, Metric
 from equipoise.models.own_model import OWN_VIEWS
 from equipoise.models.task import Task
-from equipoise.study.job import DESCRIPTION, WEIGHTS
+from equipoise.study.job import DESCRIPTION, WEIGHTS, shipped_decision
 from equipoise.study.registry import all_methods, automatic_methods
 from equipoise.util.errors import BadInput, first_line, raise_all
 from equipoise.util.files import inside
@@ -177,22 +177,23 @@ def _listed(folders: list[Path]) -> list[str]:
     for key, value in chain.from_iterable(own.items() for own in settings.values()):
         values[key].add(value)
     metrics = {folder: METRICS.get(str(row.get("metric")), METRICS["accuracy"]) for folder, row in rows.items()}
-    found = {folder: _shipped(row.get("validation", {})) for folder, row in rows.items()}
+    found = {folder: _shipped(row) for folder, row in rows.items()}
     merits = {folder: metrics[folder].merit(value) for folder, (_, value) in found.items()}
     for folder in sorted(rows, key=lambda folder: (rows[folder]["data"], metrics[folder].name, -merits[folder])):
         row, metric = rows[folder], metrics[folder]
-        fold = "" if row["fold"] is None else f", fold {row['fold']}"
+        seed, fold = ("" if row[key] is None else f", {key} {row[key]}" for key in ("seed", "fold"))
         differs = "".join(f", {key}={value}" for key, value in settings[folder].items() if len(values[key]) > 1)
         name, value = found[folder]
         known = "" if value is None else f": {name} {shown(metric, value)} on validation data"
-        lines.append(f"  {folder}  {row['label']} on {row['data']}, seed {row['seed']}{fold}{differs}{known}")
+        lines.append(f"  {folder}  {row['label']} on {row['data']}{seed}{fold}{differs}{known}")
     return [*lines, *damaged]
 
 
-def _shipped(validation: dict[str, Any]) -> tuple[str, float | None]:
-    """Return the decision that is shipped, the committee where there is one, and its number."""
-    values = ((decision, validation.get(decision)) for decision in ("committee", "fused"))
-    return next(((name, value) for name, value in values if isinstance(value, (int, float))), ("fused", None))
+def _shipped(row: dict[str, Any]) -> tuple[str, float | None]:
+    """Return the decision that is shipped, and its number on validation data."""
+    decision = shipped_decision(row)
+    value = row.get("validation", {}).get(decision)
+    return decision, value if isinstance(value, (int, float)) else None
 
 
 def shown(metric: Metric, value: float) -> str:

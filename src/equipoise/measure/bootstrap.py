@@ -23,7 +23,14 @@ _CHUNK = 2**22  # counts that are held at once
 
 
 def bootstrap_interval(
-    metric: Metric, answer: Tensor, label: Tensor, task: Task, group: Tensor | None = None, *, seed: int = 0
+    metric: Metric,
+    answer: Tensor,
+    label: Tensor,
+    task: Task,
+    group: Tensor | None = None,
+    *,
+    against: Tensor | None = None,
+    seed: int = 0,
 ) -> list[float] | None:
     """Return the 2.5th and the 97.5th percentile of a metric over bootstrap draws.
 
@@ -34,28 +41,33 @@ def bootstrap_interval(
         label: As a part holds it.
         task: The task.
         group: The group of each sample, [N]; None where there are none.
+        against: Other answers to the same samples, in the shape of one of both: the interval is then that of the
+            difference to them, both on the same draws.
         seed: Of the draws.
 
     Returns:
         Low and high of 1,000 draws; for AUROC and AUPRC of 500, or 100 where there are more than a million answers.
         None with fewer than two groups, or where most draws cannot tell.
     """
-    answer, label = answer.detach().double().cpu(), label.detach().cpu()
+    sides, label = [one.detach().double().cpu() for one in (answer, against) if one is not None], label.detach().cpu()
     members = torch.arange(len(label)) if group is None else group.cpu().unique(return_inverse=True)[1]
     count = int(members.max()) + 1 if len(members) else 0
-    if count < 2 or not answer.isfinite().all():
+    if count < 2 or not all(side.isfinite().all() for side in sides):
         return None
     draws = DRAWS
     if metric.name in RANKED:
-        draws = FEWEST if answer.numel() > _MANY else RANKED_DRAWS
+        draws = FEWEST if max(side.numel() for side in sides) > _MANY else RANKED_DRAWS
     random = torch.Generator().manual_seed(seed)
     values = []
     width = len(label) if metric.name in RANKED else count
     for some in torch.arange(draws).split(max(1, _CHUNK // width)):
         drawn = torch.randint(count, (len(some), count), generator=random)
         counts = torch.zeros(len(some), count).scatter_add_(1, drawn, torch.ones(drawn.shape))
-        runs = [resampled(metric, one, label, task, members, counts) for one in answer.view(-1, *answer.shape[-2:])]
-        values.append(torch.stack(runs).mean(dim=0))
+        means = []
+        for side in sides:
+            runs = [resampled(metric, one, label, task, members, counts) for one in side.view(-1, *side.shape[-2:])]
+            means.append(torch.stack(runs).mean(dim=0))
+        values.append(means[0] if against is None else means[0] - means[1])
     told = torch.cat(values)
     told = told[told.isfinite()]
     if len(told) < draws / 2:

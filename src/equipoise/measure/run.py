@@ -55,8 +55,8 @@ def measure_run(
         the one answer of a decision that always gives the same (see `says_only`), and "committee_fit" says why the
         committee's weights are what they are. On test there are "faults"; "baseline", the metric of the answer that
         reads no sensor (see `metrics.baseline`); and "fused_interval" and "committee_interval" of the metric (see
-        `bootstrap_interval`), over "interval_groups" groups. Numbers of a committee or a view that the model has not
-        are None.
+        `bootstrap_interval`), over as many groups or samples, "interval_over", as "interval_groups" says. Numbers of a
+        committee or a view that the model has not are None.
     """
     check_model("Measuring", model)
     fit = None
@@ -117,8 +117,9 @@ def _beside(outputs: Outputs, part: Part, scorer: Scorer, train: Part | None) ->
         f"{name}_interval": x if x is None else bootstrap_interval(metric, x, outputs.label, task, part.group)
         for name, x in answers.items()
     }
-    groups = len(part.label) if part.group is None else len(part.group.unique())
-    return {"baseline": baseline(train.label, part.label, metric, task), "interval_groups": groups, **intervals}
+    over, count = ("samples", len(part.label)) if part.group is None else ("groups", len(part.group.unique()))
+    drawn = {"interval_over": over, "interval_groups": count}
+    return {"baseline": baseline(train.label, part.label, metric, task), **drawn, **intervals}
 
 
 def _intervals(model: FusionModel, outputs: Outputs) -> dict[str, float | None]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from equipoise.paper.ablation import AblationResult, Curve, Point
 from equipoise.paper.claims import WIDTH, Change, Claim, Verdict, all_of, claim_lines, count, in_words, tally
 from equipoise.report import drawing
-from equipoise.report.aggregate import PROTOCOLS, MeanStd, paired_differences
+from equipoise.report.aggregate import PROTOCOLS, MeanStd
+from equipoise.report.differences import paired_differences
 from equipoise.report.drawing import FAINT, JOINT, MODALITIES
 from equipoise.report.formats import text_table
 
@@ -54,7 +55,7 @@ def change(before: Point, after: Point) -> Change | None:
         return None
     if after.failed:
         return FAILS
-    differences = paired_differences([*before.line.rows, *after.line.rows], before.line.label)
+    differences = paired_differences([*before.line.rows, *after.line.rows], before.line.label, ("test", "fused"))
     return Change.of(differences[0]) if differences else None
 
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from equipoise.report.aggregate import Difference
+from equipoise.report.differences import Difference
 
 WIDTH = 118  # letters of a line in a terminal
 INDENT = " " * 9  # the longest verdict and a space

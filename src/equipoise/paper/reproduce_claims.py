@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from equipoise.measure.timing import ATTACHED, BARE, BASELINES
 from equipoise.paper.claims import Change, Claim, Verdict, all_of, opposite, tally
 from equipoise.paper.reproduce import CONTROL, ReproducedTable
-from equipoise.report.aggregate import RunGroup, number, paired_differences
+from equipoise.report.aggregate import RunGroup, number
+from equipoise.report.differences import paired_differences
 from equipoise.report.step_times import load_of, over
 
 Seeds = Mapping[int, float]

@@ -14,8 +14,9 @@ from equipoise.paper.published import PaperRow
 from equipoise.paper.reproduce import CONTROL, ReproducedTable
 from equipoise.paper.reproduce_claims import claims, summary
 from equipoise.report import FORMATS, as_dict, drawing, print_table
-from equipoise.report.aggregate import PROTOCOLS, Difference, MeanStd, RunGroup, paired_differences
+from equipoise.report.aggregate import PROTOCOLS, MeanStd, RunGroup
 from equipoise.report.columns import ResultColumn, measured, time_columns
+from equipoise.report.differences import Difference, paired_differences
 from equipoise.report.drawing import FAINT, JOINT, MODALITIES
 from equipoise.report.notes import notes_below
 from equipoise.report.step_times import time_note
@@ -130,7 +131,7 @@ def layout_table(outcome: ReproducedTable) -> ResultTable:
     """Build our numbers in the paper's layout: its rows in its order, Acc, Acc of each modality, and t."""
     lines = list(outcome.lines.values())
     rows = [row for line in lines if line.fused for row in line.rows]
-    differences = {difference.label: difference for difference in paired_differences(rows, BASELINE)}
+    differences = {difference.label: difference for difference in paired_differences(rows, BASELINE, ("test", "fused"))}
     columns = [
         ResultColumn("acc", "Acc", lambda line: line.fused, decimals=2, better="higher"),
         *(
@@ -149,7 +150,7 @@ def layout_table(outcome: ReproducedTable) -> ResultTable:
     if not outcome.beside_paper:
         title = f"{outcome.table.title} on a made-up stand-in: these numbers are no results"
     table = build_table(title, columns, lines, _notes(outcome, list(differences.values())))
-    return underline_fastest(table, lines, "t")
+    return underline_fastest(table, lines, "t", "fused")
 
 
 def beside_table(outcome: ReproducedTable) -> ResultTable:
@@ -241,7 +242,7 @@ def _paper_disparity(row: PaperRow) -> MeanStd | None:
 
 def _notes(outcome: ReproducedTable, differences: list[Difference]) -> list[str]:
     plan, there = outcome.plan, [line for line in _once(outcome) if line.rows]
-    notes = [_parameters(outcome), *(notes_below(there, differences) if there else [])]
+    notes = [_parameters(outcome), *(notes_below(there, differences, decision="fused") if there else [])]
     notes += [note for note in [time_note([row for line in there for row in line.rows])] if note]
     if plan.seeds > 1 and differences:
         notes.append("An interval over seeds of one split speaks of the seeds alone, not of other data.")

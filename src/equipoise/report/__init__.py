@@ -1,13 +1,13 @@
 """Results of studies: tables for terminal, markdown, LaTeX, csv and JSON, and one offline page."""
 
-from equipoise.report.aggregate import Difference as Difference
 from equipoise.report.aggregate import MeanStd as MeanStd
 from equipoise.report.aggregate import RunGroup as RunGroup
 from equipoise.report.aggregate import aggregate as aggregate
-from equipoise.report.aggregate import paired_differences as paired_differences
 from equipoise.report.charts import write_figures as write_figures
 from equipoise.report.columns import Cell as Cell
 from equipoise.report.columns import ResultColumn as ResultColumn
+from equipoise.report.differences import Difference as Difference
+from equipoise.report.differences import paired_differences as paired_differences
 from equipoise.report.formats import FORMATS as FORMATS
 from equipoise.report.formats import as_csv as as_csv
 from equipoise.report.formats import as_dict as as_dict

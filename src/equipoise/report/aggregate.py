@@ -1,20 +1,18 @@
-"""Runs that differ in seed and fold only: mean and standard deviation per label, and paired differences."""
+"""Runs that differ in seed and fold only: mean and standard deviation per label."""
 
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, final
 
-import numpy as np
-
 from equipoise.models.metrics import Metric
 from equipoise.report.headline import Headline, Row, baseline_name, headline_of, metric_of_row
 from equipoise.report.intervals import MeanStd as MeanStd
-from equipoise.report.intervals import Runs, interval_over
 from equipoise.report.intervals import mean_std as mean_std
+from equipoise.study.job import shipped_decision
 
 OWN_PROTOCOLS = ("head", "detached", "split", "masked", "masked_detached")
 PROTOCOLS = {
@@ -27,6 +25,10 @@ PROTOCOLS = {
     "zeroed": "the other inputs zeroed",
     "shapley": "Shapley value of the fused prediction",
 }
+BASELINE = "msl"
+DECISIONS = ("fused", "committee")
+SHIPPED = "shipped"
+"""In a path of keys it stands for the decision that the models of a group answer by."""
 # Settings in which runs of one label may differ without being two things to compare.
 _NOT_COMPARED = {"seed", "seeds", "fold", "folds", "out", "threads"}
 
@@ -49,7 +51,8 @@ class RunGroup:
     label: str
     rows: tuple[Row, ...]
 
-    fused = _measure("test", "fused")  # the metric of the fused prediction, the headline
+    shipped = _measure("test", SHIPPED)  # the metric of the decision that its models answer by, the headline
+    fused = _measure("test", "fused")  # that of the fused prediction
     committee = _measure("test", "committee")  # that of the committee of fused and uni-modal heads
     disparity = _measure("test", "disparity")  # how far the modalities lie apart
     faults = _measure("test", "faults", "mean", "fused")  # that of fused, averaged over the sensor faults
@@ -65,20 +68,31 @@ class RunGroup:
         """The metric of its numbers."""
         return metric_of_row(self.rows[0])
 
+    @cached_property
+    def ships(self) -> Literal["committee", "fused"]:
+        """The decision that `predict`, the server and an exported graph answer by."""
+        return "committee" if any(shipped_decision(row) == "committee" for row in self.rows) else "fused"
+
     @property
     def merit(self) -> float:
-        """The mean of fused as a number of which larger is better; minus infinity where there is none."""
-        return self.metric.merit(self.fused.mean if self.fused else None)
+        """The mean of what it ships as a number of which larger is better; minus infinity where there is none."""
+        return self.metric.merit(self.shipped.mean if self.shipped else None)
+
+    def path(self, *path: str) -> tuple[str, ...]:
+        """Return a path of keys with the decision that is shipped in the place of `SHIPPED`."""
+        return tuple(self.ships if key == SHIPPED else key for key in path)
 
     def of(self, *path: str) -> MeanStd | None:
         """Mean and deviation of the number at a path of keys; None where no run has it."""
+        path = self.path(*path)
         return mean_std([number(row, *path) for row in self.rows])
 
-    def interval(self, decision: str) -> tuple[float, float] | None:
-        """The 95 % interval of a decision's number, of a single run that has measured one."""
+    def interval(self, decision: str) -> tuple[float, float, float | None] | None:
+        """The 95 % interval of a decision's number, of a single run that has measured one, and of how many groups."""
+        (decision,) = self.path(decision)
         ends = dig(self.rows[0], "test", f"{decision}_interval") if len(self.rows) == 1 else None
         known = [end for end in map(number, ends) if end is not None] if isinstance(ends, list) else []
-        return (known[0], known[1]) if len(known) == 2 else None
+        return (known[0], known[1], number(self.rows[0], "test", "interval_groups")) if len(known) == 2 else None
 
     @cached_property
     def protocol(self) -> str | None:
@@ -119,7 +133,7 @@ def number(value: Any, *path: str) -> float | None:
 
 
 def aggregate(rows: Sequence[Row]) -> list[RunGroup]:
-    """Group runs by label, the best by fused first, those without a fused prediction last.
+    """Group runs by label, the best by the decision that is shipped first, those without one last.
 
     Runs of one label with different settings are one group as long as no (fold, seed) occurs twice: tuning may choose
     differently in each fold. Where one does, the label stood for several things, and the settings that differ are
@@ -144,19 +158,25 @@ def aggregate(rows: Sequence[Row]) -> list[RunGroup]:
 
 def headline(groups: Sequence[RunGroup]) -> Headline:
     """Return the metric of groups of one data set, and how its numbers are written."""
-    means = (mean for group in groups for mean in (group.fused, *group.alone.values()))
+    means = (mean for group in groups for mean in (group.shipped, *group.alone.values()))
     return headline_of(groups[0].rows[0], (mean.mean for mean in means if mean))
 
 
+def measures_of(groups: Sequence[RunGroup], measures: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Return the measures that differ: where every group ships its fused decision, that is no second one."""
+    same = all(group.ships == "fused" for group in groups)
+    return {name: path for name, path in measures.items() if not (same and "fused" in path)}
+
+
 def baseline_group(groups: Sequence[RunGroup]) -> RunGroup | None:
-    """Return a line for the answer that reads no sensor, on the splits and seeds of the others; None without one."""
+    """Return a line for the answer that reads no sensor, once on each split of the others; None without one."""
     runs: dict[tuple[object, ...], Row] = {}
     for row in (row for group in groups for row in group.rows):
         value, name = number(row, "test", "baseline"), baseline_name(row)
         if value is not None:
-            keys = ("data", "fold", "seed", "split", "task", "metric")
-            own = {"label": name, "method": name, "test": {"fused": value}, **{key: row.get(key) for key in keys}}
-            runs.setdefault((row.get("fold"), row.get("seed"), row.get("split")), own)
+            keys = ("data", "fold", "split", "task", "metric")
+            own = {"label": name, "method": name, "seed": None, "test": {"fused": value}}
+            runs.setdefault((row.get("fold"), row.get("split")), {**own, **{key: row.get(key) for key in keys}})
     rows = tuple(sorted(runs.values(), key=_order))
     return RunGroup(rows[0]["label"], rows) if rows else None
 
@@ -224,146 +244,3 @@ def _by_settings(label: str, cut: str, rows: list[Row]) -> dict[str, list[Row]]:
 def _order(row: Row) -> tuple[float, float, str]:
     fold, seed = number(row, "fold"), number(row, "seed")
     return (-1 if fold is None else fold, -1 if seed is None else seed, str(row.get("config")))
-
-
-BASELINE = "msl"
-ABSENT, UNKNOWN = -1, -2  # codes of a setting: the baseline has none, or never had this value
-
-
-@final
-@dataclass(frozen=True)
-class Difference:
-    """The difference of one label to the baseline, on the same folds and seeds.
-
-    Args:
-        label: The label compared.
-        baseline: The label it is compared with.
-        mean: Mean difference; positive is above the baseline, which is better where `higher` is.
-        low: Lower end of the 95 % interval; None with fewer than two pairs.
-        high: Upper end.
-        pairs: How many differences the interval is made of.
-        over: What varies between them: folds (seeds of a fold are averaged first) or seeds.
-        higher: Whether larger is better.
-    """
-
-    label: str
-    baseline: str
-    mean: float
-    low: float | None
-    high: float | None
-    pairs: int
-    over: Literal["folds", "seeds"]
-    higher: bool = True
-
-    @property
-    def verdict(self) -> Literal["better", "worse", "no clear difference", "too few runs"]:
-        """The claim it allows: a difference is clear when its interval does not cover zero."""
-        if self.low is None or self.high is None:
-            return "too few runs"
-        if self.low <= 0 <= self.high:
-            return "no clear difference"
-        return "better" if (self.low > 0) == self.higher else "worse"
-
-    @property
-    def gain(self) -> float:
-        """The mean as a number of which larger is better."""
-        return self.mean if self.higher else -self.mean
-
-
-def paired_differences(
-    rows: Sequence[Row], baseline: str = BASELINE, measure: Sequence[str] = ("test", "fused")
-) -> list[Difference]:
-    """Compute paired differences of every label to the baseline, with 95 % intervals by Student's t.
-
-    A pair is two runs with the same fold, seed and split. With several folds the seeds of a fold are averaged first
-    and the interval is over folds; otherwise it is over seeds, and then speaks of this one split only.
-
-    Args:
-        rows: Runs of one data set.
-        baseline: Label (or else method) that the others are compared with.
-        measure: Path of keys to the number that is compared.
-    """
-    return differences_between(aggregate(rows), baseline, measure)
-
-
-def differences_between(
-    groups: Sequence[RunGroup], baseline: str = BASELINE, measure: Sequence[str] = ("test", "fused")
-) -> list[Difference]:
-    """Compute paired differences of every group to the baseline, as `paired_differences` does for rows.
-
-    Args:
-        groups: All groups of one data set.
-        baseline: Label (or else method) that the others are compared with.
-        measure: Path of keys to the number that is compared.
-    """
-    named = [group for group in groups if group.rows[0]["label"] == baseline]
-    named = named or [group for group in groups if group.method == baseline][:1]
-    if not named:
-        return []
-    baselines, own = _Baselines(named, measure), {id(group) for group in named}
-    others = ((group, _by_run(group, measure)) for group in groups if id(group) not in own)
-    differences = (_difference(group, runs, *baselines.nearest(group, runs)) for group, runs in others)
-    return [difference for difference in differences if difference]
-
-
-def difference_of(ours: RunGroup, measure: Sequence[str], base: RunGroup, other: Sequence[str]) -> Difference | None:
-    """Compute the paired difference of a number of one group to another number of a second; None without a pair."""
-    return _difference(ours, _by_run(ours, measure), base, _by_run(base, other))
-
-
-def compared_with(differences: Sequence[Difference], baseline: str) -> str:
-    """Name the baseline that differences were taken to: without a group of the label asked for, one of that method."""
-    baselines = {difference.baseline for difference in differences}
-    return baselines.pop() if len(baselines) == 1 else baseline
-
-
-def _difference(group: RunGroup, ours: Runs, base: RunGroup, theirs: Runs) -> Difference | None:
-    found = interval_over({run: ours[run] - theirs[run] for run in ours if run in theirs})
-    if found is None:
-        return None
-    return Difference(
-        group.label, base.label, found.mean, found.low, found.high, found.count, found.over, group.metric.higher
-    )
-
-
-def _by_run(group: RunGroup, measure: Sequence[str]) -> Runs:
-    """Return the number of each run, under what makes two runs a pair."""
-    numbers = ((row, number(row, *measure)) for row in group.rows)
-    return {(row.get("fold"), row.get("seed"), row.get("split")): value for row, value in numbers if value is not None}
-
-
-@final
-class _Baselines:
-    """A baseline, which may have been run with several settings; another group is compared with the nearest of them.
-
-    The nearest one has pairs with the group, if any has, and shares most settings with it; of several the first.
-    """
-
-    def __init__(self, groups: Sequence[RunGroup], measure: Sequence[str]) -> None:
-        self.groups = groups
-        self.runs = [_by_run(group, measure) for group in groups]
-        self.every_run = set().union(*self.runs)
-        own = [{name: as_text(value) for name, value in settings(group.rows[0]).items()} for group in groups]
-        names = dict.fromkeys(name for texts in own for name in texts)
-        values = {name: [texts.get(name) for texts in own] for name in names}
-        # Only where they differ can one of them be nearer than another. There, equal settings have equal codes.
-        self.codes = {
-            name: {text: code for code, text in enumerate(dict.fromkeys(texts)) if text is not None}
-            for name, texts in values.items()
-            if len(set(texts)) > 1
-        }
-        table = [[codes.get(text, ABSENT) for text in values[name]] for name, codes in self.codes.items()]
-        self.table = np.array(table, dtype=np.int32).reshape(len(self.codes), len(groups))
-
-    def nearest(self, group: RunGroup, runs: Runs) -> tuple[RunGroup, Runs]:
-        """Return the group to compare with, and its numbers."""
-        own = settings(group.rows[0])
-        wanted = [
-            codes.get(as_text(own[name]), UNKNOWN) if name in own else UNKNOWN for name, codes in self.codes.items()
-        ]
-        shared = (self.table == np.array(wanted, dtype=np.int32)[:, None]).sum(axis=0)
-        at = int(shared.argmax())
-        if runs.keys().isdisjoint(self.runs[at]) and not runs.keys().isdisjoint(self.every_run):
-            order = np.argsort(-shared, kind="stable").tolist()
-            at = next(place for place in order if not runs.keys().isdisjoint(self.runs[place]))
-        return self.groups[at], self.runs[at]

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, final
 
 from equipoise.measure.bootstrap import FEW_GROUPS
 from equipoise.measure.timing import BASELINES, OWN
 from equipoise.models.metrics import METRICS
-from equipoise.report.aggregate import (
-    BASELINE,
-    Difference,
-    MeanStd,
-    Row,
-    RunGroup,
-    compared_with,
-    dig,
-    headline,
-    modalities,
-)
+from equipoise.report.aggregate import BASELINE, DECISIONS, SHIPPED, MeanStd, Row, RunGroup, dig, headline, modalities
+from equipoise.report.differences import Difference, compared_with
 from equipoise.report.headline import Headline
 from equipoise.report.intervals import MeanInterval
 from equipoise.report.kept import MOST_POOLED, PooledFolds, metrics_of, other_metric, pooled
@@ -29,8 +20,8 @@ from equipoise.report.step_times import over
 from equipoise.util.errors import raise_all
 
 MISSING = "–"
-DECISIONS = ("fused", "committee")
 FEW = "*"  # behind an interval from few groups
+SIGN = "± "  # before a deviation
 Measured = MeanStd | MeanInterval | Difference | PooledFolds | str | None
 
 
@@ -51,6 +42,7 @@ class ResultColumn:
         by_protocol: The numbers depend on how each modality alone is measured, so that only groups of one protocol
             compete.
         timed: The numbers are times, which are marked where the machine had other work.
+        interval_of: Takes a group of a single run and returns the interval of its number, by bootstrap.
     """
 
     key: str
@@ -63,6 +55,7 @@ class ResultColumn:
     better: Literal["higher", "lower"] | None = None
     by_protocol: bool = False
     timed: bool = False
+    interval_of: Callable[[RunGroup], tuple[float, float, float | None] | None] | None = None
 
     @property
     def heading(self) -> str:
@@ -75,7 +68,7 @@ class ResultColumn:
             return Cell(measured or MISSING)
         if isinstance(measured, MeanStd):
             mean, deviation, _ = measured
-            aside = "" if deviation is None else f"± {self.written(deviation)}"
+            aside = "" if deviation is None else f"{SIGN}{self.written(deviation)}"
             return Cell(self.written(mean), aside, (mean, deviation))
         mean, low, high = measured.mean, measured.low, measured.high
         if isinstance(measured, PooledFolds | MeanInterval):
@@ -83,6 +76,7 @@ class ResultColumn:
             aside = "" if low is None or high is None else self.interval(low, high, groups)
             return Cell(self.written(mean), aside, (mean, low, high))
         interval = "" if low is None or high is None else f"[{self.written(low, '+')}, {self.written(high, '+')}]"
+        interval += FEW if measured.from_few else ""
         return Cell(self.written(mean, "+"), interval, (mean, low, high))
 
     def interval(self, low: float, high: float, groups: float | None) -> str:
@@ -127,10 +121,17 @@ class Cell:
         """The raw number; None for words and what is missing."""
         return self.raw[0] if self.raw else None
 
-    def aside_in(self, width: int, space: str = " ") -> str:
-        """Return what is written after the number, padded so that it is aligned in a column of this width."""
-        sign = "± " if self.aside.startswith("± ") else ""
-        return sign + self.aside.removeprefix(sign).rjust(width - len(sign), space)
+
+def aligned(cells: Sequence[Cell], space: str = " ") -> list[str]:
+    """Write what stands behind the numbers of a column, all equally wide, deviations next to their sign."""
+    asides = [cell.aside.removeprefix(SIGN) for cell in cells]
+    deviations = [len(aside) for aside, cell in zip(asides, cells, strict=True) if cell.aside.startswith(SIGN)]
+    texts = [
+        SIGN + aside.rjust(max(deviations), space) if cell.aside.startswith(SIGN) else aside
+        for aside, cell in zip(asides, cells, strict=True)
+    ]
+    width = max(map(len, texts), default=0)
+    return [text.ljust(width, space) for text in texts]
 
 
 def main_columns(
@@ -152,10 +153,16 @@ def main_columns(
     alone_unit = f"{protocols[0]}, {head.unit}" if len(protocols) == 1 else head.unit
     alone_by = ResultColumn("protocol", "alone by", lambda group: group.protocol, "", kind="words")
     apart = partial(score, unit=head.points)
+    ships = sorted({group.ships for group in groups if group.shipped})
+    # A decision that all groups ship is named in the heading; two get a column of their own.
+    name, shipped_unit = (ships[0], f"shipped, {head.unit}") if len(ships) == 1 else (SHIPPED, head.unit)
+    ships_by = ResultColumn("ships", "ships", lambda group: group.ships if group.shipped else None, "", kind="words")
     return [
-        score("fused", "fused", lambda group: group.fused),
+        score(SHIPPED, name, lambda group: group.shipped, unit=shipped_unit, interval_of=_interval(SHIPPED)),
+        *([ships_by] if len(ships) > 1 else []),
         apart("difference", versus, lambda group: by_label.get(group.label), kind="difference", better=None),
-        score("committee", "committee", lambda group: group.committee),
+        score("fused", "fused", lambda group: group.fused, interval_of=_interval("fused")),
+        score("committee", "committee", lambda group: group.committee, interval_of=_interval("committee")),
         *(
             score(f"pooled.{key}", f"{key}, pooled", pool, unit=f"all folds, {head.unit}", kind="interval")
             for key, pool in _pools(results, groups).items()
@@ -267,6 +274,25 @@ def measure_columns(groups: Sequence[RunGroup], results: Results | None = None) 
     ]
 
 
+def usual_columns(columns: Sequence[ResultColumn], groups: Sequence[RunGroup]) -> list[ResultColumn]:
+    """Return the columns that are shown where none is named: those that say something which the first one does not.
+
+    Only numbers of a decision that is shipped compete.
+
+    Args:
+        columns: As `main_columns` returns them.
+        groups: All groups of one data set.
+    """
+    ships = {group.ships for group in groups if group.shipped}
+    same = {"committee", *(ships if len(ships) == 1 else ())}
+    others = set(DECISIONS) - ships
+    return [
+        replace(column, better=None) if others & {*column.key.split(".")} else column
+        for column in columns
+        if column.key not in same
+    ]
+
+
 def chosen_columns(columns: Sequence[ResultColumn], names: Sequence[str]) -> list[ResultColumn]:
     """Return the columns that names mean, in the order of the names: by key, or all whose key begins with one."""
     by_name = {name: [column for column in columns if _means(name, column.key)] for name in names}
@@ -274,7 +300,8 @@ def chosen_columns(columns: Sequence[ResultColumn], names: Sequence[str]) -> lis
 
 
 COLUMNS = (
-    *("fused", "difference", "committee", "alone", "protocol", "disparity", "faults", "step", "beats", "worst"),
+    *("shipped", "ships", "difference", *DECISIONS, "alone", "protocol", "disparity"),
+    *("faults", "step", "beats", "worst"),
     *(f"{decision}_{score}" for decision in DECISIONS for score in ("f1", "ece", "loss", "coverage", "width")),
     *("t", "total", "memory", "runs", "pooled", *METRICS),
 )
@@ -322,6 +349,10 @@ def rows_of(groups: Sequence[RunGroup]) -> list[Row]:
 def measured(*path: str) -> Callable[[RunGroup], MeanStd | None]:
     """Return what takes a group and gives the mean of the number at a path of keys."""
     return lambda group: group.of(*path)
+
+
+def _interval(decision: str) -> Callable[[RunGroup], tuple[float, float, float | None] | None]:
+    return lambda group: group.interval(decision)
 
 
 def _alone(name: str) -> Callable[[RunGroup], MeanStd | None]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from equipoise.report.aggregate import Difference, RunGroup, dig, modalities, number
+from equipoise.report.aggregate import RunGroup, dig, modalities, number
 from equipoise.report.columns import MISSING, time_columns
+from equipoise.report.differences import Difference
 from equipoise.report.headline import Headline
 from equipoise.report.markup import Axis, Bar, Series, axis, bar_chart, data_table, dot_plot, figure, line_chart
 from equipoise.report.notes import listed

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from equipoise.report.columns import MISSING, Cell, ResultColumn
+from equipoise.report.columns import MISSING, Cell, ResultColumn, aligned
 from equipoise.report.table import ResultTable
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def print_table(table: ResultTable, console: Console | None = None) -> None:
     console = console or Console()
     # Text objects throughout: a label may hold square brackets, which rich would take for its own mark-up.
     console.print(_text(table.title, "bold"))
-    asides = [max(len(cells[at].aside) for cells in table.cells) for at in range(len(table.columns))]
+    asides = [aligned(cells) for cells in zip(*table.cells, strict=True)]
     for block in _blocks(table, console.width):
         shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
         shown.add_column(_text("method"), max_width=_LABEL_WIDTH, overflow="fold")
@@ -226,8 +226,8 @@ def print_table(table: ResultTable, console: Console | None = None) -> None:
             column = table.columns[at]
             heading = _text(column.title).append(f"\n{column.unit}", style="dim")
             shown.add_column(heading, justify="left" if column.kind == "words" else "right", no_wrap=True)
-        for label, cells in _lines(table):
-            shown.add_row(_text(label), *(_terminal_cell(cells[at], asides[at]) for at in block))
+        for line, (label, cells) in enumerate(_lines(table)):
+            shown.add_row(_text(label), *(_terminal_cell(cells[at], asides[at][line]) for at in block))
         console.print(shown)
         console.print()
     for note in table.notes:
@@ -239,7 +239,10 @@ def _blocks(table: ResultTable, width: int) -> list[list[int]]:
     label = min(_LABEL_WIDTH, max(len(label) for label in ("method", *table.labels))) + _GAP
     widths = []
     for at, column in enumerate(table.columns):
-        mains, asides = (max(len(getattr(cells[at], part)) for cells in table.cells) for part in ("main", "aside"))
+        mains, asides = (
+            max(map(len, texts))
+            for texts in ((cells[at].main for cells in table.cells), aligned([cells[at] for cells in table.cells]))
+        )
         widths.append(max(len(column.title), len(column.unit), mains + (1 + asides if asides else 0)) + _GAP)
     fewest = _packed(label, widths, width)
     while len(narrower := _packed(label, widths, width - 1)) == len(fewest) > 1 and width > 1:
@@ -259,11 +262,11 @@ def _packed(label: int, widths: Sequence[int], width: int) -> list[list[int]]:
     return blocks
 
 
-def _terminal_cell(cell: Cell, aside_width: int) -> Text:
+def _terminal_cell(cell: Cell, aside: str) -> Text:
     """Write a cell whose number is aligned with those above, however wide their deviations are."""
     style = " ".join(name for name, wanted in (("bold", cell.best), ("underline", cell.fastest)) if wanted)
     text = _text(cell.main, style)
-    return text.append(f" {cell.aside_in(aside_width)}", style="dim") if aside_width else text
+    return text.append(f" {aside}", style="dim") if aside else text
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
-from equipoise.report.aggregate import Difference, RunGroup, difference_of, headline, mean_std, number
+from equipoise.report.aggregate import SHIPPED, RunGroup, headline
+from equipoise.report.differences import Difference, difference_of
 from equipoise.report.headline import Headline
 from equipoise.report.ranking import ranked_groups
+from equipoise.report.results import Results
 from equipoise.study.compare import WORTH, WORTH_OF_ERROR
 
 OVER = {"msl": "joint training", "instant": "the closed-form model"}
-"""The methods that a user has without a study, whose plain fused decision is what there is to gain on."""
-MEASURES = {"with all sensors": ("test",), "under sensor faults": ("test", "faults", "mean")}
+"""The methods that a user has without a study: what they ship is what there is to gain on."""
+MEASURES = {"with all sensors": ("test", SHIPPED), "under sensor faults": ("test", "faults", "mean", SHIPPED)}
 VERDICTS = {
     "better": "clearly better than",
     "worse": "clearly worse than",
@@ -17,18 +19,19 @@ VERDICTS = {
 }
 
 
-def gain(groups: Sequence[RunGroup]) -> tuple[str, str] | None:
+def gain(groups: Sequence[RunGroup], results: Results | None = None) -> tuple[str, str] | None:
     """State what the shipped answer gains, in a sentence without numbers and in one with them.
 
     Shipped is the line and the decision that are first on validation data. The first sentence calls a difference clear
     where its paired interval leaves out zero and it is as large as `diagnose` takes to be worth treating, two points:
-    so it stays the same where budgets differ and numbers move a little.
+    so it stays the same where budgets differ and numbers move a little. Nothing is compared with itself.
 
     Args:
         groups: All groups of one data set.
+        results: The study, for intervals of what leaves nothing to chance; see `differences_between`.
 
     Returns:
-        The two sentences; None where no pair of runs can be compared, or each comparison has only one.
+        The two sentences; None where no pair of runs can be compared, or no comparison has an interval.
     """
     ranked = ranked_groups(groups)
     if not ranked:
@@ -37,16 +40,16 @@ def gain(groups: Sequence[RunGroup]) -> tuple[str, str] | None:
     shipped = next(group for group in groups if group.label == first.label)
     verdicts, figures = {}, []
     for where, path in MEASURES.items():
-        ours = (*path, first.decision)
         found = {
             name: difference
             for method, name in OVER.items()
-            if (base := _line_of(groups, method)) is not None and (base.label, "fused") != (first.label, first.decision)
-            if (difference := difference_of(shipped, ours, base, (*path, "fused"))) is not None
+            if shipped.method != method and (base := _line_of(groups, method)) is not None
+            if (difference := difference_of(shipped, base, path, results)) is not None
             and difference.low is not None
+            and not difference.from_few
         }
         if found:
-            mean = mean_std(number(row, *ours) for row in shipped.rows)
+            mean = shipped.of(*path)
             verdicts[where] = _in_words(
                 found, WORTH if head.metric.percent else WORTH_OF_ERROR * (mean.mean if mean else 0)
             )

@@ -41,6 +41,22 @@ class MeanInterval(NamedTuple):
     over: Literal["folds", "seeds"]
 
 
+class SampledInterval(NamedTuple):
+    """A 95 % interval by bootstrap over one test part.
+
+    Args:
+        low: Lower end.
+        high: Upper end.
+        count: How many groups or samples are drawn.
+        over: What is drawn.
+    """
+
+    low: float
+    high: float
+    count: int
+    over: Literal["groups", "samples"]
+
+
 def mean_std(numbers: Iterable[float | None]) -> MeanStd | None:
     """Compute mean and sample standard deviation of the numbers that are not None.
 

@@ -9,6 +9,7 @@ from equipoise.measure.bootstrap import bootstrap_interval
 from equipoise.models.metrics import METRICS, Metric
 from equipoise.models.task import Task, task_of
 from equipoise.report.aggregate import MeanStd, RunGroup, mean_std
+from equipoise.report.intervals import SampledInterval
 from equipoise.report.predictions import Predictions, predictions_of_run
 from equipoise.report.results import Results
 
@@ -83,6 +84,46 @@ def _pool(results: Results, group: RunGroup, decision: str) -> PooledFolds | Non
     low, high = bootstrap_interval(metric, torch.stack(answers), truth, task, groups) or (None, None)
     count = len(truth) if groups is None else int(groups.max()) + 1
     return PooledFolds(mean.mean, low, high, count, groups is not None, len(folds))
+
+
+def difference_by_samples(results: Results, ours: RunGroup, theirs: RunGroup, decision: str) -> SampledInterval | None:
+    """Compute the interval of the difference between two lines by bootstrap over the test part of their one split.
+
+    Args:
+        results: The study.
+        ours: The runs of one line there.
+        theirs: Those of the other.
+        decision: As a key of the test part; "shipped" is that of each line.
+
+    Returns:
+        None where the runs kept no answers, or where every draw gives the same: nothing is compared with itself.
+    """
+    key = ("difference", decision, *((one.label, one.rows[0].get("config")) for one in (ours, theirs)))
+    return _once(results, key, lambda: _by_samples(results, (ours, theirs), decision))
+
+
+def _by_samples(results: Results, both: Sequence[RunGroup], decision: str) -> SampledInterval | None:
+    import numpy as np
+    import torch
+
+    answers, every = [], []
+    for one in both:
+        kept = [predictions_of_run(results, row) for row in one.rows if "config" in row]
+        runs, (name,) = [run for run in kept if run is not None], one.path(decision)
+        if len(runs) < len(one.rows) or any(name not in run.answers for run in runs):
+            return None
+        answers.append(torch.stack([torch.from_numpy(run.answers[name]) for run in runs]))
+        every += runs
+    first = every[0]
+    if any(not np.array_equal(first.row, run.row) or not np.array_equal(first.label, run.label) for run in every):
+        return None
+    group = None if first.group is None else torch.from_numpy(np.unique(first.group, return_inverse=True)[1])
+    truth = torch.from_numpy(first.label)
+    ends = bootstrap_interval(both[0].metric, answers[0], truth, _task(first), group, against=answers[1])
+    if ends is None or ends[0] == ends[1]:
+        return None
+    count = len(truth) if group is None else int(group.max()) + 1
+    return SampledInterval(ends[0], ends[1], count, "samples" if group is None else "groups")
 
 
 def metrics_of(groups: Sequence[RunGroup]) -> list[Metric]:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from equipoise.report.aggregate import Difference
-from equipoise.report.columns import MISSING, Cell, ResultColumn
+from equipoise.report.columns import MISSING, Cell, ResultColumn, aligned
+from equipoise.report.differences import Difference
 from equipoise.report.table import ResultTable
 
 FIGURE_SPACE = "\N{FIGURE SPACE}"
@@ -43,10 +43,11 @@ def html_table(table: ResultTable, *, sortable: bool = False) -> str:
     if not table.columns:
         return ""
     head = '<th scope="col"><span class="name">method</span></th>' + "".join(map(_heading, table.columns))
-    asides = [max(len(cells[at].aside) for cells in table.cells) for at in range(len(table.columns))]
+    # Figure spaces are as wide as digits: numbers are aligned, however wide their deviations are.
+    asides = zip(*(aligned(cells, FIGURE_SPACE) for cells in zip(*table.cells, strict=True)), strict=True)
     body = "".join(
-        f'<tr><th scope="row">{escape(label)}</th>{"".join(map(_cell, table.columns, cells, asides))}</tr>'
-        for label, cells in zip(table.labels, table.cells, strict=True)
+        f'<tr><th scope="row">{escape(label)}</th>{"".join(map(_cell, table.columns, cells, own))}</tr>'
+        for label, cells, own in zip(table.labels, table.cells, asides, strict=True)
     )
     notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
     return _scrolling(table.title, head, body, sortable) + (f'<ul class="notes">{notes}</ul>' if notes else "")
@@ -111,17 +112,16 @@ def _words(holds: bool) -> str:
     return ' class="words"' if holds else ""
 
 
-def _cell(column: ResultColumn, cell: Cell, aside_width: int) -> str:
+def _cell(column: ResultColumn, cell: Cell, aside: str) -> str:
     if column.kind == "words":
         return f'<td class="words">{escape(cell.main)}</td>'
     main = escape(cell.main.replace("-", "−"))
     main = f"<strong>{main}</strong>" if cell.best else main
     main = f"<u>{main}</u>" if cell.fastest else main
-    # Figure spaces are as wide as digits: numbers are aligned, however wide their deviations are.
-    aside = escape(cell.aside_in(aside_width, FIGURE_SPACE).replace("-", "−"))
+    aside = escape(aside.replace("-", "−"))
     value = "" if cell.value is None else f' data-value="{cell.value!r}"'
     spoken = ' aria-label="missing"' if cell.main == MISSING else ""
-    return f"<td{value}{spoken}>{main}" + (f' <span class="aside">{aside}</span></td>' if aside_width else "</td>")
+    return f"<td{value}{spoken}>{main}" + (f' <span class="aside">{aside}</span></td>' if aside else "</td>")
 
 
 # -- charts; colours come from the page's style sheet --

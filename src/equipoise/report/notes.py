@@ -4,7 +4,19 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from equipoise.report.aggregate import PROTOCOLS, Difference, RunGroup, dig, headline, number, varying
+from equipoise.measure.bootstrap import FEW_GROUPS
+from equipoise.report.aggregate import (
+    DECISIONS,
+    PROTOCOLS,
+    SHIPPED,
+    RunGroup,
+    baseline_group,
+    dig,
+    headline,
+    number,
+    varying,
+)
+from equipoise.report.differences import Difference
 from equipoise.report.headline import Headline, Row
 
 MOST_NAMES = 100  # in a note
@@ -12,7 +24,10 @@ MOST_ANSWERED = 6  # names in a sentence of the answer
 
 
 def notes_below(
-    groups: Sequence[RunGroup], differences: Sequence[Difference], shown: Collection[str] | None = None
+    groups: Sequence[RunGroup],
+    differences: Sequence[Difference],
+    shown: Collection[str] | None = None,
+    decision: str = SHIPPED,
 ) -> list[str]:
     """Write one sentence each on decision, protocol, selection, runs, split, marks, times and intervals.
 
@@ -20,6 +35,7 @@ def notes_below(
         groups: All groups of one data set.
         differences: Of them, to the baseline.
         shown: Keys of the columns of the table: what is said of others is left out. None for all.
+        decision: The one that is the headline, and that differences are of.
     """
     rows = [row for group in groups for row in group.rows]
 
@@ -27,16 +43,14 @@ def notes_below(
         return shown is None or any(name in key for key in shown for name in names)
 
     notes = (
-        "Headline: fused, the model's own fused prediction." if has("fused", "difference") else "",
-        f"committee pools {_members(groups)} and is another decision."
-        if has("committee") and any(group.committee for group in groups) else "",
+        _decisions(groups, decision) if has(*DECISIONS, SHIPPED, "difference") else "",
         _protocols(groups) if has("alone", "protocol", "disparity") else "",
         _selection(rows),
         _runs(groups, rows),
         _splits(rows),
-        _marks(groups, intervals=shown is None or bool({"fused", "committee"} & {*shown}), steps=has("step")),
+        _marks(groups, intervals=shown is None or bool({*DECISIONS, SHIPPED} & {*shown}), steps=has("step")),
         _steps(rows) if has("step") else "",
-        _intervals(differences, headline(groups)) if has("difference") else "",
+        _intervals(differences, headline(groups), decision) if has("difference") else "",
         _mixtures(groups),
         _forms(groups),
         _precision(rows),
@@ -49,6 +63,22 @@ def listed(names: Sequence[str], between: str = ", ", most: int = MOST_NAMES) ->
     """Join names, at most so many of them."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return between.join(names[:most]) + more
+
+
+def _decisions(groups: Sequence[RunGroup], decision: str) -> str:
+    """Say which decision the headline is, and what it is."""
+    shipping = [group for group in groups if group.shipped]
+    voting = [group for group in shipping if group.ships == "committee"]
+    fused = "fused, the model's own fused prediction"
+    pools = f"committee pools {_members(voting)}" if voting else ""
+    if decision != SHIPPED or not voting:
+        return f"Headline: {fused}." + (f" {pools[:1].upper()}{pools[1:]} and is another decision." if pools else "")
+    others = [group.label for group in shipping if group.ships != "committee"]
+    which = f"committee, or fused of {listed(others)}" if others else "committee"
+    return (
+        f"Headline: {which}, the decision by which predict, the server and an exported model answer. The {pools}; "
+        f"{fused}, is another decision."
+    )
 
 
 def _members(groups: Sequence[RunGroup]) -> str:
@@ -71,7 +101,10 @@ def _protocols(groups: Sequence[RunGroup]) -> str:
 
 
 def _selection(rows: Sequence[Row]) -> str:
-    rules = Counter(str(dig(row, "selected", "by") or "unknown") for row in rows)
+    trained = [row for row in rows if dig(row, "selected", "epoch") != 0]
+    if not trained:
+        return ""
+    rules = Counter(str(dig(row, "selected", "by") or "unknown") for row in trained)
     counted = [f"{rule} ({count} runs)" for rule, count in rules.most_common()] if len(rules) > 1 else list(rules)
     warning = " SELECTED ON THE TEST SET: these numbers are too good." if any("test" in rule for rule in rules) else ""
     return f"Epoch selected by: {', '.join(counted)}.{warning}"
@@ -79,11 +112,21 @@ def _selection(rows: Sequence[Row]) -> str:
 
 def _runs(groups: Sequence[RunGroup], rows: Sequence[Row]) -> str:
     folds = {row.get("fold") for row in rows} - {None}
-    draws = plural(len({row.get("seed") for row in rows}), "seed")
-    draws = f"{plural(len(folds), 'fold')} × {draws}" if folds else draws
+    seeds = {row.get("seed") for row in rows} - {None}
+    draws = [*([plural(len(folds), "fold")] if folds else []), *([plural(len(seeds), "seed")] if seeds else [])]
+    fixed = [group.label for group in groups if all(row.get("seed", 0) is None for row in group.rows)]
     most = max(len(group.rows) for group in groups)
-    fewer = [f"{group.label} ({len(group.rows)})" for group in groups if len(group.rows) < most]
-    return f"{plural(len(rows), 'run')} ({draws})." + (f" Fewer runs: {listed(fewer)}." if fewer else "")
+    fewer = [f"{one.label} ({len(one.rows)})" for one in groups if len(one.rows) < most and one.label not in fixed]
+    drawn = f" ({' × '.join(draws)})" if draws else ""
+    return (
+        f"{plural(len(rows), 'run')}{drawn}."
+        + (f" Fewer runs: {listed(fewer)}." if fewer else "")
+        + (
+            f" Nothing in {listed(fixed)} is left to chance: one run{' of each fold' if folds else ''}."
+            if fixed
+            else ""
+        )
+    )
 
 
 def _splits(rows: Sequence[Row]) -> str:
@@ -103,9 +146,13 @@ def _splits(rows: Sequence[Row]) -> str:
 def _marks(groups: Sequence[RunGroup], *, intervals: bool, steps: bool) -> str:
     among = " among lines of one protocol" if len({group.protocol for group in groups if group.protocol}) > 1 else ""
     deviation = "± is the standard deviation over runs. " if any(len(group.rows) > 1 for group in groups) else ""
-    if intervals and any(group.interval(decision) for group in groups for decision in ("fused", "committee")):
-        deviation += "[low, high] is the 95 % interval of one run, by bootstrap over the groups of the test part. "
-    fastest = " Underlined: fastest of the three best by fused." if steps else ""
+    single = [group for group in groups if any(group.interval(decision) for decision in DECISIONS)]
+    if intervals and single:
+        units = {str(dig(group.rows[0], "test", "interval_over") or "groups") for group in single}
+        over = f"the {' or '.join(sorted(units))} of the test part"
+        deviation += f"[low, high] is the 95 % interval of one run, by bootstrap over {over}. "
+    timed = sum(1 for group in groups if group.step)
+    fastest = " Underlined: fastest of the three best." if steps and timed > 1 else ""
     return f"{deviation}Bold: best of its column{among}.{fastest}"
 
 
@@ -127,19 +174,25 @@ def _steps(rows: Sequence[Row]) -> str:
     return f"step, {'; '.join(ways)}."
 
 
-def _intervals(differences: Sequence[Difference], head: Headline) -> str:
+def _intervals(differences: Sequence[Difference], head: Headline, decision: str) -> str:
     if not differences:
         return ""
     texts = []
-    for over in dict.fromkeys(difference.over for difference in differences):
-        pairs = sorted({difference.pairs for difference in differences if difference.over == over})
+    for over in dict.fromkeys(difference.over for difference in differences if difference.low is not None):
+        some = [one for one in differences if one.over == over and one.low is not None]
+        pairs = sorted({difference.pairs for difference in some})
         count = f"{pairs[0]}" if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
-        units = f"{count} folds, seeds of a fold averaged" if over == "folds" else f"{count} seeds of one split"
-        interval = f"with 95 % intervals (Student's t) over {units}"
-        texts.append("from one pair, so without an interval" if pairs == [1] else interval)
+        how = {
+            "folds": f"(Student's t) over {count} folds, seeds of a fold averaged",
+            "seeds": f"(Student's t) over {count} seeds of one split",
+        }
+        drawn = f"by bootstrap over the {count} {over} of one test part ({_names(some)})"
+        texts.append(f"with 95 % intervals {how.get(over, drawn)}")
+    if without := [difference for difference in differences if difference.low is None]:
+        texts.append("without an interval from one pair" + (f" ({_names(without)})" if texts else ""))
     baselines = listed(list(dict.fromkeys(difference.baseline for difference in differences)))
     sign = "" if head.metric.higher else " (below zero is better)"
-    return f"Paired differences to {baselines}: fused {head.label}{sign}, {'; '.join(texts)}."
+    return f"Paired differences to {baselines}: {decision} {head.label}{sign}, {'; '.join(texts)}."
 
 
 def _mixtures(groups: Sequence[RunGroup]) -> str:
@@ -206,14 +259,11 @@ def answer(groups: Sequence[RunGroup], differences: Sequence[Difference], baseli
     """
     head = headline(groups)
     if not differences:
-        none = f"These runs hold no pair with joint training ({baseline}), so nothing can be said about {measure}."
-        label, fused = groups[0].label, groups[0].fused
-        best = f" The {head.best} fused {head.label} is"
-        return none + (f"{best} {head.in_words(fused.mean)}, by {label}." if fused else "")
+        return _without_baseline(groups, baseline)
     ordered = sorted(differences, key=lambda difference: -difference.gain)
     better, same, worse, unknown = (
         [difference for difference in ordered if difference.verdict == verdict]
-        for verdict in ("better", "no clear difference", "worse", "too few runs")
+        for verdict in ("better", "no clear difference", "worse", "too few to tell")
     )
     parts = []
     if better:
@@ -226,10 +276,36 @@ def answer(groups: Sequence[RunGroup], differences: Sequence[Difference], baseli
     if worse:
         parts.append(f"clearly worse: {_names(worse)}")
     if unknown:
-        parts.append(
-            f"too few runs to compare with joint training: {_names(unknown)} ({_first(unknown, 'largest', head)})"
-        )
+        few = f"{_names(unknown)} ({_first(unknown, 'largest', head)})"
+        parts.append(f"too few runs or groups to compare with joint training: {few}")
     return f"In {measure}, {'; '.join(parts)}."
+
+
+def _without_baseline(groups: Sequence[RunGroup], baseline: str) -> str:
+    """State the best number where there is nothing to compare it with, and what reads no sensor beside it."""
+    head, best, constant = headline(groups), groups[0], baseline_group(groups)
+    if best.shipped is None:
+        return "No run has a decision to ship."
+    which = f"the {best.ships} decision of {best.label}"
+    reached = f"reaches {head.in_words(best.shipped.mean)} {head.label} on the test part"
+    if ends := best.interval(SHIPPED):
+        over = str(dig(best.rows[0], "test", "interval_over") or "groups")
+        count = "" if ends[2] is None else f" over {ends[2]:,.0f} {over}"
+        few = ", too few to tell" if ends[2] is not None and ends[2] < FEW_GROUPS else ""
+        reached += f" (95 % interval {head.written(ends[0])} to {head.written(ends[1])}, by bootstrap{count}{few})"
+    elif best.shipped.deviation is not None:
+        reached += (
+            f" (mean of {plural(best.shipped.count, 'run')}, standard deviation {head.written(best.shipped.deviation)})"
+        )
+    beside = (
+        f"; {constant.label}, which reads no sensor, {head.in_words(constant.shipped.mean)}"
+        if constant and constant.shipped
+        else ""
+    )
+    if len(groups) == 1:
+        return f"The answer that is shipped, {which}, {reached}{beside}."
+    none = f"Joint training ({baseline}) was not run beside these methods, so none can be said to beat it."
+    return f"First on the test part is {which}: it {reached}{beside}. {none}"
 
 
 def caution(differences: Sequence[Difference]) -> str:
@@ -239,6 +315,8 @@ def caution(differences: Sequence[Difference]) -> str:
     cautions = {
         "Intervals over seeds speak of chance in training on this one split, not of other people or recordings.":
             "seeds" in over,
+        "Intervals over the samples or groups of one test part leave out chance in training.":
+            bool(over & {"groups", "samples"}),
         "Training sets of different folds overlap, so intervals over folds are somewhat too narrow.": "folds" in over,
         f"{len(judged)} comparisons are made, and the intervals are not widened for that.": len(judged) > 2,
     }  # fmt: skip

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from equipoise.report.aggregate import BASELINE, RunGroup, baseline_group, differences_between, headline
+from equipoise.report.aggregate import BASELINE, SHIPPED, RunGroup, baseline_group, headline
 from equipoise.report.columns import (
     Measured,
     ResultColumn,
@@ -14,24 +14,25 @@ from equipoise.report.columns import (
     main_columns,
     measure_columns,
 )
+from equipoise.report.differences import differences_between
 from equipoise.report.headline import Row
 from equipoise.report.notes import plural
 from equipoise.report.results import Results
 from equipoise.report.table import ResultTable, build_table
 
 
-def overview(results: Results, baseline: str = BASELINE, columns: Sequence[str] = ("fused",)) -> ResultTable:
+def overview(results: Results, baseline: str = BASELINE, columns: Sequence[str] = (SHIPPED,)) -> ResultTable:
     """Build the table of every method on every data set, the best on average first.
 
     Args:
         results: The finished runs.
         baseline: The label that paired differences are taken to.
-        columns: The columns of each data set, as for `tables`; fused where none is named.
+        columns: The columns of each data set, as for `tables`; the decision that is shipped where none is named.
 
     Raises:
         BadInput: If no table has a column of such a name.
     """
-    columns = columns or ("fused",)
+    columns = columns or (SHIPPED,)
     check_columns(results, columns)
     constants = {data: baseline_group(groups) for data, groups in results.groups.items()}
     lines = {
@@ -56,7 +57,7 @@ def overview(results: Results, baseline: str = BASELINE, columns: Sequence[str] 
 def _columns(
     results: Results, groups: Sequence[RunGroup], shown: Sequence[RunGroup], baseline: str, names: Sequence[str]
 ) -> list[ResultColumn]:
-    differences = differences_between(shown, baseline)
+    differences = differences_between(shown, baseline, results=results)
     every = [*main_columns(groups, differences, baseline, results), *measure_columns(groups, results)]
     return chosen_columns(every, names)
 
@@ -68,13 +69,18 @@ def _column(data: str, column: ResultColumn, lines: dict[str, RunGroup], *, seve
         own = lines.get(group.label)
         return None if own is None else column.of(own)
 
+    def interval_of(group: RunGroup) -> tuple[float, float, float | None] | None:
+        own = lines.get(group.label)
+        return None if own is None or column.interval_of is None else column.interval_of(own)
+
     heading = column.title + (f", {column.unit}" if column.unit else "")
     return replace(
         column,
         key=f"{data}.{column.key}" if several else data,
         title=re.sub(r"\.(npz|csv|parquet)$", "", data),
-        unit=heading if several or column.key != "fused" else column.unit,
+        unit=heading,
         of=of,
+        interval_of=interval_of,
     )
 
 
@@ -93,5 +99,5 @@ def _notes(results: Results) -> list[str]:
         head, runs = headline(groups), sorted({len(group.rows) for group in groups})
         count = plural(runs[0], "run") if len(runs) == 1 else f"{runs[0]} to {runs[-1]} runs"
         about.append(f"{data}: {head.label}{head.about}; {count} of each method")
-    deviation = "± is the standard deviation over seeds and folds. "
+    deviation = "± is the standard deviation over seeds and folds, [low, high] the 95 % interval of a single run. "
     return [". ".join(about) + ".", deviation + "Bold: best of its column. Lines are ordered by their mean rank."]

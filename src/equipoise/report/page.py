@@ -11,18 +11,9 @@ from string import Template
 from typing import Any
 
 from equipoise.report import details, figures, table
-from equipoise.report.aggregate import (
-    BASELINE,
-    Row,
-    RunGroup,
-    as_text,
-    compared_with,
-    differences_between,
-    dig,
-    headline,
-    modalities,
-)
+from equipoise.report.aggregate import BASELINE, SHIPPED, Row, RunGroup, as_text, dig, headline, measures_of, modalities
 from equipoise.report.columns import MISSING
+from equipoise.report.differences import Difference, compared_with, differences_between
 from equipoise.report.gain import gain
 from equipoise.report.markup import data_table, folded, html_table, paragraph, section
 from equipoise.report.notes import answer, caution
@@ -35,10 +26,10 @@ from equipoise.util.files import write_atomic
 MOST_DRAWN = 40
 MOST_LISTED = 500
 MEASURES = {
+    "{} as shipped": ("test", SHIPPED),
+    "{} as shipped, under faults": ("test", "faults", "mean", SHIPPED),
     "fused {}": ("test", "fused"),
     "fused {} under faults": ("test", "faults", "mean", "fused"),
-    "committee {}": ("test", "committee"),
-    "committee {} under faults": ("test", "faults", "mean", "committee"),
 }
 """Measures that methods are compared by, with a place for the metric's name."""
 
@@ -89,10 +80,11 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
     groups, names = results.groups[data], modalities(rows)
     head = headline(groups)
     differences = {
-        title.format(head.label): differences_between(groups, baseline, path) for title, path in MEASURES.items()
+        title.format(head.label): differences_between(groups, baseline, path, results)
+        for title, path in measures_of(groups, MEASURES).items()
     }
-    fused, under_faults, *_ = differences.values()
-    baseline = compared_with(fused, baseline)
+    shipped, under_faults, *_ = differences.values()
+    baseline = compared_with(shipped, baseline)
     drawn, listed = (
         [group for at, group in enumerate(groups) if at < most or group.label == baseline]
         for most in (MOST_DRAWN, MOST_LISTED)
@@ -100,11 +92,11 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
     curves = _with_curves(drawn)
     labels = {group.label for group in listed}
     shown = {title: [one for one in measured if one.label in labels] for title, measured in differences.items()}
-    answers = [*(gain(groups) or ()), answer(groups, fused, baseline, f"fused {head.label}")]
+    answers = [*(gain(groups, results) or ()), answer(groups, shipped, baseline, f"{head.label} as shipped")]
     if under_faults:
-        answers.append(answer(groups, under_faults, baseline, f"fused {head.label} under sensor faults"))
-    few_drawn = f"Charts show the {MOST_DRAWN} methods best by fused; the tables show all."
-    asides = [caution(fused), few_drawn if len(drawn) < len(groups) else ""]
+        answers.append(answer(groups, under_faults, baseline, f"{head.label} as shipped, under sensor faults"))
+    few_drawn = f"Charts show the {MOST_DRAWN} best methods; the tables show all."
+    asides = [caution(shipped), few_drawn if len(drawn) < len(groups) else ""]
     asides.append(_left_out(groups, listed, curves))
 
     def html(whole: table.ResultTable) -> str:
@@ -115,7 +107,7 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
         "A missing sensor, answered side by side: its input set to zero or to the training mean (fused prediction), or "
         "left out of the committee. Modality dropout, where it was run, is a line of its own."
     )
-    heading = f'<h2 id="{identity}">{escape(f"Which methods beat joint training ({baseline}) on {data}?")}</h2>'
+    heading = f'<h2 id="{identity}">{escape(_question(groups, shipped, baseline, data))}</h2>'
     said = [*map(paragraph, answers), *(paragraph(text, "quiet") for text in asides)]
     sections = {
         ("table", "The table"): [html(table.main_table(rows, data, baseline, groups=groups, results=results))],
@@ -151,6 +143,12 @@ def _study(identity: str, data: str, rows: Sequence[Row], results: Results, base
     )
 
 
+def _question(groups: Sequence[RunGroup], differences: Sequence[Difference], baseline: str, data: str) -> str:
+    if differences:
+        return f"Which methods beat joint training ({baseline}) on {data}?"
+    return f"How good is {groups[0].label} on {data}?" if len(groups) == 1 else f"Which method is best on {data}?"
+
+
 def _with_curves(drawn: Sequence[RunGroup]) -> list[RunGroup]:
     """Return the groups with as many runs as curves are read of; all of them, where there are no more."""
     runs = sum(len(group.rows) for group in drawn)
@@ -163,7 +161,7 @@ def _left_out(groups: Sequence[RunGroup], listed: Sequence[RunGroup], curves: Se
     parts = []
     if len(listed) < len(groups):
         parts.append(
-            f"Tables, differences and settings show {len(listed):,} of {len(groups):,} lines, best by fused. All are "
+            f"Tables, differences and settings show {len(listed):,} of {len(groups):,} lines, the best. All are "
             "printed by `equipoise report FOLDER --format csv`; every run is in results.jsonl."
         )
     runs = {group.label: len(group.rows) for group in groups}

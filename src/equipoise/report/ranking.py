@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, final
 
-from equipoise.report.aggregate import MeanStd, RunGroup, headline, mean_std, number
+from equipoise.report.aggregate import SHIPPED, MeanStd, RunGroup, headline, mean_std, measures_of, number
 from equipoise.report.columns import ResultColumn
 from equipoise.report.formats import text_table
 from equipoise.report.headline import Row, metric_of_row
@@ -32,14 +32,6 @@ class Ranked(NamedTuple):
     decision: str
     validation: MeanStd
     row: Row
-
-
-def shipped(row: Row) -> tuple[str, float | None]:
-    """Return the decision that the model of a run ships, and its number on validation data; None where it has none."""
-    for decision in ("committee", "fused"):
-        if (value := number(row, "validation", decision)) is not None:
-            return decision, value
-    return "fused", None
 
 
 def ranking(results: Results, data: str | None = None) -> list[Ranked]:
@@ -73,12 +65,12 @@ def ranked_groups(groups: Sequence[RunGroup]) -> list[Ranked]:
 
 
 def _ranked(group: RunGroup) -> Ranked | None:
-    values = [(row, *shipped(row)) for row in group.rows]
-    mean = mean_std(value for _, _, value in values)
+    values = [number(row, "validation", group.ships) for row in group.rows]
+    mean = mean_std(values)
     if mean is None:
         return None
-    best = max(values, key=lambda one: metric_of_row(one[0]).merit(one[2]))
-    return Ranked(group.label, best[1], mean, best[0])
+    best = max(zip(values, group.rows, strict=True), key=lambda one: metric_of_row(one[1]).merit(one[0]))
+    return Ranked(group.label, group.ships, mean, best[1])
 
 
 def ranking_text(ranked: Sequence[Ranked], results: Results) -> str:
@@ -98,10 +90,10 @@ def ranking_text(ranked: Sequence[Ranked], results: Results) -> str:
     ]
     table = text_table(["method", "ships", f"validation {head.in_axis}", "runs"], lines)
     seed, fold = first.row.get("seed"), first.row.get("fold")
-    run = f"seed {seed}" + ("" if fold is None else f", fold {fold}")
+    run = ", ".join(f"{what} {at}" for what, at in (("seed", seed), ("fold", fold)) if at is not None)
     why = f"its {first.decision} has the {head.best} {head.label} on validation data"
     count = first.validation.count
-    over = f", on average over {count} runs; of these {run} is the best" if count > 1 else f" ({run})"
+    over = f", on average over {count} runs; of these {run} is the best" if count > 1 else f" ({run})" if run else ""
     folds = "" if fold is None else " A model of a fold has not seen the test groups of that fold."
     return "\n".join([*table, f"Chosen: {first.label}, since {why}{over}.{folds}"])
 
@@ -120,10 +112,10 @@ LEVEL = 0.05
 ENOUGH = 10
 """Data sets above which Demšar (2006) takes the distribution of Friedman's statistic for that of χ²."""
 MEASURES = {
+    "shipped": ("test", SHIPPED),
     "fused": ("test", "fused"),
-    "committee": ("test", "committee"),
+    "shipped under faults": ("test", "faults", "mean", SHIPPED),
     "fused under faults": ("test", "faults", "mean", "fused"),
-    "committee under faults": ("test", "faults", "mean", "committee"),
 }
 """The numbers that methods are ranked by."""
 
@@ -186,7 +178,7 @@ def critical_difference(methods: int, data: int) -> float:
     return q * math.sqrt(methods * (methods + 1) / (6 * data))
 
 
-def mean_ranks(results: Results, measure: str = "fused") -> MeanRanks | None:
+def mean_ranks(results: Results, measure: str = "shipped") -> MeanRanks | None:
     """Rank the methods of a study of several data sets, in the direction of each metric.
 
     Args:
@@ -230,7 +222,9 @@ def _each_data_once(results: Results) -> dict[str, list[RunGroup]]:
 
 def every_ranks(results: Results) -> list[MeanRanks]:
     """Rank the methods by every measure that can be ranked by; none of a study of one data set."""
-    found = (mean_ranks(results, measure) for measure in MEASURES) if len(results.groups) > 1 else ()
+    groups = [group for own in results.groups.values() for group in own]
+    measures = measures_of(groups, MEASURES) if len(results.groups) > 1 else ()
+    found = (mean_ranks(results, measure) for measure in measures)
     return [one for one in found if one is not None]
 
 

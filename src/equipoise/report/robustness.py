@@ -14,20 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.report import drawing
-from equipoise.report.aggregate import RunGroup, number
+from equipoise.report.aggregate import DECISIONS, RunGroup, number
 from equipoise.report.columns import ResultColumn
 from equipoise.report.drawing import FAINT, JOINT, MODALITIES
 from equipoise.report.headline import Headline, baseline_name, headline_of
 from equipoise.report.intervals import MeanInterval, MeanStd, Runs, interval_over, mean_std
 from equipoise.report.notes import listed, plural
-from equipoise.report.ranking import MEASURES
 from equipoise.report.table import ResultTable, build_table
 from equipoise.study.robustness import Axis, CurveRun, MethodCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DECISIONS = ("fused", "committee")
+MEASURES = {
+    **{decision: ("test", decision) for decision in DECISIONS},
+    **{f"{decision} under faults": ("test", "faults", "mean", decision) for decision in DECISIONS},
+}
+"""Numbers that have a curve."""
 AXES: dict[Axis, str] = {"rate": "learning rates", "size": "sizes of the training set"}
 FILES: dict[Axis, str] = {"rate": "robustness-rates", "size": "robustness-sizes"}
 PANEL = 3.4  # inches

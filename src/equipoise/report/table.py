@@ -9,16 +9,16 @@ from typing import final
 from equipoise.measure.bootstrap import FEW_GROUPS, RANKED
 from equipoise.report.aggregate import (
     BASELINE,
+    DECISIONS,
+    SHIPPED,
     Row,
     RunGroup,
     aggregate,
     baseline_group,
-    differences_between,
     headline,
     number,
 )
 from equipoise.report.columns import (
-    DECISIONS,
     FEW,
     Cell,
     ResultColumn,
@@ -26,7 +26,9 @@ from equipoise.report.columns import (
     chosen_columns,
     main_columns,
     measure_columns,
+    usual_columns,
 )
+from equipoise.report.differences import Difference, differences_between
 from equipoise.report.kept import MOST_POOLED, OF_CLASSES, class_notes, pooled
 from equipoise.report.notes import notes_below
 from equipoise.report.results import Results
@@ -88,10 +90,8 @@ def _with_doubt(column: ResultColumn, group: RunGroup, cell: Cell) -> Cell:
 
 def _with_interval(column: ResultColumn, group: RunGroup, cell: Cell) -> Cell:
     """Write the interval of a single run behind its number."""
-    ends = group.interval(column.key) if column.key in ("fused", "committee") and cell.raw else None
-    return (
-        replace(cell, aside=column.interval(*ends, number(group.rows[0], "test", "interval_groups"))) if ends else cell
-    )
+    ends = column.interval_of(group) if column.interval_of is not None and cell.raw else None
+    return replace(cell, aside=column.interval(*ends)) if ends else cell
 
 
 def shortened(table: ResultTable, most: int, keep: str = "") -> ResultTable:
@@ -107,18 +107,19 @@ def shortened(table: ResultTable, most: int, keep: str = "") -> ResultTable:
         return table
     lines = zip(table.labels, table.cells, strict=True)
     labels, cells = zip(*(line for at, line in enumerate(lines) if at < most or line[0] == keep), strict=True)
-    note = f"Shown: {len(labels):,} of {count:,} lines, the best by fused. All of them: "
+    note = f"Shown: {len(labels):,} of {count:,} lines, the best. All of them: "
     notes = (f"{note}equipoise report FOLDER --format csv", *table.notes)
     return replace(table, labels=labels, cells=cells, notes=notes)
 
 
-def underline_fastest(table: ResultTable, groups: Sequence[RunGroup], key: str) -> ResultTable:
-    """Mark the lowest time in a column among the three best by fused: good and cheap at once."""
+def underline_fastest(table: ResultTable, groups: Sequence[RunGroup], key: str, decision: str = SHIPPED) -> ResultTable:
+    """Mark the lowest time in a column among the three best by a decision: good and cheap at once."""
     if key not in (keys := [column.key for column in table.columns]):
         return table
     at = keys.index(key)
-    by_fused = sorted((-group.merit, line) for line, group in enumerate(groups) if group.fused)
-    timed = {line: time for _, line in by_fused[:3] if (time := table.cells[line][at].value) is not None}
+    means = [group.of("test", decision) for group in groups]
+    best = sorted((-groups[line].metric.merit(mean.mean), line) for line, mean in enumerate(means) if mean)
+    timed = {line: time for _, line in best[:3] if (time := table.cells[line][at].value) is not None}
     if len(timed) < 2:
         return table
     cells = [list(line) for line in table.cells]
@@ -188,23 +189,28 @@ def main_table(
     groups = aggregate(rows) if groups is None else groups
     constant = baseline_group(groups)
     shown = [*groups, *([constant] if constant else [])]
-    differences = differences_between(shown, baseline)
+    differences = differences_between(shown, baseline, results=results)
     every = main_columns(groups, differences, baseline, results)
     if columns:
         every = chosen_columns([*every, *measure_columns(groups, results)], columns)
+    else:
+        every = usual_columns(every, groups)
     judged = [difference for difference in differences if constant is None or difference.label != constant.label]
     head = headline(groups)
     table = build_table(f"{data}: {head.label} on the test set{head.about}", every, shown)
     keys = {column.key for column in table.columns}
     notes = notes_below(groups, judged, keys if columns else None)
     notes += [time_note(rows)] if "t" in keys else []
-    notes += [*_interval_notes(table, groups, results), *(class_notes(results, groups) if results else [])]
+    notes += [*_interval_notes(table, groups, judged, results), *(class_notes(results, groups) if results else [])]
     return underline_fastest(replace(table, notes=(*table.notes, *notes, *extra_notes)), shown, "step")
 
 
-def _interval_notes(table: ResultTable, groups: Sequence[RunGroup], results: Results | None) -> Iterator[str]:
+def _interval_notes(
+    table: ResultTable, groups: Sequence[RunGroup], differences: Sequence[Difference], results: Results | None
+) -> Iterator[str]:
     """Say what an interval by bootstrap is made of, and where that is too little."""
     counts = {number(row, "test", "interval_groups") for group in groups for row in group.rows if len(group.rows) == 1}
+    counts |= {difference.pairs for difference in differences if difference.from_few}
     if results and any(column.kind == "interval" for column in table.columns):
         known = [one for group in groups[:MOST_POOLED] for key in DECISIONS if (one := pooled(results, group, key))]
         counts |= {one.groups for one in known}

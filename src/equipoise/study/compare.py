@@ -38,7 +38,7 @@ def compare(
     Args:
         chosen: The lines of the comparison.
         source: The data.
-        seeds: One run for each, per line and fold.
+        seeds: One run for each, per line and fold; one for all of them where nothing is left to chance.
         out: Folder for everything that is written.
         folds: Every fold instead of the one fixed cut; a number cuts the data into as many.
         how: As for `compare_each`.

@@ -7,7 +7,7 @@ import math
 import platform
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,7 +127,8 @@ class Job:
         entry: Method, parameters and settings.
         data: The data set.
         fold: Which fold; None is the data set's own cut.
-        seed: Of everything random.
+        seed: Of everything random; None of a run that leaves nothing to chance (see `trainings_of`), of which there is
+            one, whatever the seeds of others. Its faults are drawn as those of seed 0.
         split: Fingerprint of the parts.
         threads: That the run may use.
         measure: "all"; "quick", without sensor faults and the costlier protocols; or "validation", for trials that
@@ -138,7 +139,7 @@ class Job:
     entry: Entry
     data: DataSet
     fold: int | None
-    seed: int
+    seed: int | None
     split: str
     threads: int = 1
     measure: Measure = "all"
@@ -147,7 +148,13 @@ class Job:
     @property
     def name(self) -> str:
         """Its name in messages."""
-        return f"{self.entry.label}, seed {self.seed}" + (f", fold {self.fold}" if self.fold is not None else "")
+        places = (("seed", self.seed), ("fold", self.fold))
+        return ", ".join([self.entry.label, *(f"{what} {at}" for what, at in places if at is not None)])
+
+    @property
+    def draws(self) -> int:
+        """The seed of its random numbers."""
+        return 0 if self.seed is None else self.seed
 
     def facts(self) -> dict[str, Any]:
         """Return all that decides the result."""
@@ -220,6 +227,17 @@ def diverged(row: dict[str, Any]) -> bool:
     return validation.get("fused") is not None and validation.get("fused_loss") is None
 
 
+def shipped_decision(row: Mapping[str, Any]) -> Literal["committee", "fused"]:
+    """Return the decision by which `predict`, the server and an exported graph answer: the committee, if there is one.
+
+    Args:
+        row: Of results.
+    """
+    parts = [row.get(part) for part in ("validation", "test")]
+    votes = [part.get("committee") for part in parts if isinstance(part, dict)]
+    return "committee" if any(isinstance(vote, int | float) for vote in votes) else "fused"
+
+
 def clear_up() -> None:
     """Leave nothing of a run to the next one in the same process: its memory, and its settings of torch."""
     gc.collect()
@@ -251,7 +269,7 @@ def run_job(
         about = {"data": job.data.name, "method": method, "seed": job.seed, "fold": job.fold}
         facts = {**about, **params, "config": job.config}
         trackers = replace(trackers, run=job.name, facts=facts, stays_open=job.measure != "validation")
-    how: dict[str, Any] = {"seed": job.seed, "checkpoint_seconds": checkpoint_seconds, "trackers": trackers}
+    how: dict[str, Any] = {"seed": job.draws, "checkpoint_seconds": checkpoint_seconds, "trackers": trackers}
     how["trajectories"] = folder.parent.parent / "trajectories"  # shared by the runs of a study
     started = time.process_time()
     made = make_model(job.entry, splits, folder=folder, on_epoch=on_epoch, **how)
@@ -301,6 +319,7 @@ def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None
         "metric": metric.name,
         "selected": {"epoch": trained.epoch, "by": rule + published},
         **measured,
+        "ships": shipped_decision(measured),
         **({} if made.evidence is None else {"portfolio": made.evidence}),
         "warnings": warnings_of(measured["validation"], taken, weighted=settings.class_weight != "none"),
         "seconds": {**parts, "step": step, "total": trained.seconds, "cpu": computed},
@@ -333,7 +352,7 @@ def _step_times(made: Made, splits: Splits, settings: Settings, workers: int | N
 
 def _measured(job: Job, made: Made, splits: Splits, on_test: Callable[[Outputs], object]) -> dict[str, Any]:
     whole, on_validation = job.measure == "all", replace(splits, test=splits.validation)
-    how: dict[str, Any] = {"seed": job.seed, "protocols": whole, "metric": job.entry.settings.metric}
+    how: dict[str, Any] = {"seed": job.draws, "protocols": whole, "metric": job.entry.settings.metric}
     if job.measure == "validation":
         measured = measure_run(made.model, on_validation, faults=whole, **how)
     elif made.refitted is None:

@@ -128,13 +128,19 @@ def rungs_of(candidates: int, epochs: int) -> list[tuple[int, int, int]]:
 
 
 def trainings_of(entry: Entry, kind: TaskKind) -> list[int]:
-    """Return the epochs of every training of a line."""
+    """Return the epochs of every training of a line.
+
+    Seeds draw weights, batches and dropout, and so nothing where nothing is trained: such a line is run once, not once
+    for each seed.
+    """
     epochs = entry.settings.passes
     if entry.method.way == "trained":
         return [epochs]
     if entry.method.way == "instant":
         return []
-    rungs = rungs_of(len(candidates_of(entry, kind)), epochs) if epochs else []
+    if epochs == 0:  # too few steps are affordable: the closed form alone
+        return []
+    rungs = rungs_of(len(candidates_of(entry, kind)), epochs)
     return [each for count, _, each in rungs for _ in range(count)] + [epochs] * bool(entry.params["refit"])
 
 

@@ -36,7 +36,7 @@ class CurveRun(NamedTuple):
     """
 
     fold: int | None
-    seed: int
+    seed: int | None
     row: dict[str, Any] | None
     constant: float
 

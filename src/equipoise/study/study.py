@@ -16,8 +16,8 @@ from equipoise.models.choose import kinds_of
 from equipoise.models.metrics import METRICS, metric_of
 from equipoise.study.executors import Cluster, Executor, RunFunction
 from equipoise.study.executors.local import RanksExecutor, local_executor, pending_on_ranks
-from equipoise.study.job import FoldSplits, Job, Measure, pending, run_job
-from equipoise.study.portfolio import check_fusion
+from equipoise.study.job import FoldSplits, Job, Measure, pending, run_job, shipped_decision
+from equipoise.study.portfolio import check_fusion, trainings_of
 from equipoise.study.registry import Entry, check_trained
 from equipoise.study.store import Store
 from equipoise.training import components, launch
@@ -83,10 +83,17 @@ def plan(
     measure: Measure = "all",
     on: Cluster | None = None,
 ) -> tuple[list[Job], FoldSplits]:
-    """Return every run of a comparison, and the data they share, checked."""
+    """Return every run of a comparison, and the data they share, checked.
+
+    What leaves nothing to chance is one run on each fold, without a seed.
+    """
     data = mark_tokens(data, [(entry.settings.encoder, entry.settings.features) for entry in entries])
     data = mark_task(data, [entry.settings.task for entry in entries])
     device = device_of if on is None else on.device_of
+
+    def where(entry: Entry) -> str:
+        return "" if on is None else device(entry.settings)
+
     (splits,) = collect(lambda: {fold: data.load(fold).check() for fold in folds})
     modalities, task = splits[folds[0]].modalities, splits[folds[0]].task
     entries, left_out = _fitting(entries, splits[folds[0]])
@@ -110,12 +117,16 @@ def plan(
     for name, problem in left_out.items() if launch.is_main() else ():  # once nothing else is to be said
         print(f"{name} is left out: {problem}", file=sys.stderr)
     marks = {fold: parts.fingerprint() for fold, parts in splits.items()}
-    jobs = [
-        Job(entry, data, fold, seed, marks[fold], threads, measure, "" if on is None else device(entry.settings))
-        for fold in folds
-        for seed in seeds
-        for entry in resolved_entries(entries, splits[fold])
-    ]
+    jobs: list[Job] = []
+    for fold in folds:
+        lines = resolved_entries(entries, splits[fold])
+        drawn = [bool(trainings_of(entry, task.kind)) for entry in lines]
+        jobs += [
+            Job(entry, data, fold, seed if by_chance else None, marks[fold], threads, measure, where(entry))
+            for seed in seeds
+            for entry, by_chance in zip(lines, drawn, strict=True)
+            if by_chance or seed == seeds[0]
+        ]
     return jobs, splits
 
 
@@ -125,6 +136,8 @@ def resolved_entries(entries: Sequence[Entry], splits: Splits) -> list[Entry]:
 
 
 def _resolved(entry: Entry, splits: Splits) -> Settings:
+    if entry.method.way == "instant":  # which no number of epochs changes
+        return entry.settings.changed({"epochs": 0})
     portfolio = entry.method.way == "auto" and entry.settings.epochs == "auto"
     steps = affordable_steps(splits, entry.settings) if portfolio else None
     return resolved(entry.settings, len(splits.train), steps)
@@ -278,9 +291,10 @@ def run_progress(total: int, title: str, *, quiet: bool = False, where: str = ""
         finished += 1
         progress.remove(job.config)
         progress.bar("", title, finished, total)
-        fused = None if kind == "failed" else content["validation"].get("fused")
+        decision = shipped_decision(content)
+        value = None if kind == "failed" else content["validation"].get(decision)
         label = METRICS[content.get("metric", "accuracy")].label
-        score = "done" if fused is None else f"validation {label} {fused:.3f} (fused)"
+        score = "done" if value is None else f"validation {label} {value:.3f} ({decision})"
         progress.line(f"{finished}/{total} {job.name}{where}: {content['reason'] if kind == 'failed' else score}")
 
     with Progress(quiet=quiet) as progress:
