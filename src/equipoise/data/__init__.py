@@ -2,6 +2,5 @@
 
 from equipoise.data.bundled import watch as watch
 from equipoise.data.own.recordings import Recording as Recording
-from equipoise.data.own.unpickle import load_pickle as load_pickle
 from equipoise.data.part import Part as Part
 from equipoise.data.splits import Splits as Splits

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.own.npz import load_object_array
+from equipoise.data.own.npz import read_array
 from equipoise.data.splits import Splits, split_by_group
 
 
@@ -75,7 +75,9 @@ def people_of(fold: int | None, folds: int = len(PEOPLE)) -> dict[str, tuple[int
 
 @cache
 def _windows() -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    content = load_object_array(_verified_file()).tolist()  # the dictionary inside an array without dimensions
+    path = _verified_file()
+    with path.open("rb") as file:
+        content = read_array(file, path.stat().st_size).tolist()  # the dictionary inside an array without dimensions
     windows, label, person = [], [], []
     for series, exercise, subject in zip(content["X"], content["y"], content["subject"], strict=True):
         starts = range(0, len(series) - WINDOW + 1, STRIDE)

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from equipoise.data.own.arrays import read_samples
-from equipoise.data.own.rebuild import check_values
 from equipoise.data.own.samples import Samples
-from equipoise.data.own.unpickle import read_pickle
+from equipoise.data.own.unpickle import check_values, load_pickle
 from equipoise.util.errors import BadInput, Unreadable
 from equipoise.util.files import reading
 from equipoise.util.processes import memory_problem
@@ -72,7 +71,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], list[str]]:
                         expected = "expected an array as numpy.savez_compressed packs it"
                         raise Unreadable(f"{expected}, found it packed in another way")
                     with archive.open(member) as file:
-                        arrays[name] = _read_array(file, member.file_size)
+                        arrays[name] = read_array(file, member.file_size)
                 except Unreadable as why:
                     problems.append(f"{name}: {why}")
                 except Exception as why:  # what is wrong with an archive comes in a dozen types
@@ -87,27 +86,17 @@ def read_npy(path: str | Path) -> np.ndarray:
         Unreadable: If it cannot be read, or holds objects.
     """
     with reading(path) as path, path.open("rb") as file:
-        array = _read_array(file, path.stat().st_size)
+        array = read_array(file, path.stat().st_size)
         if array.dtype.hasobject:
             raise Unreadable(f"{path}: expected numbers, found objects; save each as an array of numbers")
         return array
 
 
-def load_object_array(path: str | Path) -> Any:
-    """Read an ``.npy`` file that holds a pickled object, with nothing run from it."""
-    with Path(path).open("rb") as file:
-        _, _, dtype = _read_header(file)
-        if not dtype.hasobject:
-            msg = f"{path}: expected an array of objects, found {dtype}; read it with numpy.load"
-            raise ValueError(msg)
-        return read_pickle(file, Path(path).stat().st_size)
-
-
-def _read_array(file: Any, size: int) -> np.ndarray:
+def read_array(file: Any, size: int) -> np.ndarray:
     """Read an array from the bytes of an ``.npy``, whose header must fit their number; else raise a ValueError."""
     shape, fortran, dtype = _read_header(file)
     if dtype.hasobject:  # Python's own values, or arrays; whatever else it holds is refused, not run
-        array = read_pickle(file, size)
+        array = load_pickle(file)
         plain = isinstance(array, np.ndarray)
         if not plain or array.shape != shape or array.dtype.kind != "O":
             found = f"{array.dtype} of shape {array.shape}" if plain else type(array).__name__

@@ -56,8 +56,8 @@ def read_pickles(paths: Mapping[str, Path], problems: Problems) -> dict[str, Any
     content = {}
     for name, path in paths.items():
         try:
-            with reading(path):
-                content[name] = load_pickle(path)
+            with reading(path), path.open("rb") as file:
+                content[name] = load_pickle(file)
         except Unreadable as problem:
             problems.append(str(problem))
     return content
