@@ -1,11 +1,12 @@
 """Demonstrations on disk: generated, resumed, verified and read."""
 
+import hashlib
 import json
 import multiprocessing as mp
 import shutil
 import time
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import pytest
@@ -27,6 +28,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "demonstrations"))
+
+
+@final
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -117,6 +129,95 @@ def test_broken_manifests_are_reported(folder: Path, text: str) -> None:
     (problem,) = verify(folder)
     assert MANIFEST in problem
     assert "generate once more" in problem
+
+
+DAMAGED_MANIFESTS: dict[str, Any] = {
+    "failed": [5, [[1]], [-1], "all", None, [0.5]],
+    "files": [["episode-000000.npz"], {}, None, {"episode-000099.npz": "0"}, {"../a.npz": "0"}, {"a": 1}],
+    "finished": ["yes", 1, None],
+    "settings": [None, [], {"version": 3}, {"version": "3"}],
+}
+
+
+@pytest.mark.parametrize("key", DAMAGED_MANIFESTS)
+def test_manifests_of_other_types_are_reported(folder: Path, key: str) -> None:
+    whole = json.loads((folder / MANIFEST).read_text())
+    for value in DAMAGED_MANIFESTS[key]:
+        (folder / MANIFEST).write_text(json.dumps(whole | {key: value}))
+        for read in (load, lambda path: generate(path, EPISODES, seed=3, workers=1, renderer="rays")):
+            with pytest.raises(BadInput, match=rf"{MANIFEST}: expected a manifest of demonstrations, found .*generate"):
+                read(folder)
+    (folder / MANIFEST).write_text("[" * 200_000)
+    with pytest.raises(BadInput, match="maximum recursion depth"):
+        load(folder)
+
+
+def rewritten(folder: Path, number: int, **columns: Any) -> Path:
+    """Change columns of an episode, None to leave one out, and state the checksum that the file then has."""
+    path = folder / f"episode-{number:06}.npz"
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files} | columns
+    np.savez_compressed(path, **{name: array for name, array in arrays.items() if array is not None})
+    return checked(path)
+
+
+def checked(path: Path) -> Path:
+    """State the checksum of a file in the manifest beside it."""
+    manifest = json.loads((path.parent / MANIFEST).read_text())
+    manifest["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (path.parent / MANIFEST).write_text(json.dumps(manifest))
+    return path
+
+
+def damages(count: int) -> dict[str, dict[str, Any]]:
+    """Columns that no episode of so many steps has."""
+    action = np.zeros((count, 3), "f4")
+    return {
+        "missing": {"force": None},
+        "NaN": {"action": np.where(np.arange(count) == 1, np.nan, 0)[:, None].repeat(3, 1).astype("f4")},
+        "infinite": {"action": action + np.inf},
+        "text": {"action": np.full((count, 3), "0")},
+        "complex": {"action": action.astype("c8")},
+        "whole numbers": {"action": action.astype("i4")},
+        "no steps": {name: np.zeros((0, *shape), dtype) for name, (dtype, shape) in demonstrations.COLUMNS.items()},
+        "one row less": {"action": action[1:]},
+        "another shape": {"action": action[:, :2]},
+        "no axis": {"step": np.int32(3)},
+        "another hole": {"hole": np.zeros(3, "f4")},
+        "objects": {"action": action.astype(object)},
+    }
+
+
+@pytest.mark.parametrize("name", damages(2))
+def test_columns_that_cannot_be_used_are_refused_and_made_again(made: Path, folder: Path, name: str) -> None:
+    with np.load(folder / "episode-000001.npz") as file:
+        count = len(file["step"])
+    rewritten(folder, 1, **damages(count)[name])
+    with pytest.raises(BadInput, match=r"demonstrations cannot be used:\n  episode-000001\.npz: .*generate once more"):
+        load(folder)
+    generate(folder, EPISODES, seed=3, workers=1, renderer="rays")
+    assert contents(folder) == contents(made)
+
+
+def test_a_pickle_in_an_episode_does_not_run(folder: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    path = rewritten(folder, 1, action=np.array([Bomb(mark)], dtype=object))
+    with pytest.raises(BadInput, match="refused to load"):
+        load(folder)
+    assert not mark.exists()
+    np.load(path, allow_pickle=True)["action"]
+    assert mark.exists(), "so it would have"
+
+
+@pytest.mark.parametrize("content", [b"", b"junk" * 100, b"PK\x03\x04"])
+def test_an_episode_that_a_power_cut_tore_is_refused_and_made_again(made: Path, folder: Path, content: bytes) -> None:
+    path = folder / "episode-000002.npz"
+    path.write_bytes(content)
+    checked(path)
+    with pytest.raises(BadInput, match=r"episode-000002\.npz"):
+        load(folder)
+    generate(folder, EPISODES, seed=3, workers=1, renderer="rays")
+    assert contents(folder) == contents(made)
 
 
 def test_unfinished_folders_and_other_versions_are_not_loaded(folder: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from control.made_data import HORIZON, first_rows, made_up_demonstrations, untrained
 from equipoise import EW, MSL
+from equipoise.control import policy as policy_module
 from equipoise.control.cloning import SENSORS
 from equipoise.control.demonstrations import Demonstrations
 from equipoise.control.policy import DESCRIPTION, KEPT, MONITOR, WEIGHTS, Ensembling, Policy
@@ -220,6 +221,15 @@ def written(folder: Path, **changes: Any) -> None:
         {"shapes__force": [6, 11]},
         {"shapes": []},
         {"scales": {"force": [[1.0]]}},
+        {"scales": {"force": [[[0.0]], [[0.0]]]}},
+        {"scales": {"force": [[[0.0]], [[1e39]]]}},
+        {"scales": {"force": [[0.0] * 7, [1.0] * 7]}},
+        {"scales": {"force": [None, {}]}},
+        {"horizon": 10**6},
+        {"horizon": 10**9},
+        {"shapes__camera": [3, 60_000, 60_000]},
+        {"shapes__camera": [3, 6, 6, 6, 6]},
+        {"shapes__force": "six"},
         {"format": 2},
         {"unimodal": None, "settings": {}},
     ],
@@ -227,8 +237,41 @@ def written(folder: Path, **changes: Any) -> None:
 def test_descriptions_that_do_not_fit_are_refused(policy: Policy, tmp_path: Path, changes: dict[str, Any]) -> None:
     policy.save(tmp_path)
     written(tmp_path, **changes)
-    with pytest.raises(BadInput, match=r"expected a policy as Policy\.save writes it, found: "):
+    with pytest.raises(BadInput, match=r"policy\.(json|safetensors): .*expected") as refused:
         Policy.load(tmp_path)
+    assert len(str(refused.value)) < 2_000
+
+
+def test_sizes_are_compared_before_memory_is_taken(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is made on the CPU, where it would take memory, before it is known to fit."""
+    policy.save(tmp_path)
+    made: list[torch.device] = []
+    inner = policy_module.build_model
+    monkeypatch.setattr(
+        policy_module, "build_model", lambda *given: made.append(torch.empty(0).device) or inner(*given)
+    )
+    for changes in ({"horizon": HORIZON + 1}, {"horizon": 10**9}, {"shapes__camera": [3, 10**5, 10**5]}):
+        before = (tmp_path / DESCRIPTION).read_text()
+        written(tmp_path, **changes)
+        with pytest.raises(BadInput):
+            Policy.load(tmp_path)
+        (tmp_path / DESCRIPTION).write_text(before)
+    assert {device.type for device in made} <= {"meta"}
+    Policy.load(tmp_path)
+    assert made[-1].type == "cpu"
+
+
+def test_numbers_that_are_none_are_refused(policy: Policy, tmp_path: Path) -> None:
+    policy.save(tmp_path)
+    written(tmp_path, scales__force=[[[float("nan")]] * 6, [[1.0]] * 6])
+    with pytest.raises(BadInput, match=r"policy\.json: expected a policy .*NaN is no number"):
+        Policy.load(tmp_path)
+    for content in ("[" * 200_000, "null", "{}", "1" * 5_000):
+        (tmp_path / DESCRIPTION).write_text(content)
+        with pytest.raises(BadInput, match=r"policy\.json: expected a policy as Policy\.save writes it, found "):
+            Policy.load(tmp_path)
 
 
 def test_damaged_folders_are_refused(policy: Policy, tmp_path: Path) -> None:
@@ -239,10 +282,10 @@ def test_damaged_folders_are_refused(policy: Policy, tmp_path: Path) -> None:
     for name, content in whole.items():
         for damaged in (b"", content[: len(content) // 2], b"\xff" + content[1:]):
             (tmp_path / name).write_bytes(damaged)
-            with pytest.raises(BadInput, match="expected a policy"):
+            with pytest.raises(BadInput, match=f"{name}: expected (a policy|the weights)"):
                 Policy.load(tmp_path)
         (tmp_path / name).unlink()
-        with pytest.raises(BadInput, match="expected a policy"):
+        with pytest.raises(BadInput, match=f"{name}: expected (a policy|the weights)"):
             Policy.load(tmp_path)
         (tmp_path / name).write_bytes(content)
     Policy.load(tmp_path)

@@ -21,7 +21,7 @@ from equipoise.control.cloning import SENSORS
 from equipoise.control.conditions import CONDITIONS
 from equipoise.control.demonstrations import SEEDS, generate
 from equipoise.control.lines import lines_of
-from equipoise.control.policy import MONITOR, WEIGHTS, Policy
+from equipoise.control.policy import DESCRIPTION, MONITOR, WEIGHTS, Policy
 from equipoise.control.rollout import Outcome
 from equipoise.control.study import EPISODE_SEEDS, METHODS, TRAINED, RolloutPlan, lines, rollouts_as_dict, run_study
 from equipoise.control.tables import control_tables
@@ -323,3 +323,11 @@ def test_seeds_of_rollouts_are_no_seeds_of_demonstrations() -> None:
     demonstrations = {number * SEEDS for number in range(900)}
     assert max(demonstrations) + SEEDS <= min(seeds)
     assert max(seeds) < CALIBRATION_SEEDS
+
+
+@pytest.mark.parametrize("content", ["[" * 200_000, "null", "{}", '{"seconds": [1]}', ""])
+def test_measurements_that_are_damaged_are_named_before_anything_is_trained(content: str, tmp_path: Path) -> None:
+    for name in (TRAINED, DESCRIPTION):
+        (tmp_path / name).write_text(content)
+    with pytest.raises(BadInput, match=rf"{TRAINED}: expected what `equipoise control` measures, .* remove {tmp_path}"):
+        study._is_trained(tmp_path)

@@ -22,14 +22,17 @@ from equipoise.control import scene
 from equipoise.control.camera import Renderer, load_mujoco
 from equipoise.control.expert import Expert
 from equipoise.control.simulator import Holes, Simulator
-from equipoise.util.errors import BadInput, demand, first_line, raise_all
-from equipoise.util.files import inside, reading, write_atomic
+from equipoise.data.own.npz import read_arrays
+from equipoise.util.errors import BadInput, Unreadable, demand, first_line, raise_all
+from equipoise.util.files import inside, write_atomic
 from equipoise.util.pool import Pool, Tell
 from equipoise.util.processes import cores, lock_folder
+from equipoise.util.schema import FLAG, TEXT, every, one_of, read_json, record, short, whole
 
 VERSION = 3  # of the task and the files: demonstrations of another version are not mixed
 MANIFEST = "manifest.json"
 SEEDS = 1_000_000  # episode i has the seed `seed` × SEEDS + i
+MOST_SEED = 2**40
 COLUMNS: dict[str, tuple[str, tuple[int, ...]]] = {
     "proprioception": ("f4", (9,)),
     "camera": ("u1", (3, scene.PICTURE, scene.PICTURE)),
@@ -38,6 +41,7 @@ COLUMNS: dict[str, tuple[str, tuple[int, ...]]] = {
     "phase": ("i1", ()),
     "step": ("i4", ()),
 }
+_AGAIN = "delete it and generate once more, by the same command"
 
 
 @final
@@ -82,6 +86,8 @@ def generate(
 ) -> Path:
     """Let the expert act in many episodes; begun again after a kill, it goes on where it was.
 
+    An episode whose file is missing or damaged is made again.
+
     Args:
         folder: New, empty, or begun with the same settings.
         episodes: How many to try; those in which the expert fails are left out, and counted in the manifest.
@@ -101,7 +107,7 @@ def generate(
     demand(
         "generate",
         (0 < episodes <= SEEDS, f"episodes should be 1 to {SEEDS:,}", episodes),
-        (seed >= 0, "seed should be zero or more", seed),
+        (0 <= seed <= MOST_SEED, f"seed should be 0 to {MOST_SEED:,}", seed),
         (workers > 0, "workers should be one or more", workers),
         (holes in get_args(Holes), f"holes should be one of {', '.join(get_args(Holes))}", holes),
     )
@@ -120,7 +126,7 @@ def generate(
         for unfinished in folder.glob("episode-*.npz.*.tmp"):  # of a worker that was killed
             unfinished.unlink()
         failed = set(manifest.get("failed", []))
-        there = {number for number in range(episodes) if inside(folder, _name(number)).exists()}
+        there = {number for number in range(episodes) if not _read_episode(folder, number)[1]}
         todo = [number for number in range(episodes) if number not in failed | there]
         for done, (number, succeeded) in enumerate(_demonstrate_all(folder, settings, todo, workers), 1):
             if not succeeded:
@@ -163,8 +169,9 @@ def load(folder: Path) -> Demonstrations:
     folder = Path(folder)
     raise_all(verify(folder), f"{folder}: demonstrations cannot be used:")
     manifest = _read_manifest(folder)
-    numbers = [_number(name) for name in manifest["files"]]
-    parts = [_read_episode(folder, number) for number in numbers]
+    numbers = [int(name[8:14]) for name in manifest["files"]]
+    parts, problems = zip(*(_read_episode(folder, number) for number in numbers), strict=True)
+    raise_all(filter(None, problems), f"{folder}: demonstrations cannot be used:")
     columns = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
     lengths = [len(part["step"]) for part in parts]
     return Demonstrations(
@@ -196,19 +203,30 @@ def _begin(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     if not folder.is_dir() or not inside(folder, MANIFEST).exists():
         raise BadInput(f"{folder}: expected demonstrations, found no {MANIFEST}; generate some there")
-    try:
-        with reading(inside(folder, MANIFEST)) as path:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(manifest["settings"], dict) or not isinstance(manifest["finished"], bool):
-                raise TypeError("settings and finished are not those of a manifest")
-            if manifest["finished"]:
-                _ = [_number(name) for name in manifest["files"]], list(manifest["failed"])
-    except ValueError as problem:
-        raise BadInput(f"{first_line(problem)}; delete the folder and generate once more") from None
-    if manifest["settings"].get("version") != VERSION:
-        found = manifest["settings"].get("version")
-        raise BadInput(f"{folder}: expected version {VERSION}, found {found}; generate them again in another folder")
-    return manifest
+    expected, advice = "a manifest of demonstrations", "Delete the folder and generate once more"
+    manifest = read_json(folder, MANIFEST, record({"settings": record({"version": whole(0)})}), expected, advice=advice)
+    if (found := manifest["settings"].get("version")) != VERSION:
+        again = "generate them again in another folder"
+        raise BadInput(f"{folder}: expected version {VERSION}, found {found}; {again}")
+    return read_json(folder, MANIFEST, _check_manifest, expected, advice=advice)
+
+
+_SETTINGS = {"episodes": whole(1, SEEDS), "seed": whole(0, MOST_SEED), "holes": one_of(*get_args(Holes))}
+_SETTINGS |= {"renderer": one_of(*get_args(Renderer)), "mujoco": TEXT}
+_BEGUN = {"finished": FLAG, "settings": record(_SETTINGS)}
+_FINISHED = {"failed": every(whole(0, SEEDS), list), "files": every(TEXT, least=1)}
+
+
+def _check_manifest(content: Any, where: str) -> Iterator[str]:
+    """Find what is wrong with a manifest."""
+    problems = [*record(_BEGUN)(content, where)]
+    if not problems and content["finished"]:
+        problems = [*record(_FINISHED)(content, where)]
+    yield from problems
+    if not problems and content["finished"]:
+        names = {_name(number) for number in range(content["settings"]["episodes"])}
+        strange = (name for name in content["files"] if name not in names)
+        yield from (f"files: expected names of episodes, found {short(name)}" for name in strange)
 
 
 def _demonstrate_all(
@@ -257,9 +275,24 @@ def _simulator(renderer: Renderer) -> Simulator:
     return Simulator(renderer)
 
 
-def _read_episode(folder: Path, number: int) -> dict[str, np.ndarray]:
-    with reading(inside(folder, _name(number))) as path, np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in (*COLUMNS, "hole")}
+def _read_episode(folder: Path, number: int) -> tuple[dict[str, np.ndarray], str]:
+    """Read an episode; and say what is wrong with it, "" where nothing is."""
+    name, columns = _name(number), {**COLUMNS, "hole": ("f4", (2,))}
+    try:
+        arrays, problems = read_arrays(inside(folder, name))
+    except (BadInput, Unreadable) as problem:
+        return {}, f"{problem}; {_AGAIN}"
+    count = len(arrays["step"]) if "step" in arrays and arrays["step"].ndim else 0
+    for key, (dtype, shape) in columns.items():
+        array, expected = arrays.get(key), shape if key == "hole" else (count, *shape)
+        if array is None or array.dtype != np.dtype(dtype) or array.shape != expected or not count:
+            found = "none" if array is None else f"{array.dtype} {list(array.shape)}"
+            problems.append(
+                f"{key}: expected {np.dtype(dtype)} {['steps' if key != 'hole' else 2, *shape]}, found {found}"
+            )
+        elif not np.isfinite(array).all():
+            problems.append(f"{key}: expected finite numbers, found NaN or infinity")
+    return arrays, f"{name}: {'; '.join(problems)}; {_AGAIN}" if problems else ""
 
 
 def _finish(folder: Path, settings: Mapping[str, Any], failed: list[int]) -> None:
@@ -278,7 +311,3 @@ def _seed(settings: Mapping[str, Any], number: int) -> int:
 
 def _name(number: int) -> str:
     return f"episode-{number:06}.npz"
-
-
-def _number(name: str) -> int:
-    return int(name.removeprefix("episode-").removesuffix(".npz"))

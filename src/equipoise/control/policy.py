@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final, get_args
 
 import torch
 from torch import Tensor
@@ -15,19 +15,24 @@ from equipoise.control.cloning import AXES, PIXEL
 from equipoise.data.part import Part
 from equipoise.data.splits import Splits
 from equipoise.deploy.monitor import SensorMonitor
+from equipoise.deploy.rebuilding import TensorSpec, differences, stored_tensors, weights_file
 from equipoise.methods import EW, MSL
 from equipoise.models.choose import KINDS, kinds_of
 from equipoise.models.fusion_model import FusionModel
+from equipoise.models.late_fusion import Unimodal
 from equipoise.models.task import Regression
-from equipoise.training.settings import Settings
+from equipoise.training.settings import Fusion, Settings
 from equipoise.training.step import build_model
-from equipoise.util.errors import BadInput, first_line
-from equipoise.util.files import inside, reading, write_atomic
+from equipoise.util.errors import BadInput, first_line, raise_all
+from equipoise.util.files import inside, write_atomic
+from equipoise.util.processes import memory_problem
+from equipoise.util.schema import ANYTHING, TEXT, at_most, every, one_of, read_json, record, rule, short, whole
 
 FORMAT = 1
 KEPT = ("encoder", "features", "fusion", "objective", "loss")
 """Settings that a model is built by."""
 DESCRIPTION, WEIGHTS, MONITOR = "policy.json", "policy.safetensors", "monitor.json"
+NUMBER_READ = 512  # bytes that a number of an observation takes on its way through an encoder, about
 OWN = "equipoise.control.encoders."
 Scales = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -165,22 +170,70 @@ class Policy:
         """
         import safetensors.torch
 
+        content = read_json(folder, DESCRIPTION, _check_file, "a policy as Policy.save writes it")
+        tensors = stored_tensors(folder, WEIGHTS)
+        settings = Settings(**{key: content["settings"][key] for key in KEPT})  # no other: a path would be imported
+        shapes = {name: tuple(shape) for name, shape in content["shapes"].items()}
+        how, outputs = (settings, shapes, content["horizon"], content["unimodal"]), content["horizon"] * len(AXES)
+        if outputs > max((max(each.shape, default=0) for each in tensors.values()), default=0):
+            expected = "expected as many actions as the weights are for"
+            raise BadInput(f"{folder / DESCRIPTION}: horizon: {expected}, found {content['horizon']:,}")
         try:
-            with reading(inside(folder, DESCRIPTION)) as file:
-                content = json.loads(file.read_text(encoding="utf-8"))
-            if content["format"] != FORMAT:
-                raise ValueError(f"format {content['format']!r}, which this version does not know")
-            settings = Settings(**{key: content["settings"][key] for key in KEPT})  # no other: a path would be imported
-            shapes = {name: tuple(shape) for name, shape in content["shapes"].items()}
-            check_encoders(settings.encoder, shapes)
-            model = _built(settings, shapes, int(content["horizon"]), content["unimodal"])
-            safetensors.torch.load_model(model, str(inside(folder, WEIGHTS)))
-            scales = {name: (torch.tensor(one), torch.tensor(two)) for name, (one, two) in content["scales"].items()}
-        except Exception as error:  # what a damaged file may lead to is anything
-            expected = "expected a policy as Policy.save writes it"
-            raise BadInput(f"{folder}: {expected}, found: {type(error).__name__} {first_line(error)}") from error
+            with torch.device("meta"):  # before anything large is made
+                state = {key: TensorSpec.of(tensor) for key, tensor in _built(*how).state_dict().items()}
+            raise_all(f"{folder / WEIGHTS}: {problem}" for problem in at_most(differences(state, {}, tensors)))
+            model = _built(*how)
+        except (RuntimeError, TypeError, IndexError, OverflowError) as error:
+            raise BadInput(f"{folder}: the policy cannot be made again: {first_line(error)}") from error
+        with weights_file(folder, WEIGHTS) as file:
+            safetensors.torch.load_model(model, file)
+        scales = {name: (torch.tensor(one), torch.tensor(two)) for name, (one, two) in content["scales"].items()}
         monitor = SensorMonitor.load(inside(folder, MONITOR)) if (folder / MONITOR).is_file() else None
         return cls(model.to(device), settings, shapes, scales, monitor)
+
+
+_SETTINGS = {"encoder": TEXT, "features": whole(1), "fusion": one_of(*get_args(Fusion))}
+_SETTINGS |= {"objective": TEXT, "loss": TEXT}
+_FILE = record(
+    {
+        "format": rule(f"{FORMAT}, which this version knows", lambda value: value is not True and value == FORMAT),
+        "settings": record(_SETTINGS),
+        "unimodal": one_of(*get_args(Unimodal)),
+        "horizon": whole(1),
+        "shapes": every(every(whole(1), list, least=1, most=4), least=1),
+        "scales": every(every(ANYTHING, list, 2, 2)),
+    }
+)
+
+
+def _check_file(content: Any, where: str) -> Iterator[str]:
+    """Find what is wrong with the file of a policy."""
+    if problems := [*_FILE(content, where)]:
+        yield from problems
+        return
+    shapes = {name: tuple(shape) for name, shape in content["shapes"].items()}
+    try:
+        Settings(**{key: content["settings"][key] for key in KEPT})
+        check_encoders(content["settings"]["encoder"], shapes)
+    except BadInput as problem:
+        yield str(problem)
+    for name, shape in shapes.items():
+        if why := memory_problem(NUMBER_READ * math.prod(shape)):
+            yield f"shapes.{name}: expected an observation that fits into memory, found {list(shape)}, which {why}"
+        elif name in content["scales"]:
+            yield from _scale_problems(name, shape, content["scales"][name])
+
+
+def _scale_problems(name: str, shape: tuple[int, ...], scale: Any) -> Iterator[str]:
+    try:
+        mean, deviation = (torch.tensor(one, dtype=torch.float32) for one in scale)
+        fitting = mean.shape == deviation.shape and torch.broadcast_shapes(mean.shape, shape) == shape
+        plain = bool(mean.isfinite().all() and deviation.isfinite().all() and (deviation > 0).all())
+    except (RuntimeError, TypeError, ValueError, OverflowError, RecursionError):
+        fitting = plain = False
+    if not (fitting and plain):
+        expected = f"means and deviations above zero that fit observations of shape {list(shape)}"
+        yield f"scales.{name}: expected {expected}, found {short(scale)}"
 
 
 def check_encoders(words: str, sensors: Iterable[str]) -> None:

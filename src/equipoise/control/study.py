@@ -45,6 +45,7 @@ from equipoise.util.errors import BadInput, collect, raise_all
 from equipoise.util.files import inside, write_atomic
 from equipoise.util.pool import Pool, Tell
 from equipoise.util.processes import cores
+from equipoise.util.schema import ANYTHING, NUMBER, TEXT, every, or_null, read_json, record
 
 METHODS = ("msl", "moddrop", "ew", "mimo", "primaldual", "mmpareto", "ogmge", "gap")
 PRESET = Preset("control", "", SETTINGS, {}, "Chosen on validation demonstrations before any method was compared.")
@@ -55,6 +56,17 @@ SCORED = "proprioception"
 """The sensor of which every step has a score, for GAP."""
 BATCH = 512
 """Samples that a policy reads at a time, where it is measured."""
+_MEASURED = record(
+    {
+        "validation": every(ANYTHING),
+        "attention": ANYTHING,
+        "committee": every(or_null(NUMBER), list),
+        "interventions": every(ANYTHING),
+        "seconds": record({"training": NUMBER}),
+        "device": TEXT,
+        "path": every(ANYTHING),
+    }
+)
 Bar = Callable[[str, int, int], None]
 """Takes what is being done, how much of it is done, and how much there is."""
 
@@ -334,7 +346,13 @@ def _within(bar: Bar, before: int, count: int, done: int, _: int) -> None:
 
 
 def _is_trained(folder: Path) -> bool:
-    return (folder / TRAINED).is_file() and (folder / DESCRIPTION).is_file()
+    return (folder / DESCRIPTION).is_file() and (folder / TRAINED).is_file() and bool(_measured(folder))
+
+
+def _measured(folder: Path) -> dict[str, Any]:
+    """Read what training measured of a policy."""
+    advice = f"To train this policy again, remove {folder} and type the same command"
+    return read_json(folder, TRAINED, _MEASURED, "what `equipoise control` measures", advice=advice)
 
 
 def _train_all(folders: Mapping[PolicyJob, Path], data: CloningData, workers: int, bar: Bar) -> None:
@@ -364,7 +382,7 @@ def _rolled_out(
     job: PolicyJob, folder: Path, pool: RolloutPool, plan: RolloutPlan, on_progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Roll a policy out, and return its row."""
-    measured = json.loads(inside(folder, TRAINED).read_text(encoding="utf-8"))
+    measured = _measured(folder)
     policy, started = Policy.load(folder, device_of(job.line.entry.settings)), time.perf_counter()
     if policy.monitor is None and len(policy.sensors) > 1 and any(one.monitored for one in plan.conditions):
         policy = with_monitor(policy, pool)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, final, get_args
@@ -31,7 +32,21 @@ from torch import Tensor
 
 from equipoise.models.evaluation import LEAST_LOG
 from equipoise.models.task import TaskKind
-from equipoise.util.errors import BadInput, look_up, raise_all
+from equipoise.util.errors import raise_all
+from equipoise.util.schema import (
+    ANYTHING,
+    NUMBER,
+    POSITIVE,
+    TEXT,
+    every,
+    is_number,
+    one_of,
+    or_null,
+    read_json,
+    record,
+    rule,
+    short,
+)
 
 WARM_UP = 5  # windows that an average takes to forget where it began
 FORMAT, TASK_FORMAT = 1, 2
@@ -357,20 +372,43 @@ class SensorMonitor:
         Raises:
             BadInput: If the file is no such thing.
         """
-        try:
-            content = json.loads(Path(file).read_text(encoding="utf-8"))
-            limits = Limits(*(torch.tensor(content[name]) for name in Limits._fields))
-            heights, memory = torch.tensor(content["heights"]), float(content["memory"])
-            kind = look_up("kind", content.get("kind", "classes"), {one: one for one in get_args(TaskKind)})
-            scale = None if content.get("scale") is None else torch.tensor(content["scale"])
-            if (kind == "regression") != (scale is not None):
-                raise ValueError(f"expected a scale of numbers, and of numbers alone; found {content.get('scale')}")
-            return cls(content["modalities"], limits, heights, memory, content["calibration"], kind, scale)
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadInput(
-                f"{file}: expected a monitor as SensorMonitor.save writes it, found: {type(error).__name__} {error}. "
-                "Make one: equipoise monitor RUN"
-            ) from None
+        path = Path(os.path.realpath(file))
+        expected, advice = "a monitor as SensorMonitor.save writes it", "Make one: equipoise monitor RUN"
+        content = read_json(path.parent, path.name, _check_file, expected, advice=advice)
+        limits = Limits(*(torch.tensor(content[name]) for name in Limits._fields))
+        scale = None if content.get("scale") is None else torch.tensor(content["scale"])
+        heights, kind = torch.tensor(content["heights"]), content.get("kind", "classes")
+        return cls(content["modalities"], limits, heights, content["memory"], content["calibration"], kind, scale)
+
+
+_TABLE, _POSITIVE_TABLE = (every(every(each, list, 3, 3), list, least=1) for each in (NUMBER, POSITIVE))
+_FILE = record(
+    {
+        "modalities": every(TEXT, list, least=1),
+        "heights": every(POSITIVE, list, 5, 5),
+        "memory": rule("a number above 0, at most 1", lambda value: is_number(value) and 0 < value <= 1),
+        "centre": _TABLE,
+        "below": _POSITIVE_TABLE,
+        "above": _POSITIVE_TABLE,
+        "calibration": every(ANYTHING),
+    },
+    {"kind": one_of(*get_args(TaskKind)), "scale": or_null(every(every(NUMBER, list, least=1), list, 2, 2))},
+)
+
+
+def _check_file(content: Any, where: str) -> Iterator[str]:
+    """Find what is wrong with the file of a monitor."""
+    if problems := [*_FILE(content, where)]:
+        yield from problems
+        return
+    sensors, scale = len(content["modalities"]), content.get("scale")
+    for name in Limits._fields:
+        if len(content[name]) != sensors:
+            yield f"{name}: expected a row for each of {sensors} sensors, found {len(content[name])}"
+    if (content.get("kind") == "regression") != (scale is not None):
+        yield f"scale: expected it for numbers, and for numbers alone, found {short(scale)}"
+    elif scale is not None and (len(scale[0]) != len(scale[1]) or min(scale[1]) <= 0):
+        yield f"scale: expected as many deviations above zero as means, found {short(scale)}"
 
 
 def _stacked(heads: Mapping[str, Any], modalities: Sequence[str]) -> Tensor:

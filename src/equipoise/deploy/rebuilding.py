@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.deploy.deployable import InputSpec
-from equipoise.deploy.description import at_most, described_task
+from equipoise.deploy.description import described_task
 from equipoise.models.assemble import assemble, encoder_words
 from equipoise.models.choose import KINDS, build_encoders, kinds_of, own_encoders
 from equipoise.models.combine import combined, members_of
@@ -24,7 +25,9 @@ from equipoise.models.own_model import OwnModel, build_own
 from equipoise.models.task import task_of
 from equipoise.study.job import DESCRIPTION, WEIGHTS
 from equipoise.study.registry import Method
-from equipoise.util.errors import BadInput, raise_all
+from equipoise.util.errors import BadInput, first_line, raise_all
+from equipoise.util.files import inside
+from equipoise.util.schema import at_most
 
 PLAUSIBLE = 2**16  # features that an encoder may be told of, though it need not have as many
 
@@ -159,7 +162,7 @@ def own_rebuilt(
     expected = {key: TensorSpec.of(tensor) for key, tensor in state.items()}
     places = Counter(tensor.data_ptr() for tensor in state.values())
     tied = {key: expected[key] for key, tensor in state.items() if places[tensor.data_ptr()] > 1}
-    raise_all(f"{folder / WEIGHTS}: {problem}" for problem in at_most(_differences(expected, tied, tensors)))
+    raise_all(f"{folder / WEIGHTS}: {problem}" for problem in at_most(differences(expected, tied, tensors)))
     return model
 
 
@@ -184,10 +187,10 @@ def _misfits(
     for place, module in outline.named_modules():
         own = made[module].state_dict() if module in made else {}
         optional |= {f"{place}.{inner}": TensorSpec.of(tensor) for inner, tensor in own.items()}
-    yield from _differences(expected, optional, tensors)
+    yield from differences(expected, optional, tensors)
 
 
-def _differences(
+def differences(
     expected: Mapping[str, TensorSpec], optional: Mapping[str, TensorSpec], tensors: Mapping[str, TensorSpec]
 ) -> Iterator[str]:
     """Name the tensors of a file that are not those expected; of the optional ones, some may lack."""
@@ -213,3 +216,24 @@ def _unreadable(
             yield f"inputs.{name}.most: expected less than {min(counts)}, which its encoder knows, found {spec.most}"
         if spec.ragged and not any(map(takes_lengths, encoders)):
             yield f"inputs.{name}.ragged: expected false, since its encoder takes no lengths, found true"
+
+
+@contextmanager
+def weights_file(folder: Path, name: str) -> Generator[str]:
+    """Give the path of weights; errors while they are read say what the file should have been."""
+    from safetensors import SafetensorError
+
+    try:
+        yield str(inside(folder, name))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        expected = f"{folder / name}: expected the weights of this run's model"
+        raise BadInput(f"{expected}, found: {first_line(error)}") from None
+
+
+def stored_tensors(folder: Path, name: str) -> dict[str, TensorSpec]:
+    """Read which tensors a file of weights says it has."""
+    from safetensors import safe_open
+
+    with weights_file(folder, name) as file, safe_open(file, framework="pt") as opened:
+        slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 (it is no mapping)
+        return {key: TensorSpec(tuple(part.get_shape()), part.get_dtype()) for key, part in slices.items()}

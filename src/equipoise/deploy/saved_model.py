@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import defaultdict
-from collections.abc import Generator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +13,7 @@ import torch
 from equipoise.data.views import view_of
 from equipoise.deploy.deployable import IN_THE_GRAPH, Deployable, InputSpec
 from equipoise.deploy.description import problems_in, read_description, row_problems
-from equipoise.deploy.rebuilding import TensorSpec, member_plans, own_rebuilt, rebuilt
+from equipoise.deploy.rebuilding import member_plans, own_rebuilt, rebuilt, stored_tensors, weights_file
 from equipoise.models.choose import KINDS, kinds_of
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import METRICS, Metric
@@ -27,6 +24,7 @@ from equipoise.study.registry import all_methods, automatic_methods
 from equipoise.util.errors import BadInput, first_line, raise_all
 from equipoise.util.files import inside
 from equipoise.util.named import is_path
+from equipoise.util.schema import TEXT, read_json, record
 
 TRAIN = "equipoise train --data watch --method mimo --out runs/one"
 
@@ -85,7 +83,7 @@ def load_saved_model(
     folder = _find(Path(path))
     damage, tensors, size = [], {}, 0
     try:
-        tensors, size = _stored_tensors(folder), (folder / WEIGHTS).stat().st_size
+        tensors, size = stored_tensors(folder, WEIGHTS), (folder / WEIGHTS).stat().st_size
     except BadInput as error:
         damage.append(str(error))
     content = read_description(folder, DESCRIPTION, size)
@@ -117,7 +115,7 @@ def load_saved_model(
         raise
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:
         raise BadInput(f"{folder}: the model of this run cannot be made again: {error}") from None
-    with _weights_file(folder) as file:
+    with weights_file(folder, WEIGHTS) as file:
         safetensors.torch.load_model(made, file)
     return SavedModel(folder, made.eval(), row, tuple(content["classes"]), specs, content["parts"], words)
 
@@ -155,10 +153,11 @@ def _exported(path: Path) -> Path | None:
         return None
     places = [path.parent, *sorted(path.parent.glob("runs/*"))]
     runs = [place for place in places if (place / DESCRIPTION).is_file()]
+    check = record({"training": record({"config": TEXT})})
     try:
-        config = json.loads((path / "card.json").read_text("utf-8"))["training"]["config"]
+        config = read_json(path, "card.json", check, "a card")["training"]["config"]
         return next((run for run in runs if read_description(run, DESCRIPTION)["row"]["config"] == config), None)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (BadInput, KeyError, TypeError):
         return None
 
 
@@ -253,24 +252,3 @@ def _input_spec(plain: dict[str, Any]) -> InputSpec:
     known |= {"spatial": True} if plain.get("axis") == "space" else {}
     known |= {"most": plain["most"]} if "most" in plain else {}  # word numbers beyond it may have no vector
     return InputSpec(stored, getattr(torch, plain["dtype"]), plain["ragged"], view, **known)
-
-
-@contextmanager
-def _weights_file(folder: Path) -> Generator[str]:
-    """Give the path of the weights; errors while they are read say what the file should have been."""
-    from safetensors import SafetensorError
-
-    try:
-        yield str(inside(folder, WEIGHTS))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        expected = f"{folder / WEIGHTS}: expected the weights of this run's model"
-        raise BadInput(f"{expected}, found: {first_line(error)}") from None
-
-
-def _stored_tensors(folder: Path) -> dict[str, TensorSpec]:
-    """Read which tensors a file of weights says it has."""
-    from safetensors import safe_open
-
-    with _weights_file(folder) as file, safe_open(file, framework="pt") as opened:
-        slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 (it is no mapping)
-        return {key: TensorSpec(tuple(part.get_shape()), part.get_dtype()) for key, part in slices.items()}
