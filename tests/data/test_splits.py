@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from equipoise.data import Part, Splits
 from equipoise.data.bundled import two_sensors
 from equipoise.data.splits import split_by_group
+from equipoise.util.errors import BadInput
 
 
 def part(label: list[int], group: list[int] | None = None, **inputs: torch.Tensor) -> Part:
@@ -152,3 +154,17 @@ def test_prepared_parts_are_told_by_their_rows_and_not_read_for_it() -> None:
     own = Part({"a": whole[:3]}, label)
     solid = Splits("made", own, own, own, ("no", "yes"))
     assert cut([0, 1, 2], "") == solid.fingerprint()  # without a source the numbers count, wherever they lie
+
+
+def test_groups_may_be_hashes_of_64_bits() -> None:
+    random, hashes = np.random.default_rng(0), np.uint64(2**63) + np.arange(60, dtype=np.uint64) // np.uint64(5)
+    splits = Splits.from_arrays({"a": random.normal(size=(60, 4))}, np.arange(60) % 3, group=hashes).check()
+    assert splits.groups == tuple(str(2**63 + number) for number in range(12))
+    there = [set(part.group.tolist()) for part in splits.parts.values() if part.group is not None]
+    assert set.union(*there) == set(range(12))
+    assert sum(map(len, there)) == 12
+
+
+def test_tensors_without_numbers_are_refused() -> None:
+    with pytest.raises(BadInput, match="found one on the device meta, which holds none"):
+        Splits.from_arrays({"a": torch.zeros(60, 4, device="meta")}, np.arange(60) % 3)

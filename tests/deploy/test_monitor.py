@@ -1,7 +1,10 @@
 """The sensor monitor: dead sensors are found and named, healthy ones left alone, and streams kept apart."""
 
+import contextlib
 import json
 import math
+import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from equipoise.measure import training_statistics
 from equipoise.models import LateFusion
 from equipoise.models.encoders import MLP
 from equipoise.util.errors import BadInput
+from mutated_json import mutated_json
 
 NAMES = ("front", "rear", "side")
 PEOPLE, WINDOWS = 6, 120
@@ -182,10 +186,38 @@ def test_what_was_saved_says_the_same(tmp_path: Path) -> None:
     assert torch.equal(watched(monitor, scores), watched(again, scores))
     assert watched(again, scores)[0, -1] == 2
     assert again.facts == monitor.facts
-    for text in ("{", "{}", "[]"):
+    for text in ("{", "{}", "[]", "[" * 200_000, "null", ""):
         (tmp_path / "monitor.json").write_text(text)
         with pytest.raises(BadInput, match="expected a monitor"):
             SensorMonitor.load(tmp_path / "monitor.json")
+
+
+@pytest.mark.parametrize("key", ["centre", "below", "above", "heights", "memory", "modalities", "calibration"])
+def test_fields_of_other_types_are_named(key: str, tmp_path: Path) -> None:
+    fitted().save(tmp_path / "monitor.json")
+    whole = json.loads((tmp_path / "monitor.json").read_text())
+    for value in (None, [None] * 5, [[0.0] * 3], [{}], 10**400, "a"):
+        (tmp_path / "monitor.json").write_text(json.dumps({**whole, key: value}))
+        with pytest.raises(BadInput, match=rf"monitor\.json: expected a monitor .*{key}.* Make one: "):
+            SensorMonitor.load(tmp_path / "monitor.json")
+
+
+@pytest.mark.parametrize("kind", ["classes", "regression"])
+def test_mutated_monitors_are_refused_or_work(kind: Any, tmp_path: Path) -> None:
+    if kind == "classes":
+        fitted().save(tmp_path / "monitor.json")
+    else:
+        SensorMonitor.fit(people("regression", 200, 0), kind="regression").save(tmp_path / "monitor.json")
+    whole, draw, read = json.loads((tmp_path / "monitor.json").read_text()), random.Random(0), 0
+    for _ in range(int(os.environ.get("EQUIPOISE_CASES", "300"))):
+        (tmp_path / "monitor.json").write_bytes(mutated_json(whole, draw))
+        with contextlib.suppress(BadInput):
+            monitor = SensorMonitor.load(tmp_path / "monitor.json")
+            width = 4 if monitor.scale is None else monitor.scale.shape[1]
+            output = monitor.update({name: torch.zeros(2, width) for name in monitor.modalities})
+            assert len(output.names()) == 2
+            read += 1
+    assert read > 10
 
 
 def test_reset_forgets_the_streams_and_other_streams_need_it() -> None:

@@ -128,7 +128,7 @@ def test_a_setting_and_a_parameter_of_one_name_are_told_apart() -> None:
         (["msl"], "epochs", "'epochs' should read name=value, such as epochs=30"),
         (["msl"], "=3", "'=3' should read name=value"),
         (["msl"], "run.=3", "unknown setting"),
-        (["msl"], "batch=0", "batch should be a whole number of at least 1, found 0"),
+        (["msl"], "batch=0", "batch should be a whole number from 1 to 2,147,483,647, found 0"),
         (["mimo"], "penalty=-1", "penalty"),
         (["mimo"], "penalty=nan", "penalty"),
         (["mses"], "mses.patience=-1", "patience should be zero epochs or more"),

@@ -39,7 +39,9 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words of a command line."""
-        return super().parse_args(ctx, options.with_values(args))
+        left = super().parse_args(ctx, options.with_values(args))
+        options.check_sizes(ctx.params)
+        return left
 
 
 for _name in COMMANDS:  # one file a command, but for those that only list what there is

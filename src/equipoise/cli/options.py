@@ -17,10 +17,12 @@ from equipoise.study.registry import all_methods
 from equipoise.training import settings
 from equipoise.training.presets import Preset, preset_for
 from equipoise.training.trackers import NAMES, Trackers
-from equipoise.util.errors import BadInput, collect, look_up
+from equipoise.util.errors import BadInput, collect, look_up, raise_all
 from equipoise.util.files import write_atomic
 
 T = TypeVar("T")
+MOST = 10**9  # of whatever is counted
+DEEPEST = 200
 
 Data = Annotated[str, typer.Option("--data", help="A name (`equipoise datasets`), a prepared folder, or a file.")]
 Split = Annotated[str | None, typer.Option("--split", help="The protocol that cuts prepared data.")]
@@ -152,6 +154,19 @@ def with_values(words: Sequence[str]) -> list[str]:
         "--folds=all" if word == "--folds" and not after.isdecimal() and after != "all" else word
         for word, after in zip(words, following, strict=True)
     ]
+
+
+def check_sizes(typed: Mapping[str, Any]) -> None:
+    """Refuse options whose size no command can work with, before anything is made of them."""
+    problems = []
+    for name, value in typed.items():
+        least, most = (0, 2**63 - 1) if name == "seed" else (-MOST, MOST)
+        if isinstance(value, int) and not least <= value <= most:
+            problems.append(f"--{name.replace('_', '-')}: expected {max(0, least)} to {most:,}, found {value:,}")
+        elif isinstance(value, Path) and len(value.parts) > DEEPEST:
+            found = f"found {len(value.parts):,}"
+            problems.append(f"--{name.replace('_', '-')}: expected at most {DEEPEST} folders in each other, {found}")
+    raise_all(problems)
 
 
 def from_words(owner: str, kind: Callable[..., T], words: Sequence[str], example: str = "") -> T:

@@ -215,7 +215,7 @@ class Splits:
         about = "; ".join([assignment.about, *samples.notes, *samples.label.warnings])
         train, validation, test = (parts[name] for name in (PARTS if tested else (*PARTS[:2], PARTS[1])))
         task = _task(samples.label, train.label)
-        named = samples.group is not None and np.array(samples.group.names).dtype.kind not in "iu"
+        named = samples.group is not None and not samples.group.are_numbers
         groups = tuple(map(str, samples.group.names)) if samples.group is not None and named else ()
         splits = cls(samples.name, train, validation, test, samples.label.names, about, task=task, groups=groups)
         return splits.standardised() if standardise else splits
@@ -347,8 +347,9 @@ def parts_of(samples: Samples, marks: np.ndarray | None, tokens: Collection[str]
         return {}
     label, group = torch.from_numpy(samples.label.values), None
     if samples.group is not None:  # groups that have numbers keep them
-        numbers, names = samples.group.numbers, np.array(samples.group.names)
-        group = torch.from_numpy(names[numbers] if names.dtype.kind in "iu" else numbers).long()
+        numbers = samples.group.numbers
+        known = np.array(samples.group.names, np.int64)[numbers] if samples.group.are_numbers else numbers
+        group = torch.from_numpy(known).long()
     inputs = {
         name: array.long() if name in tokens else array
         for name, array in samples.inputs.items()

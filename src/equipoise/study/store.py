@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, final
 from equipoise.util.errors import BadInput
 from equipoise.util.files import inside, open_inside
 from equipoise.util.processes import LOCK_SECONDS, lock, memory_problem
+from equipoise.util.schema import ANYTHING, TEXT, every, or_null, record, whole
 
 SCHEMA = 1
 JsonObject = dict[str, Any]
@@ -108,7 +109,19 @@ def read_rows(path: Path, keep: Callable[[JsonObject], JsonObject] = lambda row:
     Raises:
         BadInput: If it cannot be read, or a line that has an end holds no row; one message with all such lines.
     """
-    return read_lines(path, lambda row: row.get("schema", SCHEMA) != SCHEMA or isinstance(row.get("config"), str), keep)
+    return read_lines(path, lambda row: row.get("schema", SCHEMA) != SCHEMA or not [*_ROW(row, "")], keep)
+
+
+_PLAIN = or_null(every(ANYTHING))
+_ROW = record(
+    {"config": TEXT},
+    {
+        **dict.fromkeys(("seed", "fold"), or_null(whole(-(2**63), 2**64))),
+        **dict.fromkeys(("split", "task", "metric"), or_null(TEXT)),
+        **dict.fromkeys(("run", "params", "code"), _PLAIN),
+    },
+)
+"""What everybody who groups rows relies on."""
 
 
 def read_lines(

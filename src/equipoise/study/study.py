@@ -42,11 +42,12 @@ from equipoise.util.named import told
 from equipoise.util.processes import threads
 from equipoise.util.progress import Progress
 
+MOST_RUNS = 100_000
 OnEvent = Callable[[str, Job, dict[str, Any]], None]
 """Called with "start", "epoch", "done" or "failed", the job, and the record, the row or the reason."""
 
 
-def folds_of(source: DataSet, folds: bool | int) -> tuple[DataSet, list[int | None]]:
+def folds_of(source: DataSet, folds: bool | int) -> tuple[DataSet, Sequence[int | None]]:
     """Return the data with the folds that are asked for, and their numbers."""
     if not folds:
         return source, [None]
@@ -54,7 +55,7 @@ def folds_of(source: DataSet, folds: bool | int) -> tuple[DataSet, list[int | No
         raise BadInput(f"{source.name} has no folds: it has no groups to cut by; leave out --folds, or give a group")
     if not isinstance(folds, bool):
         source = source.cut_into(folds)
-    return source, list(range(source.folds))
+    return source, range(source.folds)  # as many as were typed, until the data is read
 
 
 def _fitting(entries: Sequence[Entry], splits: Splits) -> tuple[list[Entry], dict[str, str]]:
@@ -87,6 +88,9 @@ def plan(
 
     What leaves nothing to chance is one run on each fold, without a seed.
     """
+    if (runs := len(entries) * len(seeds) * len(folds)) > MOST_RUNS:
+        _ = data.load(folds[0])  # which may not have so many
+        raise BadInput(f"expected at most {MOST_RUNS:,} runs in one study, found {runs:,}; take fewer seeds or folds")
     data = mark_tokens(data, [(entry.settings.encoder, entry.settings.features) for entry in entries])
     data = mark_task(data, [entry.settings.task for entry in entries])
     device = device_of if on is None else on.device_of

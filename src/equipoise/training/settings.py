@@ -18,6 +18,7 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Switch: TypeAlias = "bool | Literal['auto']"
 Fusion = Literal["concat", "sum", "gated", "film", "hybrid", "early"]
 MetricName = Literal["auto", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "auprc", "mae", "rmse", "r2"]
+MOST_EPOCHS, MOST_SAMPLES, MOST_FEATURES = 10**6, 2**31 - 1, 2**16
 _WEIGHTS = "none, balanced, or a number above zero for each class, such as 1,2,5"
 
 
@@ -126,9 +127,9 @@ class Settings:
         )
 
     def _rules(self) -> Iterable[tuple[str, str, bool]]:
-        yield "epochs", "a whole number of at least 0, or auto", self.epochs == "auto" or self.epochs >= 0
-        for name, least in (("batch", 1), ("accumulate", 1), ("features", 1)):
-            yield name, f"a whole number of at least {least}", getattr(self, name) >= least
+        yield "epochs", f"0 to {MOST_EPOCHS:,}, or auto", self.epochs == "auto" or 0 <= self.epochs <= MOST_EPOCHS
+        for name, most in (("batch", MOST_SAMPLES), ("accumulate", MOST_SAMPLES), ("features", MOST_FEATURES)):
+            yield name, f"a whole number from 1 to {most:,}", 1 <= getattr(self, name) <= most
         yield "lr", "above zero and finite", 0 < self.lr < math.inf
         yield "momentum", "at least 0 and below 1", 0 <= self.momentum < 1
         yield "weight_decay", "zero or more, and finite", 0 <= self.weight_decay < math.inf
@@ -136,7 +137,8 @@ class Settings:
         for name in ("dropout", "average", "label_smoothing"):
             yield name, "at least 0 and below 1", 0 <= getattr(self, name) < 1
         yield "clip", "above zero, or none", self.clip is None or self.clip > 0
-        yield "patience", "at least one epoch, or none", self.patience is None or self.patience >= 1
+        patient = self.patience is None or 1 <= self.patience <= MOST_EPOCHS
+        yield "patience", f"1 to {MOST_EPOCHS:,} epochs, or none", patient
         yield "model", "auto, or a dotted path such as my_file.Model", self.model == "auto" or is_path(self.model)
         for name, plain in (("encoder", "auto"), ("dropout", 0), ("step", "given")):
             own = f"{plain} with a model of one's own ({self.model})"

@@ -33,6 +33,11 @@ class Groups:
     numbers: np.ndarray
     names: tuple[Any, ...]
 
+    @property
+    def are_numbers(self) -> bool:
+        """True if they are whole numbers that a tensor can hold: hashes of 64 bits may be larger."""
+        return all(type(name) is int and -(2**63) <= name < 2**63 for name in self.names)
+
     def in_two_parts(self, marks: np.ndarray) -> list[str]:
         """Return the groups that are in more than one part, each with its parts."""
         there = np.zeros((len(self.names), len(PARTS)), bool)
@@ -46,6 +51,8 @@ class Groups:
 def as_numpy(given: Any) -> np.ndarray:
     """Return a tensor, list or array as a numpy array; what a masked one hides is NaN, or None."""
     if isinstance(given, Tensor):
+        if given.is_meta:
+            raise BadInput("expected tensors with numbers in them, found one on the device meta, which holds none")
         given = given.detach().cpu()
         given = (given.float() if given.dtype == torch.bfloat16 else given).numpy()
     if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
