@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
+from equipoise.data.own.stacked import read_all
+from equipoise.media import video
 from equipoise.media.video import read_image
+from equipoise.util import processes
 from equipoise.util.errors import Unreadable
 from media.made import make_image
 
@@ -108,3 +113,32 @@ def test_real_numbers_are_not_rounded_in_silence(tmp_path: Path) -> None:
     Image.fromarray(np.array([[0.5]], np.float32)).save(path)
     with pytest.raises(Unreadable, match=r"a\.pfm"):
         read_image(path)
+
+
+def test_a_picture_has_to_fit_into_memory_before_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_image(tmp_path / "a.png", (640, 480))
+    monkeypatch.setattr(processes, "free_memory", lambda: 2**20)
+    monkeypatch.setattr(Image.Image, "load", lambda _: pytest.fail("it was decoded"))
+    with pytest.raises(Unreadable, match=r"a\.png: \d+ × \d+, needs about 0\.0 GiB of memory, and 0\.0 GiB are free"):
+        read_image(path)
+
+
+def test_large_pictures_are_decoded_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight threads read pictures; those that take much wait for each other, small ones do not."""
+    paths = [make_image(tmp_path / f"{number}.png", (40, 30)) for number in range(8)]
+    inner, now, most = ImageOps.exif_transpose, [0], [0]
+
+    def slow(image: Any) -> Any:
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        time.sleep(0.05)
+        now[0] -= 1
+        return inner(image)
+
+    monkeypatch.setattr(ImageOps, "exif_transpose", slow)
+    for room, together in ((video.PIXEL * 1200 + 1, 1), (2 * video.PIXEL * 1200, 2), (2**30, 8)):
+        monkeypatch.setattr(video, "decoding", processes.Reserve(room))
+        most[0] = 0
+        read_all(read_image, paths, "")
+        assert most[0] <= together
+        assert together == 1 or most[0] > 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from equipoise.util.errors import Unreadable
+from equipoise.util.processes import decoding, memory_problem
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # A playlist is a container too, one that names other files and addresses to open. These hold their own data.
 FORMATS = "avi,flac,flv,matroska,webm,mov,mp4,mp3,ogg,wav"
 LARGEST_PICTURE = 8192 * 8192  # pixels
+PICTURE = 30  # bytes of memory that a pixel takes, about: decoders keep some twenty pictures, 1.5 bytes a pixel
 SECONDS_TO_WAIT = 60.0  # for one packet
 LIMITS = {"max_pixels": str(LARGEST_PICTURE), "threads": "1"}
 
@@ -50,7 +52,11 @@ def opened(path: Path, kind: Literal["audio", "video"]) -> Generator[tuple[Input
             raise Unreadable(f"{path}: its {kind} is of a kind that ffmpeg does not decode")
         stream.codec_context.thread_count = 1  # several processes read files as it is
         stream.codec_context.options = dict(LIMITS)
-        yield container, stream
+        size = (stream.codec_context.width, stream.codec_context.height) if kind == "video" else (0, 0)
+        if why := memory_problem(needed := PICTURE * size[0] * size[1]):
+            raise Unreadable(f"{path}: {size[0]} × {size[1]}, {why}")
+        with decoding.of(needed):
+            yield container, stream
 
 
 def decoded(container: InputContainer, stream: Any) -> Iterator[Any]:

@@ -14,13 +14,14 @@ import numpy as np
 from equipoise.media.container import LARGEST_PICTURE, decoded, opened
 from equipoise.util.errors import Unreadable
 from equipoise.util.files import reading
-from equipoise.util.processes import free_memory, memory_problem
+from equipoise.util.processes import decoding, free_memory, memory_problem
 
 if TYPE_CHECKING:
     from av import VideoFrame, VideoStream
 
 # Those whose decoders do nothing but decode: for PostScript, Pillow would start an interpreter.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "WEBP")
+PIXEL = 16  # bytes of memory that a pixel takes on its way, about: as it is stored, turned, converted, as an array
 MODES = {1: "L", 3: "RGB"}
 
 
@@ -52,16 +53,19 @@ def read_image(path: str | Path, size: int | tuple[int, int] | None = None, chan
         with image:
             if image.width * image.height > LARGEST_PICTURE:
                 raise Unreadable(f"{path}: {image.width} × {image.height}, larger than 8192 × 8192")
-            picture = ImageOps.exif_transpose(image)
-            if picture.mode == "F":
-                raise Unreadable(f"{path}: its pixels are real numbers, which only .npy keeps")
-            if picture.mode.startswith("I"):  # 16 bits per pixel
-                picture = Image.fromarray((np.asarray(picture).clip(0, 2**16 - 1) >> 8).astype(np.uint8))
-            picture = picture.convert(MODES[channels])
-            if size is not None:
-                height, width = (size, size) if isinstance(size, int) else size
-                picture = picture.resize((width, height), Image.Resampling.BILINEAR)
-            pixels = np.array(picture)
+            if why := memory_problem(needed := PIXEL * image.width * image.height):
+                raise Unreadable(f"{path}: {image.width} × {image.height}, {why}")
+            with decoding.of(needed):
+                picture = ImageOps.exif_transpose(image)
+                if picture.mode == "F":
+                    raise Unreadable(f"{path}: its pixels are real numbers, which only .npy keeps")
+                if picture.mode.startswith("I"):  # 16 bits per pixel
+                    picture = Image.fromarray((np.asarray(picture).clip(0, 2**16 - 1) >> 8).astype(np.uint8))
+                picture = picture.convert(MODES[channels])
+                if size is not None:
+                    height, width = (size, size) if isinstance(size, int) else size
+                    picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+                pixels = np.array(picture)
     return np.ascontiguousarray(np.moveaxis(pixels, -1, 0)) if channels == 3 else pixels[None]
 
 

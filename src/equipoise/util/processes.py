@@ -8,11 +8,13 @@ import multiprocessing as mp
 import os
 import platform
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import final
 
 import torch
 
@@ -23,6 +25,7 @@ LOCK_SECONDS = 1.0  # the children of a process that was killed hold its folder 
 GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 MEMORY = Path("/proc/meminfo")
 
+MUCH = 2**31  # bytes: whoever takes more says so first
 FREED_BYTES = 2**28  # that a step of a small model frees and the next one allocates again
 LARGEST_BLOCK = 2**25  # bytes of one block that comes from there; no more is accepted by all versions of glibc
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # in glibc's malloc.h
@@ -103,17 +106,49 @@ def _memory_left(granted: str, used: str, stat: str) -> float:
     return int(granted) - int(used) + int(pages.get("total_inactive_file", pages.get("inactive_file", 0)))
 
 
-def memory_problem(needed: float, free: float | None = None) -> str:
+def memory_problem(needed: float, free: float | None = None, of: str = "") -> str:
     """Say how much memory something needs and how much is free; "" where it fits.
 
     Args:
         needed: Bytes.
         free: Bytes that are free; found out where not given.
+        of: What needs them: where that is much and fits, the user is told before it is taken.
     """
     free = free_memory() if free is None else free
     if needed <= free:
+        if of and needed > MUCH:
+            print(f"{of} takes about {needed / 2**30:,.1f} GiB of memory", file=sys.stderr, flush=True)
         return ""
     return f"needs about {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are free"
+
+
+@final
+class Reserve:
+    """Memory that the threads of this process share: each waits until there is room for what it is going to take.
+
+    Args:
+        most: Bytes that they may take together; what needs more by itself waits until it is alone.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._taken, self._changed = most, 0, threading.Condition()
+
+    @contextmanager
+    def of(self, needed: int) -> Generator[None, None, None]:
+        """Take so many bytes inside of the context."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._taken or self._taken + needed <= self._most)
+            self._taken += needed
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= needed
+                self._changed.notify_all()
+
+
+decoding = Reserve(2**30)
+"""Of threads that decode pictures and videos."""
 
 
 def exit_with_parent(*, from_server: bool = False) -> None:

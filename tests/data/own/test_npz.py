@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from equipoise.data.own import npz
+from equipoise.data.own.arrays import bytes_as_samples
 from equipoise.data.own.npz import read_npy, samples_of_npz
 from equipoise.data.splits import Splits
 from equipoise.util import processes
@@ -259,7 +260,45 @@ def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:
 def test_laid_out_as_floats_an_array_has_to_fit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path / "my.npz", a=np.ones((30, 10_000), np.int8), label=LABEL)
     monkeypatch.setattr(processes, "free_memory", lambda: 2**20)
-    assert samples_of_npz(path).problems[0].startswith("a: needs about 0.0 GiB of memory, and")
+    assert "my.npz: needs about 0.0 GiB of memory, and 0.0 GiB are free; store it in smaller types" in refused(path)
+    with pytest.raises(ValueError, match=r"a: needs about 0\.0 GiB of memory, and"):
+        Splits.from_arrays({"a": np.ones((30, 10_000), np.int8)}, LABEL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "shape", "least", "most"),
+    [("u1", (200, 50_000), 9, 17), ("f4", (200, 25_000), 9, 17), ("u1", (200, 3, 100, 150), 2, 5)],
+)
+def test_what_is_counted_is_taken(kind: str, shape: tuple[int, ...], least: int, most: int, tmp_path: Path) -> None:
+    """Of a number some thirteen bytes, however small it is in the file; of a byte of a picture some four."""
+    numbers = (np.arange(np.prod(shape)) % 251).astype(kind).reshape(shape)
+    path = saved(tmp_path / "my.npz", a=numbers, label=np.arange(200) % 3)
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from equipoise.data.own.npz import samples_of_npz\n"
+        "from equipoise.data.splits import Splits\n"
+        "peak = lambda: int(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])\n"
+        "before = peak()\n"
+        "Splits.from_samples(samples_of_npz(sys.argv[1])).check()\n"
+        "print(1024 * (peak() - before))\n"
+    )
+    words = [sys.executable, "-c", program, str(path)]
+    taken = int(subprocess.run(words, capture_output=True, text=True, timeout=300, check=True).stdout)
+    assert least < taken / numbers.size < most
+    assert 0.6 * taken < bytes_as_samples(shape, np.dtype(kind)) < 2.2 * taken
+
+
+def test_much_memory_is_announced_before_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path / "my.npz", a=np.ones((30, 1000), np.uint8), label=LABEL)
+    samples_of_npz(path)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(processes, "MUCH", 100_000)
+    samples_of_npz(path)
+    assert capsys.readouterr().err == "my.npz takes about 0.0 GiB of memory\n"
 
 
 def test_padding_has_to_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +311,7 @@ def test_padding_has_to_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_column_has_to_fit_as_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = saved(tmp_path / "my.npz", a=np.ones((30, 1)), label=np.zeros(100_000, np.int8))
+    path = saved(tmp_path / "my.npz", a=np.ones((30, 1)), label=np.zeros(70_000, np.int8))
     monkeypatch.setattr(processes, "free_memory", lambda: 2**20)
     assert any(problem.startswith("label: needs about") for problem in samples_of_npz(path).problems)
 

@@ -37,7 +37,8 @@ COLOURS = (1, 3, 4)
 TIME = 2  # the axis of a batch of series or frames
 EXACT = 2**24  # whole numbers below it are 32-bit floats without loss
 LOOKED = 10**7  # numbers that are looked through to say more of a file that is refused
-FLOATS = 9  # bytes that a number takes while it is laid out: as a float, as one in a part, and whether it is finite
+FLOATS = 13  # bytes that a number takes: as a float, in a part, standardised, and whether it is finite
+PICTURES = 4  # bytes that one byte of a picture takes: as it was read, moved, in a part
 AXES = {2: ("number",), 3: ("channel", "step"), 4: ("channel", "row", "column")}
 AXES[5] = ("channel", "frame", "row", "column")
 """Words for the axes behind the samples, by the number of all axes."""
@@ -189,6 +190,13 @@ def _ownerless(name: str, ending: str, said: str, arrays: Iterable[str]) -> str:
     return f"{name}: expected a modality {of!r} {said}, found none; {hint}"
 
 
+def bytes_as_samples(shape: Sequence[int], dtype: np.dtype) -> int:
+    """Return the bytes of memory, about, that an array takes until it is cut into parts."""
+    return math.prod(shape) * (
+        PICTURES if dtype == np.uint8 and len(shape) > 2 else FLOATS + max(0, dtype.itemsize - 4)
+    )
+
+
 class Modality(NamedTuple):
     """One modality, ready to be divided into parts.
 
@@ -221,7 +229,7 @@ def read_modality(
     """
     given, gone = _filled(name, given)
     array, steps, note = _one_array(name, given, samples, series=lengths is not None)
-    if why := memory_problem(FLOATS * array.size):
+    if why := memory_problem(bytes_as_samples(array.shape, array.dtype)):
         raise BadInput(f"{name}: {why}")
     if lengths is not None and steps is not None:
         expected = "expected no lengths beside samples that differ in length"

@@ -3,12 +3,14 @@
 import io
 import math
 import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from equipoise.data.own.arrays import read_samples
+from equipoise.data.own.arrays import bytes_as_samples, read_samples
 from equipoise.data.own.samples import Samples
 from equipoise.data.own.unpickle import check_values, load_pickle
 from equipoise.util.errors import BadInput, Unreadable
@@ -20,7 +22,13 @@ PACKED = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # as numpy does; others unp
 LONGEST_HEADER = 10_000  # bytes, as numpy has it, which looks only after it has read as many as are claimed
 PIECE = 2**20  # bytes that are unpacked at once
 SMALL = 2**24  # bytes: an array for which free memory is not looked up
+Taken = Callable[[Sequence[int], np.dtype], int]
 FORM = "one array per modality, label, and split or group: numpy.savez('my.npz', imu=…, depth=…, label=…, group=…)"
+
+
+def in_bytes(shape: Sequence[int], dtype: np.dtype) -> int:
+    """Return the bytes of an array."""
+    return math.prod(shape) * dtype.itemsize
 
 
 def samples_of_npz(path: str | Path) -> Samples:
@@ -34,15 +42,19 @@ def samples_of_npz(path: str | Path) -> Samples:
     """
     path = Path(path)
     try:
-        arrays, problems = read_arrays(path)
+        arrays, problems = read_arrays(path, bytes_as_samples)
     except Unreadable as why:
         raise BadInput(f"{why}. Expected an .npz with {FORM}") from why
     columns = {name: arrays.pop(name, None) for name in COLUMNS}
     return read_samples(arrays, **columns, name=path.name, problems=problems)
 
 
-def read_arrays(path: Path) -> tuple[dict[str, Any], list[str]]:
+def read_arrays(path: Path, taken: Taken = in_bytes) -> tuple[dict[str, Any], list[str]]:
     """Read the arrays of an ``.npz`` of any purpose, and list what is wrong with those that cannot be read.
+
+    Args:
+        path: Of the file.
+        taken: The bytes that an array of some shape and type will take, of all that is done with it.
 
     Raises:
         Unreadable: If the file as a whole cannot be read, or holds more than the memory.
@@ -57,7 +69,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], list[str]]:
             raise Unreadable(f"{path}: {kind}")
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            if why := memory_problem(sum(member.file_size for member in members)):
+            if why := memory_problem(sum(_taken(archive, member, taken) for member in members), of=path.name):
                 advice = "store it in smaller types (float32, uint8), or as a manifest of files"
                 raise Unreadable(f"{path}: {why}; {advice}")
             for member in members:
@@ -77,6 +89,16 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], list[str]]:
                 except Exception as why:  # what is wrong with an archive comes in a dozen types
                     problems.append(f"{name}: cannot be read: {str(why).strip() or type(why).__name__}")
     return arrays, problems
+
+
+def _taken(archive: zipfile.ZipFile, member: zipfile.ZipInfo, taken: Taken) -> int:
+    """Return the bytes of memory that an array will take, by its header; those of its file where that is damaged."""
+    if member.compress_type in PACKED:
+        with suppress(Exception), archive.open(member) as file:  # said where it is read
+            shape, _, dtype = _read_header(file)
+            if dtype.itemsize > 0 and in_bytes(shape, dtype) <= member.file_size:
+                return max(member.file_size, taken(shape, dtype))
+    return member.file_size
 
 
 def read_npy(path: str | Path) -> np.ndarray:

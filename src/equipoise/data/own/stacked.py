@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from equipoise.data.own.arrays import bytes_as_samples
 from equipoise.data.own.npz import read_npy
 from equipoise.util.errors import Unreadable
 from equipoise.util.files import reading
+from equipoise.util.processes import memory_problem
 
 READERS = 8
 PATIENCE = 2.0  # seconds before progress is shown
@@ -61,6 +63,12 @@ def stack_files(kind: str, paths: Sequence[Path], usual: Sequence[int], title: s
         facts, failures = read_all(describe, paths, f"{title}, looking")
         note, reader = rule([facts[number] for number in usual if number not in failures])
     rows = [number for number in range(len(paths)) if number not in failures]
+    tried, _ = read_all(reader, [paths[number] for number in rows[:1]], title)
+    for value in (value for value in tried if value is not None):
+        shape = (len(rows), *value.shape)
+        taken = len(rows) * value.nbytes + bytes_as_samples(shape, value.dtype)
+        if why := memory_problem(taken, of=f"{len(rows):,} files of {kind}"):
+            return StackedFiles(None, note, {rows[0]: f"{len(rows):,} like {paths[rows[0]]}, {why}"})
     values, late = read_all(reader, [paths[number] for number in rows], title)
     failures |= {rows[place]: why for place, why in late.items()}
     return StackedFiles(None if failures else values, note, failures)

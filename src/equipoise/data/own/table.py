@@ -71,7 +71,7 @@ def answers_of(name: str, values: Any) -> Any:
 
 
 def _read_csv(path: Path) -> TableFile:
-    if why := memory_problem(CELLS * path.stat().st_size):
+    if why := memory_problem(CELLS * path.stat().st_size, of=path.name):
         raise Unreadable(f"{path}: {why}; store it as .parquet, or with fewer columns")
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = file.readline()
@@ -116,6 +116,7 @@ def _read_parquet(path: Path) -> TableFile:
         plain = [is_number(field.type) for field in file.schema_arrow]
         needed = described.num_rows * sum(NUMBER_SIZE if number else VALUE for number in plain)
         refuse_beyond(needed)
+        memory_problem(needed, free, path.name)
         for batch in file.iter_batches(rows, use_threads=False):
             values = [column for column, number in zip(batch.columns, plain, strict=True) if not number]
             needed += sum(INSIDE * column.nbytes for column in values)

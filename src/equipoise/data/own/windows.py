@@ -4,13 +4,14 @@ Every window of a sensor has as many steps, round(window · rate). A sensor that
 the windows that this touches: "NAME_present" beside its array says in which windows it is there.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from equipoise.data.own.arrays import read_samples
+from equipoise.data.own.arrays import bytes_as_samples, read_samples
 from equipoise.data.own.recordings import (
     LATE,
     SAME,
@@ -303,9 +304,11 @@ def _cut(
     ((channels, *behind),) = inner
     kind = np.result_type(*{signal.values.dtype for signal in some})
     kind = np.dtype(np.float32) if kind.kind == "f" else kind
-    if why := memory_problem(int(kept.sum()) * channels * steps * int(np.prod(behind)) * kind.itemsize):
+    shape = (int(kept.sum()), channels, steps, *behind)
+    taken = kind.itemsize * math.prod(shape) + bytes_as_samples(shape, kind)
+    if why := memory_problem(taken, of=f"a sensor in {shape[0]:,} windows"):
         raise BadInput(f"cut into windows, it {why}; take a longer stride")
-    array = np.zeros((int(kept.sum()), channels, steps, *behind), kind)
+    array = np.zeros(shape, kind)
     row = place = 0
     for signal, starts in zip(signals, windows, strict=True):
         chosen = kept[place : place + len(starts)]
