@@ -1,5 +1,6 @@
 """Sizes that no machine has: one message before anything is made."""
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from ended import Ended
+from equipoise.cli.options import typed_command
 
 Command = Callable[..., Ended]
 
@@ -65,3 +67,24 @@ def test_a_card_nested_without_end_is_no_model(equipoise: Command, data: Path, t
     ended = equipoise("predict", tmp_path / "exported", "--data", data)
     assert (ended.code, ended.out) == (2, "")
     assert "expected the folder of a finished run, found no model.json" in ended.err
+
+
+def test_pages_hold_no_path_of_the_machine(
+    data: Path, equipoise: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    out = tmp_path / "here" / "out"
+    words = ["--data", data, "--methods", "instant", "--seeds", "1", "--quick", "--out", out]
+    assert equipoise("compare", *map(str, words)).code == 0
+    (page,) = out.glob("*.html")
+    assert "equipoise compare --data d.npz --methods instant --seeds 1 --quick --out out" in page.read_text()
+    for file in (page, out / "command.txt"):
+        assert str(tmp_path) not in file.read_text()
+
+
+def test_paths_among_other_words_are_shortened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", f"--data={tmp_path}/a.npz,/elsewhere/b.npz", "a/b.npz", "--on", "ray://host:1", "lr=1e-3", "/"]
+    monkeypatch.setattr(sys, "argv", ["/bin/equipoise", *words])
+    assert typed_command() == "equipoise train --data=a.npz,b.npz a/b.npz --on ray://host:1 lr=1e-3 /"

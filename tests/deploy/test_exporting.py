@@ -574,3 +574,16 @@ def test_of_very_many_subsets_only_those_that_are_compared_are_listed(monkeypatc
     found = exporting._subsets([f"sensor {k}" for k in range(12)])
     assert listed[0] == len(found) == len(set(found)) == exporting.MOST_SUBSETS
     assert {len(subset) for subset in found} == {12, 11, 1, 10}
+
+
+def test_a_card_of_a_folder_of_anybody_holds_text_alone(run_folder: Path, tmp_path: Path) -> None:
+    """A stranger's row may hold HTML, pictures that tell who looks, and commands for a terminal."""
+    run, odd = load_saved_model(run_folder), "<script>alert(1)</script> ![](http://x.y/z) \x1b[31m | & \u202e"
+    named = dict.fromkeys(("label", "data", "config", "about"), odd)
+    row = {**run.row, **named, "versions": {odd: odd}, "params": {odd: odd}, "warnings": [odd]}
+    exported = ExportedModel(tmp_path / "model.onnx", "onnx", None, "", (), ("committee", "fused"))
+    plain, page = write_card(run._replace(row=row), exported, tmp_path)
+    text = page.read_text()
+    assert text.count("&lt;script>alert(1)&lt;/script>") > 5
+    assert not any(part in text for part in ("<script", "</script", "![](", "\x1b", "\u202e", " | & "))
+    assert json.loads(plain.read_text())["data"]["name"] == odd  # which is escaped by JSON

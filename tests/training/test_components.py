@@ -1,8 +1,13 @@
 """`Rocket` encoders: what they read in training is what they compute of inputs, once for all runs on some data."""
 
+import errno
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -116,3 +121,65 @@ def test_a_file_that_is_renamed_meanwhile_does_not_end_a_run(tmp_path: Path, mon
     gone = tmp_path / "one" / "kept.77"  # listed, and given its name by another run before it is looked at
     monkeypatch.setattr(Path, "glob", lambda _, __: iter([gone, kept]))
     assert rocket._bytes_in(tmp_path) == 5
+
+
+def test_a_full_disk_costs_what_was_shared_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = splits_of("classes", gaps=0.3)
+    values = {name: splits.test.inputs[name] for name in splits.modalities}
+    alone = [one.components_of(values[name]) for name, one in trained_encoders(splits)]
+    components._kept.clear()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with components.shared():
+        components.prepare(splits, SETTINGS)
+        monkeypatch.setattr(np, "save", full)
+        encoders = trained_encoders(splits)
+        again = [one.components_of(values[name]) for name, one in encoders]
+        shared = encoders[0][1].shared
+        assert shared is not None
+        assert list(shared.iterdir()) == []  # nothing half-written is left
+    assert all(torch.equal(one, other) for one, other in zip(alone, again, strict=True))
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    components._kept.clear()
+    with components.shared():
+        assert all(one.shared is None for _, one in trained_encoders(splits))
+
+
+def test_a_damaged_file_is_computed_again(tmp_path: Path) -> None:
+    encoder = Rocket((2, 30))
+    values = torch.randn(20, 2, 30, generator=torch.Generator().manual_seed(0))
+    found = encoder.fit(values)
+    (tmp_path / "one").mkdir()
+    encoder.shared = tmp_path / "one"
+    expected = encoder.components_of(values)
+    (file,) = encoder.shared.iterdir()
+    for content in (b"", b"junk", file.read_bytes()[:200]):
+        file.write_bytes(content)
+        assert torch.equal(encoder.components_of(values), expected)
+        assert torch.equal(torch.from_numpy(np.load(file)), expected)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_killed_process_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    program = "import sys, time\nfrom equipoise.training import components\n"
+    program += "with components.shared():\n    print('there', flush=True)\n    time.sleep(600)\n"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        (folder,) = tmp_path.iterdir()
+        with components.shared():
+            assert folder.is_dir()  # it is in use
+            assert len(list(tmp_path.iterdir())) == 2
+        process.kill()
+        process.wait()
+    assert list(tmp_path.iterdir()) == [folder]
+    others = tmp_path / "of-another-program"
+    others.mkdir()
+    with components.shared():
+        assert not folder.exists()
+    assert list(tmp_path.iterdir()) == [others]

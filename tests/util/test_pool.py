@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -148,3 +150,32 @@ def test_an_idle_worker_that_was_killed_is_replaced() -> None:
                 os.kill(processes[-1], signal.SIGKILL)
                 time.sleep(0.2)
     assert processes[0] == processes[1] != processes[2]
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_workers_are_being_made_shows_no_traceback(tmp_path: Path) -> None:
+    """The server that workers are forked off imports what they need, which takes seconds."""
+    (tmp_path / "slow_to_import.py").write_text(
+        "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(3)\ndef work(task, tell): return task\n"
+    )
+    (tmp_path / "program.py").write_text(
+        "import sys\n"
+        "from equipoise.util.pool import Pool\n"
+        "def work(task, tell):\n    return task\n"
+        "if __name__ == '__main__':\n"
+        "    try:\n"
+        "        with Pool(work, 1, preload=['slow_to_import']) as pool:\n"
+        "            pool.submit(1)\n"
+        "            print(list(pool.events()))\n"
+        "    except KeyboardInterrupt:\n"
+        "        sys.exit(130)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "program.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as program:
+        end = time.monotonic() + 60
+        while not (tmp_path / "importing").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        os.killpg(program.pid, signal.SIGINT)
+        _, errors = program.communicate(timeout=60)
+    assert (program.returncode, errors) == (130, "")

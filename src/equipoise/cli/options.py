@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from equipoise.training import settings
 from equipoise.training.presets import Preset, preset_for
 from equipoise.training.trackers import NAMES, Trackers
 from equipoise.util.errors import BadInput, collect, look_up, raise_all
-from equipoise.util.files import write_atomic
+from equipoise.util.files import as_shown, write_atomic
 
 T = TypeVar("T")
 MOST = 10**9  # of whatever is counted
@@ -88,8 +89,10 @@ Words = Annotated[
 
 
 def typed_command() -> str:
-    """Return the command as it was typed, to be recorded."""
-    return shlex.join(["equipoise", *sys.argv[1:]])
+    """Return the command as it was typed, to be recorded; pages are shown to others, so paths from / are shortened."""
+    return shlex.join(
+        ["equipoise", *(re.sub(r"(?<![^=,])/[^,]*", lambda path: as_shown(path[0]), word) for word in sys.argv[1:])]
+    )
 
 
 def names_of(text: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The card of an exported model: what it takes and says, how good it is, what it was made of and what it is not for."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -16,6 +17,7 @@ from equipoise.models.hybrid_fusion import MASKED, HybridFusion
 from equipoise.models.intervals import COVERAGE
 from equipoise.models.metrics import METRICS, Metric
 from equipoise.models.task import TaskKind
+from equipoise.util.errors import printable
 from equipoise.util.files import write_atomic
 
 _POOLS: dict[TaskKind, str] = {
@@ -68,6 +70,8 @@ _PURPOSES: dict[TaskKind, str] = {
     "labels": "saying {} labels",
     "regression": "estimating {}",
 }
+_AS_TEXT = {"<": "&lt;", "&": "&amp;", "[": "\\[", "|": "\\|"}
+_MARKUP = re.compile("[<&[|]")
 
 
 def write_card(saved: SavedModel, exported: ExportedModel, folder: Path) -> tuple[Path, Path]:
@@ -186,7 +190,17 @@ def _version(package: str) -> str:
         return "unknown"
 
 
+def _quoted(value: Any) -> Any:
+    """Return the same value whose texts are text in Markdown too: a folder may be from anybody."""
+    if isinstance(value, str):
+        return _MARKUP.sub(lambda sign: _AS_TEXT[sign[0]], printable(value, ""))
+    if isinstance(value, dict):
+        return {_quoted(key): _quoted(item) for key, item in value.items()}
+    return [_quoted(item) for item in value] if isinstance(value, list) else value
+
+
 def _markdown(card: Mapping[str, Any]) -> str:
+    card = _quoted(card)
     verified = "Not run: onnxruntime is not installed. Install it and export again."
     if card["verified"]["difference"] is not None:
         compared = "Run in {with} and compared with {against} on {on}: largest difference {difference:.1e}, allowed "

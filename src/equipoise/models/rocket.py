@@ -53,14 +53,11 @@ class Rocket(nn.Module):
         if self.shared is None or not plain:
             return self._computed(values, lengths)
         file = self.shared / f"{_digest(values, lengths)}.npy"
-        if file.exists():
+        with suppress(OSError, ValueError, EOFError):  # not there yet, or gone, or damaged: it is computed
             return torch.from_numpy(np.load(file))
         found = self._computed(values, lengths)
-        if self.shared.is_dir() and _bytes_in(self.shared.parent) + found.nbytes < MOST_SHARED:
-            own = file.with_suffix(f".{os.getpid()}")  # whoever comes second leaves the same
-            with own.open("wb") as stream:
-                np.save(stream, found.numpy())
-            own.replace(file)
+        with suppress(OSError):  # the disk may be full: others compute it too
+            _leave(file, found)
         return found
 
     def _computed(self, values: Tensor, lengths: Tensor | None) -> Tensor:
@@ -86,6 +83,19 @@ class Rocket(nn.Module):
         buffer = self.get_buffer("components")
         buffer.zero_()[:, : scaled.shape[1]] = scaled / total.to(some)
         return features @ buffer
+
+
+def _leave(file: Path, found: Tensor) -> None:
+    """Write components for other processes, as long as all together are not too many."""
+    if not file.parent.is_dir() or _bytes_in(file.parent.parent) + found.nbytes >= MOST_SHARED:
+        return
+    own = file.with_suffix(f".{os.getpid()}")  # the second to come leaves the same
+    try:
+        with own.open("wb") as stream:
+            np.save(stream, found.numpy())
+        own.replace(file)
+    finally:
+        own.unlink(missing_ok=True)
 
 
 def _digest(values: Tensor, lengths: Tensor | None) -> str:

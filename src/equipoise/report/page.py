@@ -20,7 +20,7 @@ from equipoise.report.notes import answer, caution
 from equipoise.report.overview import overview
 from equipoise.report.ranking import ranks_table
 from equipoise.report.results import MOST_CURVES, Results, read
-from equipoise.util.files import write_atomic
+from equipoise.util.files import as_shown, write_atomic
 
 # Hundreds of charts help nobody, and would not fit a page one can send; nor would thousands of lines.
 MOST_DRAWN = 40
@@ -196,7 +196,7 @@ def _repeat(results: Results, command: str | None) -> str:
 
     made = code(command) if command else paragraph("The command that made these results was not passed on.")
     again = paragraph("This page again, from the results in that folder:")
-    report = code(f"equipoise report {shlex.quote(str(results.folder))}")
+    report = code(f"equipoise report {shlex.quote(as_shown(results.folder))}")
     return section("repeat", "How to repeat it", made, again, report)
 
 

@@ -7,9 +7,12 @@ for the others. A run by itself computes its own.
 
 from __future__ import annotations
 
+import os
+import shutil
+import stat
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,8 +26,11 @@ from equipoise.models.choose import kinds_of
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.rocket import Rocket
 from equipoise.training.settings import Settings
+from equipoise.util.errors import BadInput
+from equipoise.util.processes import lock_folder
 
 KIND = "rocket"
+PREFIX = "equipoise-components-"
 MOST_KEPT = 64
 
 
@@ -48,12 +54,30 @@ _folders: list[Path] = []
 @contextmanager
 def shared() -> Generator[None]:
     """Let the runs that are forked off inside of the context share what they compute, in a folder that then goes."""
-    with tempfile.TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True) as folder:
-        _folders.append(Path(folder))
+    _remove_stale()
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    except OSError:  # a full disk, or no folder at all: every run computes its own
+        yield
+        return
+    with lock_folder(folder, "using"):  # until this process ends, and all that were forked off it
+        _folders.append(folder)
         try:
             yield
         finally:
             _folders.pop()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_stale() -> None:
+    """Remove the folders of processes that were killed."""
+    with suppress(OSError):
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            with suppress(OSError, BadInput):  # BadInput: somebody still uses it
+                own = folder.lstat()
+                if stat.S_ISDIR(own.st_mode) and own.st_uid == os.getuid():
+                    with lock_folder(folder, "using", patience=0):
+                        shutil.rmtree(folder, ignore_errors=True)
 
 
 def prepare(splits: Splits, settings: Settings) -> None:
@@ -111,7 +135,9 @@ def _components(splits: Splits, name: str) -> _Kept:
         found = encoder.fit(train.inputs[name], train.inputs.get(name + LENGTH))
         checked = encoder.components_of(validation.inputs[name], validation.inputs.get(name + LENGTH))
         state = {key: value for key, value in encoder.state_dict().items() if not key.startswith("network.")}
-        folder = Path(tempfile.mkdtemp(dir=_folders[-1])) if _folders else None
+        folder = None
+        with suppress(OSError):
+            folder = Path(tempfile.mkdtemp(dir=_folders[-1])) if _folders else None
         _kept[key] = _Kept(state, found, checked, splits, folder)
     return _kept[key]
 

@@ -39,6 +39,14 @@ def reading(path: str | Path) -> Generator[Path]:
         raise Unreadable(f"{path}: cannot be decoded ({reason})") from why
 
 
+def as_shown(path: Path | str) -> str:
+    """Return a path for a page that others will see: as it is typed here; of one elsewhere, its name alone."""
+    place, here = Path(path), Path.cwd()
+    if not place.is_absolute():
+        return str(path)
+    return str(place.relative_to(here)) if place.is_relative_to(here) else place.name or "/"
+
+
 def inside(folder: Path, *names: str) -> Path:
     """Return the path of something inside a folder, whether it exists yet or not.
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import final
 
@@ -169,6 +170,8 @@ def exit_with_parent(*, from_server: bool = False) -> None:
 
 def start_without_sigint(process: mp.process.BaseProcess) -> None:
     """Start a child that ignores Ctrl-C from its first instruction on: the parent ends its children."""
+    if getattr(process, "_start_method", "fork") != "fork":
+        resource_tracker.ensure_running()  # which lets Ctrl-C through again once it has started
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
