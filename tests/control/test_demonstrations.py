@@ -1,8 +1,11 @@
 """Demonstrations on disk: generated, resumed, verified and read."""
 
+import contextlib
 import hashlib
 import json
 import multiprocessing as mp
+import os
+import random
 import shutil
 import time
 from pathlib import Path
@@ -16,6 +19,7 @@ from equipoise.control.demonstrations import MANIFEST, generate, load, verify
 from equipoise.control.expert import Expert
 from equipoise.control.simulator import Simulator
 from equipoise.util.errors import BadInput
+from mutated_json import mutated_json
 
 EPISODES = 4
 
@@ -281,3 +285,13 @@ def test_a_killed_generator_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     generate_many(killed, 1)
     generate_many(whole, 1)
     assert contents(killed) == contents(whole)
+
+
+def test_mutated_manifests_are_refused_or_read(folder: Path) -> None:
+    whole, draw, read = json.loads((folder / MANIFEST).read_text()), random.Random(0), 0
+    for _ in range(int(os.environ.get("EQUIPOISE_CASES", "150"))):
+        (folder / MANIFEST).write_bytes(mutated_json(whole, draw))
+        with contextlib.suppress(BadInput):
+            assert len(load(folder).action) > 0
+            read += 1
+    assert read >= 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import random
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from equipoise.control.study import METHODS, lines
 from equipoise.deploy.monitor import SensorMonitor
 from equipoise.study.registry import all_methods
 from equipoise.util.errors import BadInput
+from mutated_json import mutated_json
 
 LENGTHS = [9, 12, 10, 11, 14]
 NUMBERS = 3 * HORIZON
@@ -354,3 +358,16 @@ def test_ensembling_by_hand() -> None:
     assert first.tolist() == [[1.0, 2.0, 3.0]]
     share = math.exp(-1) / (1 + math.exp(-1))
     assert second[0].tolist() == pytest.approx([10 * share, 20 * share, 30 * share + 1 - share])
+
+
+def test_mutated_policies_are_refused_or_work(policy: Policy, tmp_path: Path) -> None:
+    policy.save(tmp_path)
+    whole, draw, read = json.loads((tmp_path / DESCRIPTION).read_text()), random.Random(0), 0
+    for _ in range(int(os.environ.get("EQUIPOISE_CASES", "150"))):
+        (tmp_path / DESCRIPTION).write_bytes(mutated_json(whole, draw))
+        with contextlib.suppress(BadInput):
+            found = Policy.load(tmp_path)
+            seen = {name: torch.zeros(2, *shape) for name, shape in found.shapes.items()}
+            assert found.predict(seen).fused.shape == (2, HORIZON * 3)
+            read += 1
+    assert read >= 5

@@ -1,5 +1,6 @@
 """Windows cut from samples as they arrive: any chunks give the same answers, at the rates of the sensors."""
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,3 +190,33 @@ def test_scans_are_taken_one_by_one(tmp_path: Path) -> None:
     (answer,) = scanner.stream(rates={"wrist": 20, "lidar": 5}).push({"wrist": wrist, "lidar": scans})
     expected = scanner.predict({"wrist": wrist, "lidar": scans[-1]})
     np.testing.assert_allclose(answer.prediction.probabilities, expected.probabilities, atol=1e-6)
+
+
+ODD_CHUNKS: list[Any] = [
+    *(None, [], [[]], "text", b"bytes", True, 3, 2**70, float("nan"), object(), {}, {"a": 1}, [None], [[1], [2, 3]]),
+    *(np.zeros(shape) for shape in ((), (0,), (3,), (2,), (3, 4), (2, 5), (3, 0), (4, 7), (3, 4, 5), (1, 6, 6, 3))),
+    *(np.zeros((3, 4), kind) for kind in ("c8", "U1", "O", "M8[s]", "?", "i8", "f2", ">f4")),
+    *(np.full((3, 4), value) for value in (np.nan, np.inf, 1e30, -1e308)),
+    *(torch.zeros(3, 4), torch.zeros(3, 4, dtype=torch.bfloat16), np.zeros((2, 6, 6, 3), np.uint8), range(3)),
+]
+
+
+def test_odd_chunks_are_refused_or_answered_and_leave_no_trace(predictor: Predictor) -> None:
+    """Whatever is pushed: a BadInput, after which the stream answers as one that never saw it; or answers."""
+    draws, counts, given = random.Random(0), {True: 0, False: 0}, recording()
+    for _ in range(int(os.environ.get("EQUIPOISE_CASES", "150"))):
+        stream, other = predictor.stream(rates=RATES), predictor.stream(rates=RATES)
+        names = draws.sample(["wrist", "ankle", "camera", "heat", "else", ""], draws.randrange(1, 4))
+        odd = {name: draws.choice(ODD_CHUNKS) for name in names}
+        message = ""
+        try:
+            for answer in stream.push(odd):
+                assert len(answer.prediction.sensors) <= 4
+        except BadInput as refused:
+            message = str(refused)
+        counts[not message] += 1
+        assert len(message) < 3_000
+        if message:
+            first = {name: cut(name, array, 0, 2) for name, array in given.items()}
+            assert same(stream.push(first), other.push(first))
+    assert min(counts.values()) >= 5

@@ -212,12 +212,16 @@ class Stream:
     def _read(self, name: str, chunk: Any) -> tuple[Tensor, Tensor]:
         """Read the steps of a chunk, [n, …], and which of them are real."""
         buffer, words = self._buffers[name], self._predictor.words
-        if np.size(as_numpy(chunk)) == 0:
+        try:
+            array = as_numpy(chunk)
+        except (ValueError, TypeError) as why:
+            raise BadInput(f"{name}: expected an array of numbers, found what numpy cannot read: {why}") from None
+        if np.size(array) == 0:
             return buffer.values[:0], buffer.valid[:0]
         if buffer.axis is None:
             read = read_recorded({name: buffer.spec}, {name: chunk}, words)
             return read.inputs[name], read.inputs[name + VALID]
-        array = _batch_of_one(name, as_numpy(chunk), buffer)
+        array = _batch_of_one(name, array, buffer)
         steps = 1 + (buffer.axis if array.shape[-1] not in COLOURS or array.ndim < 5 else 0)
         others = tuple(axis for axis in range(array.ndim) if axis != steps)
         valid = np.asarray(np.isfinite(array).all(axis=others))

@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import pickle
+import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from equipoise.data.prepare.prepared import FOLDS, Prepared, fingerprint_of, fol
 from equipoise.data.views import TimeLast
 from equipoise.util.errors import BadInput
 from made_up import MadeUp, arrays_of, make_source
+from mutated_json import mutated_json
 
 PARTS = ("train", "validation", "test")
 SKIPPED = (0, 7, 12, 29)  # the first of family 0 among them
@@ -359,3 +362,32 @@ def test_deep_facts_are_refused(copied: Path) -> None:
     (copied / "prepared.json").write_text("[" * 100_000, encoding="utf-8")
     with pytest.raises(BadInput, match="expected what `equipoise prepare` writes, found RecursionError"):
         Prepared.open(copied)
+
+
+def test_mutated_folders_are_refused_or_read(whole: Prepared, tmp_path: Path) -> None:
+    """Bytes changed, left out, doubled or put in, in any file of a folder; and values of its facts by odd ones."""
+    draw, counts = random.Random(0), {True: 0, False: 0}
+    files = sorted(path for path in whole.folder.iterdir() if path.is_file())
+    facts = json.loads((whole.folder / "prepared.json").read_text(encoding="utf-8"))
+    for number in range(int(os.environ.get("EQUIPOISE_CASES", "200"))):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole.folder, folder)
+        if draw.random() < 0.4:
+            (folder / "prepared.json").write_bytes(mutated_json(facts, draw))
+        else:
+            changed = folder / draw.choice(files).name
+            content = bytearray(changed.read_bytes())
+            place = draw.randrange(len(content)) if draw.random() < 0.5 else draw.randrange(min(300, len(content)))
+            what = draw.choice([b"", b"\0", b"\xff" * 8, content[place : place + 20] * 2, b"9" * 400, b'"', b"\r\n"])
+            content[place : place + draw.randrange(9)] = what
+            changed.write_bytes(content[: draw.randrange(len(content))] if draw.random() < 0.2 else content)
+        message = ""
+        try:
+            splits = Prepared.open(folder).splits().check()
+            assert len(splits.train) > 0
+        except BadInput as refused:
+            message = str(refused)
+        counts[not message] += 1
+        assert len(message) < 5_000
+        shutil.rmtree(folder)
+    assert min(counts.values()) >= 5
