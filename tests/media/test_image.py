@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -142,3 +143,21 @@ def test_large_pictures_are_decoded_one_after_the_other(tmp_path: Path, monkeypa
         read_all(read_image, paths, "")
         assert most[0] <= together
         assert together == 1 or most[0] > 1
+
+
+@pytest.mark.slow
+def test_eight_threads_take_no_more_than_one_for_large_pictures(tmp_path: Path) -> None:
+    """Of 4096 × 4096 a decoder takes 200 MB and more; what a thread has freed must not be kept for it."""
+    for number in range(8):
+        Image.fromarray(np.zeros((4096, 4096, 4), np.uint8)).save(tmp_path / f"{number}.png", compress_level=1)
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom equipoise.data.own.stacked import stack_files\n"
+        "from equipoise.media import video\nfrom equipoise.util.processes import Reserve\n"
+        "video.decoding = Reserve(2**28)\n"
+        "peak = lambda: int(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])\n"
+        "stack_files('image', [Path(sys.argv[1], '0.png')], [0])\nbefore = peak()\n"
+        "stack_files('image', [Path(sys.argv[1], f'{n}.png') for n in range(8)], [0])\nprint(peak() - before)\n"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+    assert int(done.stdout) < 100_000  # kilobytes

@@ -143,6 +143,9 @@ class Reserve:
         try:
             yield
         finally:
+            if needed > LARGEST_BLOCK:  # glibc keeps what a thread has freed for that thread
+                with suppress(AttributeError, OSError, TypeError):
+                    ctypes.CDLL(None).malloc_trim(0)
             with self._changed:
                 self._taken -= needed
                 self._changed.notify_all()
