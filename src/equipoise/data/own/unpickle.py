@@ -72,7 +72,7 @@ class _Box:
 
 @final
 class _Name(str):
-    """What a pickle names."""
+    """A name in a pickle."""
 
 
 @final
