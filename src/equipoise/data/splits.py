@@ -337,7 +337,8 @@ def _task(label: Labels, train: Tensor) -> Task:
     """Return the task of labels; numbers are scaled by those of the training part."""
     if label.kind == "regression":
         deviation, mean = torch.std_mean(train.double(), dim=0)
-        return Regression(label.names, mean, deviation)
+        ranges = torch.stack(torch.aminmax(train, dim=0), dim=1).tolist() if len(train) else None
+        return Regression(label.names, mean, deviation, ranges=ranges)
     return MultiLabel(label.names) if label.kind == "labels" else Classification(label.names)
 
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, HIGH, LENGTH, LOW, VALID, InputSpec
+from equipoise.deploy.deployable import COMMITTEE, FUSED, HEAD, HIGH, LENGTH, LOW, USED, VALID, InputSpec
 from equipoise.deploy.exporting import TOLERANCE, ExportedModel
 from equipoise.deploy.saved_model import SavedModel
 from equipoise.measure.bootstrap import FEW_GROUPS
@@ -45,8 +45,8 @@ INTERVALS = (
 _LIMITS = (
     "Figures are those of the test part described above: people, rooms and devices unlike them may give others.",
     "Faults were made by computation, one sensor at a time; two failing together were not measured.",
-    "A sensor counts as missing only where its flag says so. One that fails silently is read like any other: see the "
-    "rows of faults, and `equipoise monitor`, which watches for it.",
+    "A sensor counts as missing only where its flag says so, or where its numbers are too large to compute with. One "
+    "that fails silently is read like any other: see the rows of faults, and `equipoise monitor`, which watches for it.",
 )
 _LIMITS_OF: dict[TaskKind, str] = {
     "classes": "Probabilities were not calibrated beyond the committee's weights; `ece` is their expected calibration "
@@ -154,6 +154,9 @@ def _entry(name: str, shape: Sequence[int], kind: str, meaning: str) -> dict[str
 
 
 def _output(name: str, kind: TaskKind, size: int, *, masked: bool) -> dict[str, Any]:
+    if name.endswith(USED):
+        of = name.removesuffix(USED)
+        return _entry(name, [], "bool", f"whether {of} was used: it was there, and its numbers could be computed with")
     answer, member = _ANSWERS[kind]
     meanings = {
         COMMITTEE: f"{answer}: the vote of all heads at hand; the decision to use where a sensor may be missing",

@@ -11,18 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.data.views import Rescaled, TimeLast, View
+from equipoise.models.encoded import EncodedModel
 from equipoise.models.encoders import real_steps
 from equipoise.models.evaluation import surviving_weights
 from equipoise.models.fusion import NamedModules
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.intervals import rows_of
-from equipoise.models.task import Regression
+from equipoise.models.task import Regression, Task
 from equipoise.util.errors import raise_all
 
-VALID, LENGTH, HEAD = "_valid", "_length", "_head"
+VALID, LENGTH, HEAD, USED = "_valid", "_length", "_head", "_used"
 COMMITTEE, FUSED = "committee", "fused"
 LOW, HIGH = "_low", "_high"
 RADII = {FUSED: 0, COMMITTEE: 1}  # the places of both decisions in `LateFusion.radii`
+LARGEST = 1e15
+"""The largest number that an encoder is given, in deviations where inputs are standardised.
+
+Layers square what they read and add it up, and 32 bits hold 3e38: far larger numbers give NaN, or worse, an answer.
+"""
 IN_THE_GRAPH = (Rescaled, TimeLast)  # the other views choose frames or transform sound, which is left to the caller
 
 
@@ -92,13 +98,14 @@ class _Reader(nn.Module):
 
     def forward(self, raw: Tensor, lengths: Tensor | None) -> Tensor:
         if self._view is not None:
-            return self._view(raw, lengths, None)
-        if not self._standardised:
+            read = self._view(raw, lengths, None)
+        elif self._standardised:
+            read = (raw - self.mean) / self.deviation
+        else:
             return raw
-        scaled = (raw - self.mean) / self.deviation
-        if lengths is None:
-            return scaled
-        return scaled.where(real_steps(lengths, scaled, 2), 0)
+        if lengths is None or not read.is_floating_point():
+            return read
+        return read.where(real_steps(lengths, read, 2), 0)
 
 
 @final
@@ -108,9 +115,13 @@ class Deployable(nn.Module):
     Inputs, in this order for each sensor NAME: "NAME", raw; "NAME_length" [B] where time is ragged; "NAME_valid" [B], a
     boolean per sample. What stands in the tensor of a sensor that is not valid is never read: it may be anything.
 
+    A sensor counts as not valid, too, in a sample with whose numbers the model cannot compute: NaN, infinity, numbers
+    above `LARGEST`, or any that make its features infinite. Where the outputs are not finite all the same, no sensor
+    counts. "NAME_used" [B] says which sensors were used.
+
     Outputs: "committee" and "fused", [B, size] as `LateFusion.predict` gives them for the sensors at hand:
     probabilities of classes or labels, or numbers; "NAME_head", what each sensor's own head says, for a monitor:
-    log-probabilities, log-odds or numbers. Beside numbers, "committee_low", "committee_high", "fused_low" and
+    log-probabilities, log-odds or numbers; and "NAME_used". Beside numbers, "committee_low", "committee_high", "fused_low" and
     "fused_high" are the ends of their intervals. A sample without any valid sensor, and the head of a sensor that is
     not valid, say what is known without sensors: every class is as probable, and of a number the mean. A model without
     uni-modal outputs has "fused" only.
@@ -152,7 +163,7 @@ class Deployable(nn.Module):
         answers = [COMMITTEE, FUSED] if heads else [FUSED]
         numbers = isinstance(self.model.task, Regression)
         ends = [f"{answer}{end}" for answer in answers for end in (LOW, HIGH)] if numbers else []
-        return [*answers, *ends, *heads]
+        return [*answers, *ends, *heads, *(f"{name}{USED}" for name in self.input_specs)]
 
     def examples(self, batch: int, random: torch.Generator | None = None) -> dict[str, Tensor]:
         """Draw inputs at random, every sensor valid."""
@@ -166,13 +177,18 @@ class Deployable(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Decide on a batch."""
-        valid = {name: inputs[name + VALID] for name in self.input_specs}
         features: dict[str, Tensor] = {}
-        for name, here in valid.items():
-            features |= self._features(name, inputs, here)
-        present = torch.stack(list(valid.values()), dim=1)
+        valid: dict[str, Tensor] = {}
+        for name in self.input_specs:
+            own, valid[name] = self._features(name, inputs, inputs[name + VALID])
+            features |= own
         task = self.model.known_task()
         outputs = self.model.outputs_from(features, batch=None)
+        finite = _answerable(task, outputs["fused"])
+        for name, here in valid.items():
+            finite = finite & (_answerable(task, outputs[name]) | ~here) if name in outputs else finite
+        valid = {name: here & finite for name, here in valid.items()}
+        present = torch.stack(list(valid.values()), dim=1)
         fused = task.member(outputs["fused"])
         nothing, some = task.nothing(fused), present.any(dim=1, keepdim=True)
         fused = fused.where(some, nothing)
@@ -187,7 +203,8 @@ class Deployable(nn.Module):
             pooled = task.pool(torch.stack([fused, *heads.values()], dim=1), weights)
             answers = {COMMITTEE: pooled.where(some, task.answer(nothing)), **answers}
         ends = self._intervals(answers, present) if isinstance(task, Regression) else {}
-        return {**answers, **ends, **{f"{name}{HEAD}": member for name, member in heads.items()}}
+        own = {f"{name}{HEAD}": member for name, member in heads.items()}
+        return {**answers, **ends, **own, **{f"{name}{USED}": here for name, here in valid.items()}}
 
     def _intervals(self, answers: Mapping[str, Tensor], present: Tensor) -> dict[str, Tensor]:
         """Give the ends of the intervals of numbers, by the radii of the sensors at hand."""
@@ -197,14 +214,37 @@ class Deployable(nn.Module):
             ends |= {f"{decision}{LOW}": answer - radius, f"{decision}{HIGH}": answer + radius}
         return ends
 
-    def _features(self, name: str, inputs: Mapping[str, Tensor], here: Tensor) -> dict[str, Tensor]:
-        """Read the input of a sensor; zeros where it is not valid."""
-        raw = inputs[name]
+    def _features(self, name: str, inputs: Mapping[str, Tensor], here: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Read the input of a sensor, zeros where it is not valid; and say where it is, and can be computed with."""
+        raw, ragged = inputs[name], self.input_specs[name].ragged
         if raw.dtype in (torch.int8, torch.int16):  # runtimes choose among wider numbers only
             raw = raw.int()
-        known = raw.where(here.reshape(-1, *[1] * (raw.dim() - 1)), torch.zeros((), dtype=raw.dtype))
-        lengths = inputs[name + LENGTH].where(here, 1) if self.input_specs[name].ragged else None
-        return self.model.graph_features(name, self.readers[name](known, lengths), lengths, here)
+        known, lengths = _masked(raw, here), inputs[name + LENGTH].where(here, 1) if ragged else None
+        read = self.readers[name](known, lengths)
+        if read.is_floating_point() and not (ragged and read is known):  # padding that is left may be anything
+            here = here & _within(read, LARGEST)
+            read = _masked(read, here)
+        features = self.model.graph_features(name, read, lengths, here)
+        if isinstance(self.model, EncodedModel):
+            finite = _within(features[name], torch.finfo(torch.float32).max)
+            features[name], here = self.model.masked(name, features[name], finite), here & finite
+        return features, here
+
+
+def _masked(values: Tensor, here: Tensor) -> Tensor:
+    """Return values with zeros in the samples that lack them."""
+    return values.where(here.reshape(-1, *[1] * (values.dim() - 1)), torch.zeros((), dtype=values.dtype))
+
+
+def _within(values: Tensor, most: float) -> Tensor:
+    """Return which samples hold numbers up to a size only, booleans [B]; NaN is none."""
+    return (values.abs() <= most).flatten(1).all(dim=1)
+
+
+def _answerable(task: Task, output: Tensor) -> Tensor:
+    """Return in which samples an output, and the answer it stands for, is finite, booleans [B]."""
+    most = torch.finfo(torch.float32).max
+    return _within(output, most) & _within(task.answer(task.member(output)), most)
 
 
 def _specs_of(model: FusionModel, examples: Mapping[str, Tensor]) -> dict[str, InputSpec]:
@@ -227,7 +267,7 @@ def _problems(model: FusionModel, specs: Mapping[str, InputSpec]) -> Iterator[st
     for name in model.encoders:
         if name not in specs:
             yield f"Deployable expected the input of {name!r}; found {sorted(specs)}. Pass input_specs, or examples."
-    taken = {COMMITTEE, *(f"{name}{suffix}" for name in specs for suffix in (VALID, LENGTH, HEAD))}
+    taken = {COMMITTEE, *(f"{name}{suffix}" for name in specs for suffix in (VALID, LENGTH, HEAD, USED))}
     taken |= {f"{answer}{end}" for answer in (COMMITTEE, FUSED) for end in (LOW, HIGH)}
     for name in specs:
         if name in taken:

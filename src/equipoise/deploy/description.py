@@ -22,7 +22,6 @@ from equipoise.util.schema import (
     FLAG,
     LARGEST,
     NUMBER,
-    POSITIVE,
     TEXT,
     at_most,
     every,
@@ -103,6 +102,9 @@ def _task_problems(content: Mapping[str, Any]) -> Iterator[str]:
         yield f"classes: expected a list of at least 2, found {short(task['names'])}"
     if (task["kind"] == "regression") != ("loss" in task):
         yield "task.loss: expected it for a regression, and for nothing else"
+    ranges = task.get("ranges", [[0, 1]] * len(task["names"]))
+    if len(ranges) != len(task["names"]) or any(least > most for least, most in ranges):
+        yield f"task.ranges: expected the least and the largest number of each of {len(task['names'])} columns"
     metric = content["row"].get("metric", "accuracy")
     if task["kind"] not in METRICS[metric].kinds:
         yield f"row.metric: expected one that fits the task, found {metric}"
@@ -156,7 +158,9 @@ _SCORES = dict.fromkeys(("fused", "committee", "baseline", "fused_width", "commi
 _SHARES = dict.fromkeys(("fused_ece", "committee_ece", "fused_coverage", "committee_coverage"), _SHARE)
 _NAMES = dict.fromkeys(("data", "split", "config", "label", "method"), TEXT)
 _SHAPE = every(whole(1), list, least=1, most=8)
-_SCALES = {"mean": every(NUMBER, list), "deviation": every(POSITIVE, list)}
+_FLOAT = rule("a number of at most 1e38", lambda value: is_number(value) and abs(value) <= 1e38)
+_SPREAD = rule("a number from 1e-37 to 1e38", lambda value: is_number(value) and 1e-37 <= value <= 1e38)
+_SCALES = {"mean": every(_FLOAT, list), "deviation": every(_SPREAD, list)}  # which become 32-bit numbers
 _ANSWERS = record({"fused": _SCORE, "committee": _SCORE})
 _COLOURS = every(NUMBER, list, least=1, most=16)
 _VIEWS = {
@@ -220,7 +224,11 @@ _ROW = record(
     },
 )
 _NAMED = every(TEXT, list, least=1)
-_TASK = record({"kind": one_of(*get_args(TaskKind)), "names": _NAMED}, {"loss": one_of(*get_args(RegressionLoss))})
+_RANGES = every(every(NUMBER, list, 2, 2), list, least=1)
+_TASK = record(
+    {"kind": one_of(*get_args(TaskKind)), "names": _NAMED},
+    {"loss": one_of(*get_args(RegressionLoss)), "ranges": _RANGES},
+)
 _MEMBER = record(
     {"encoder": TEXT, "features": whole(1), "fusion": one_of(*get_args(Fusion)), "unimodal": one_of("head", "detached")}
 )

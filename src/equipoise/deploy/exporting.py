@@ -131,9 +131,9 @@ def export(
 def compare(model: Deployable, run: Runner, samples: Mapping[str, Tensor] | None = None) -> GraphDifference:
     """Compute the largest difference of a graph to PyTorch, over subsets of the sensors.
 
-    Random batches are compared with `LateFusion.predict`: absent sensors hold NaN, or the largest number there is, so
-    that a graph which reads them is found out. Samples, and a batch with other sensors in every sample, are compared
-    with the same graph in PyTorch.
+    Random batches are compared with `LateFusion.predict`: absent sensors hold NaN, or the largest number there is, in
+    every second sample, and in the others what they would if they were there, so that a graph which reads them is found
+    out. Samples, and a batch with other sensors in every sample, are compared with the same graph in PyTorch.
 
     Args:
         model: What was exported.
@@ -228,12 +228,13 @@ def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _flagged(model: Deployable, inputs: Mapping[str, Tensor], valid: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Set the flags of sensors, and overwrite what those that are not valid hold."""
+    """Set the flags of sensors, and overwrite what those that are not valid hold in every second sample."""
     given = dict(inputs)
     for name, here in valid.items():
         raw = inputs[name]
         poison = torch.nan if raw.is_floating_point() else torch.iinfo(raw.dtype).max
-        given[name] = raw.where(here.reshape(-1, *[1] * (raw.dim() - 1)), torch.tensor(poison, dtype=raw.dtype))
+        kept = here | (torch.arange(len(raw)) % 2 == 1)
+        given[name] = raw.where(kept.reshape(-1, *[1] * (raw.dim() - 1)), torch.tensor(poison, dtype=raw.dtype))
         given[name + VALID] = here
         if model.input_specs[name].ragged:
             given[name + LENGTH] = inputs[name + LENGTH].where(here, -5)
@@ -267,12 +268,15 @@ def _difference(
     """Find the largest difference: of numbers by the target's deviation, of the rest by their size above one."""
     worst = GraphDifference()
     for name, value in expected.items():
-        size = value.abs().clamp(min=1)
-        if isinstance(task, Regression):
-            size = torch.maximum(task.deviation.cpu(), ROUNDING * value.abs())
-        same = outputs[name] == value  # an interval that could not be calibrated has no end
-        gap = ((outputs[name] - value).abs() / size).where(~same, 0)
-        largest = float(gap.max()) if gap.isfinite().all() else torch.inf
+        if value.dtype == torch.bool:  # which sensors were used
+            largest = 0.0 if torch.equal(value, outputs[name]) else torch.inf
+        else:
+            size = value.abs().clamp(min=1)
+            if isinstance(task, Regression):
+                size = torch.maximum(task.deviation.cpu(), ROUNDING * value.abs())
+            same = outputs[name] == value  # an interval that could not be calibrated has no end
+            gap = ((outputs[name] - value).abs() / size).where(~same, 0)
+            largest = float(gap.max()) if gap.isfinite().all() else torch.inf
         worst = GraphDifference(largest, name, where) if largest > worst.size else worst
     return worst
 

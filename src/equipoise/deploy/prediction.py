@@ -8,6 +8,8 @@ import numpy as np
 
 THRESHOLD = 0.5
 """The probability above which a label is said."""
+FAR = 0.5
+"""The share of the width of the range of the training labels beyond which, on either side, a number is far outside."""
 
 
 @final
@@ -28,6 +30,10 @@ class Prediction:
             within, where these are like those of validation; minus infinity where validation had too few samples.
         high: The upper end.
         ids: Names of the samples, where the data gave them in a column `id` or in the index of a DataFrame; a list.
+        unusable: The sensors, per sample, that were there and gave numbers with which the model cannot compute, such as
+            1e25; they counted as missing.
+        outside: The columns of numbers, per sample, that are far outside of the labels of the training part: by more
+            than half the width of their range; None for classes and labels.
     """
 
     kind: str
@@ -40,6 +46,8 @@ class Prediction:
     low: Any = None
     high: Any = None
     ids: list[Any] | None = None
+    unusable: Any = None
+    outside: Any = None
 
     @property
     def answer(self) -> Any:
@@ -59,14 +67,15 @@ class Prediction:
         for key, array in arrays.items():
             if array is not None:
                 plain[key] = {name: _plain(array[..., place].tolist()) for place, name in enumerate(self.names)}
+        plain |= {key: _plain(names) for key, names in self._flags.items()}
         return {**plain, "decision": self.decision}
 
     def columns(self) -> dict[str, list[Any]]:
         """Return a table with a row per sample, column by column.
 
         "row", and "id" where the samples have names; "answer" and "p_NAME" for each class or label; "answer", "low" and
-        "high" for numbers, with "_NAME" behind them where there are several columns; "sensors", joined by a plus.
-        Labels are joined by a semicolon, and where none is likelier than not the answer is empty text.
+        "high" for numbers, with "_NAME" behind them where there are several columns; "sensors", "unusable" and, of
+        numbers, "outside", joined by a plus. Labels are joined by a semicolon, and where none is likelier than not the answer is empty text.
         """
         rows = np.atleast_2d(self._array)
         table: dict[str, list[Any]] = {"row": list(range(len(rows)))}
@@ -82,14 +91,21 @@ class Prediction:
             answers = [self._answer(row) for row in rows]
             table["answer"] = [each if isinstance(each, str) else ";".join(each) for each in answers]
             table |= {f"p_{name}": rows[:, place].tolist() for place, name in enumerate(self.names)}
-        used = [self.sensors] if self.single else self.sensors
-        return {**table, "sensors": ["+".join(names) for names in used]}
+        for key, names in {"sensors": self.sensors, **self._flags}.items():
+            table[key] = ["+".join(each) for each in ([names] if self.single else names)]
+        return table
 
     def to_frame(self) -> Any:
         """Return `columns` as a pandas DataFrame."""
         import pandas as pd
 
         return pd.DataFrame(self.columns())
+
+    @property
+    def _flags(self) -> dict[str, Any]:
+        """What may be wrong with the answers, names per sample."""
+        flags = {"unusable": self.unusable, "outside": self.outside}
+        return {key: names for key, names in flags.items() if names is not None}
 
     @property
     def _array(self) -> np.ndarray:

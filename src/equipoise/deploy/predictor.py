@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final, get_args
 
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from equipoise.data.source import is_file
-from equipoise.deploy.deployable import HIGH, LOW, VALID
+from equipoise.deploy.deployable import HIGH, LOW, USED, VALID
 from equipoise.deploy.monitor import SensorMonitor
-from equipoise.deploy.prediction import Prediction
+from equipoise.deploy.prediction import FAR, Prediction
 from equipoise.deploy.recorded import Recorded, read_recorded
 from equipoise.deploy.saved_model import SavedModel, load_saved_model
 from equipoise.deploy.stream import Stream
 from equipoise.models.late_fusion import Decision
+from equipoise.models.task import Regression
 from equipoise.util.errors import BadInput, look_up
 from equipoise.util.files import inside
 
@@ -47,6 +48,10 @@ class Predictor:
         self.graph = saved.deployable().eval()
         sizes = {name: getattr(encoder, "words", None) for name, encoder in saved.model.encoders.items()}
         self.words = {name: size for name, size in sizes.items() if isinstance(size, int)}
+
+    def __repr__(self) -> str:
+        """Say what it is for."""
+        return f"Predictor({str(self.saved.folder)!r}, sensors={list(self.sensors)}, {self.kind}={list(self.names)})"
 
     def predict(
         self,
@@ -117,22 +122,31 @@ class Predictor:
 
     def prediction(self, outputs: Outputs, recorded: Recorded, decision: Decision) -> Prediction:
         """Put outputs of the graph into names and numbers."""
-        flags = torch.stack([recorded.inputs[name + VALID] for name in self.sensors], dim=1).tolist()
-        used = [tuple(name for name, here in zip(self.sensors, row, strict=True) if here) for row in flags]
+        used = torch.stack([outputs[name + USED] for name in self.sensors], dim=1)
+        given = torch.stack([recorded.inputs[name + VALID] for name in self.sensors], dim=1)
         keys = {"low": f"{decision}{LOW}", "high": f"{decision}{HIGH}"}
         numbers = self.kind == "regression"
         keys |= {"values": decision} if numbers else {"probabilities": decision}
         arrays = {name: outputs[key].numpy() for name, key in keys.items() if key in outputs}
+        names = {"sensors": _named(self.sensors, used), "unusable": _named(self.sensors, given & ~used)}
+        if isinstance(task := self.saved.task, Regression):
+            names["outside"] = _named(self.names, task.far(outputs[decision], FAR))
         if recorded.single:
             arrays = {name: array[0] for name, array in arrays.items()}
-        sensors = used[0] if recorded.single else used
-        return Prediction(self.kind, self.names, sensors, decision, single=recorded.single, ids=recorded.ids, **arrays)
+            names = {name: listed[0] for name, listed in names.items()}
+        more: dict[str, Any] = {"single": recorded.single, "ids": recorded.ids, **names, **arrays}
+        return Prediction(self.kind, self.names, decision=decision, **more)
 
     def check_decision(self, decision: str) -> None:
         """Refuse a decision that is none, or that the model cannot make."""
         look_up("decision", decision, dict.fromkeys(get_args(Decision)))
         if decision not in self.graph.output_names:
             raise BadInput(f"{self.saved.folder}: this model has no heads that could vote; type decision='fused'")
+
+
+def _named(names: Sequence[str], chosen: Tensor) -> list[tuple[str, ...]]:
+    """Return the names that are chosen in each row, booleans [N, len(names)]."""
+    return [tuple(name for name, here in zip(names, row, strict=True) if here) for row in chosen.tolist()]
 
 
 def load(path: Path | str, *, encoder: str | None = None, model: str | None = None, trust: bool = False) -> Predictor:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
+from collections.abc import Container, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from equipoise.data.views import view_of
-from equipoise.deploy.deployable import IN_THE_GRAPH, Deployable, InputSpec
+from equipoise.deploy.deployable import IN_THE_GRAPH, USED, Deployable, InputSpec
 from equipoise.deploy.description import problems_in, read_description, row_problems
 from equipoise.deploy.rebuilding import member_plans, own_rebuilt, rebuilt, stored_tensors, weights_file
-from equipoise.models.choose import KINDS, kinds_of
+from equipoise.models.choose import KINDS, kinds_of, own_encoders
 from equipoise.models.fusion_model import FusionModel
 from equipoise.models.metrics import METRICS, Metric
 from equipoise.models.own_model import OWN_VIEWS
@@ -24,7 +26,7 @@ from equipoise.study.registry import all_methods, automatic_methods
 from equipoise.util.errors import BadInput, first_line, raise_all
 from equipoise.util.files import inside
 from equipoise.util.named import is_path
-from equipoise.util.schema import TEXT, read_json, record
+from equipoise.util.schema import TEXT, at_most, read_json, record
 
 TRAIN = "equipoise train --data watch --method mimo --out runs/one"
 
@@ -115,9 +117,34 @@ def load_saved_model(
         raise
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:
         raise BadInput(f"{folder}: the model of this run cannot be made again: {error}") from None
+    endless = {key for key, tensor in made.state_dict().items() if tensor.is_floating_point() and tensor.isinf().any()}
     with weights_file(folder, WEIGHTS) as file:
         safetensors.torch.load_model(made, file)
-    return SavedModel(folder, made.eval(), row, tuple(content["classes"]), specs, content["parts"], words)
+    raise_all(at_most(_not_finite(folder, made.state_dict(), endless)))
+    saved = SavedModel(folder, made.eval(), row, tuple(content["classes"]), specs, content["parts"], words)
+    if own == "auto" and not any(own_encoders(plan.encoder) for plan in plans):  # those may refuse numbers at random
+        raise_all(_useless(saved))
+    return saved
+
+
+def _not_finite(folder: Path, state: Mapping[str, Tensor], endless: Container[str]) -> Iterator[str]:
+    """Name the tensors of a model that hold NaN, or infinity where a new model holds none."""
+    for key, tensor in state.items():
+        bad = tensor.isnan() if key in endless else ~tensor.isfinite()
+        if count := int(bad.sum()):
+            found = f"found NaN or infinity in {count:,} of {tensor.numel():,}"
+            yield f"{folder / WEIGHTS}: expected finite numbers in {key}, {found}; train again, or copy the file again"
+
+
+def _useless(saved: SavedModel) -> Iterator[str]:
+    """Name the sensors with whose ordinary numbers a model cannot compute: its weights or scales make them infinite."""
+    graph = saved.deployable().eval()
+    with torch.no_grad():
+        outputs = graph(graph.examples(1, torch.Generator().manual_seed(0)))
+    for name in saved.input_specs:
+        if not outputs[name + USED]:
+            files = f"{saved.folder / WEIGHTS} and the scales in {DESCRIPTION}"
+            yield f"{name}: expected {files} to give finite answers to ordinary numbers of it, found NaN or infinity"
 
 
 def _has_fused(row: dict[str, Any]) -> bool:

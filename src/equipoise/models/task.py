@@ -272,6 +272,7 @@ class Regression(Task):
         deviation: Of each column in the training part, [D]; None for ones.
         loss: Between standardised numbers, the mean over columns: "huber" (with the bend at one deviation), "mse" or
             "mae".
+        ranges: The least and the largest number of each column in the training part; None where they are not known.
     """
 
     kind = "regression"
@@ -284,11 +285,13 @@ class Regression(Task):
         mean: Tensor | None = None,
         deviation: Tensor | None = None,
         loss: RegressionLoss = "huber",
+        ranges: Sequence[Sequence[float]] | None = None,
     ) -> None:
         super().__init__(names)
         if loss not in get_args(RegressionLoss):
             raise_all([f"loss should be one of {', '.join(get_args(RegressionLoss))}, found {loss!r}"])
         self.loss_name: RegressionLoss = loss
+        self.ranges = None if ranges is None else [list(map(float, ends)) for ends in ranges]
         self.register_buffer("mean", torch.zeros(self.size) if mean is None else mean.detach().clone().float())
         scale = torch.ones(self.size) if deviation is None else deviation.detach().clone().float()
         self.register_buffer("deviation", scale)
@@ -336,15 +339,25 @@ class Regression(Task):
         """Answer the mean of the training part."""
         return torch.zeros_like(like) + self.mean
 
+    def far(self, answer: Tensor, share: float) -> Tensor:
+        """Return which numbers are outside of their ranges by more than this share of the range's width, [B, D]."""
+        if self.ranges is None:
+            return torch.zeros_like(answer, dtype=torch.bool)
+        least, most = torch.tensor(self.ranges, dtype=torch.float64).T
+        margin = share * (most - least)
+        return (answer < least - margin) | (answer > most + margin)
+
     def as_dict(self) -> dict[str, Any]:
-        """Return the loss too."""
-        return {**super().as_dict(), "loss": self.loss_name}
+        """Return the loss and the ranges too."""
+        known = {} if self.ranges is None else {"ranges": self.ranges}
+        return {**super().as_dict(), "loss": self.loss_name, **known}
 
 
 def task_of(plain: Mapping[str, Any]) -> Task:
     """Return the task that `Task.as_dict` described."""
     kinds: dict[str, type[Task]] = {one.kind: one for one in (Classification, MultiLabel, Regression)}
-    return kinds[plain["kind"]](plain["names"], **({"loss": plain["loss"]} if plain["kind"] == "regression" else {}))
+    of_numbers = {key: plain[key] for key in ("loss", "ranges") if key in plain}
+    return kinds[plain["kind"]](plain["names"], **(of_numbers if plain["kind"] == "regression" else {}))
 
 
 def _weighted_sum(members: Tensor, weights: Tensor) -> Tensor:
