@@ -57,7 +57,7 @@ def test_answers_in_every_form(equipoise: Any, run: Path, tmp_path: Path) -> Non
         else:
             with np.load(out) as file:
                 table = {key: file[key].tolist() for key in file}
-        assert list(table) == ["row", "answer", "p_rest", "p_run", "p_walk", "sensors"]
+        assert list(table) == ["row", "answer", "p_rest", "p_run", "p_walk", "sensors", "unusable"]
         assert table["answer"] == wanted.answer
         np.testing.assert_allclose([float(each) for each in table["p_run"]], wanted.probabilities[:, 1], atol=1e-6)
         assert table["sensors"][9:11] == ["imu", "imu+heat"]

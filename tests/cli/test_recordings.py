@@ -55,7 +55,14 @@ def test_a_trained_model_answers_for_each_window(equipoise: Any, manifest: Path,
         assert ("By the labels" in printed) == (data == manifest)
         with out.open(encoding="utf-8") as file:
             answers = list(csv.DictReader(file))
-        assert [row["window"] for row in answers[:3]] == ["line 2 at 0 s", "line 2 at 1 s", "line 2 at 2 s"]
+        file = "imu0.npy" if data == manifest else str(manifest.parent / "imu0.npy")
+        assert [(row["recording"], float(row["start"]), float(row["end"])) for row in answers[:3]] == [
+            (file, 0, 2), (file, 1, 3), (file, 2, 4)
+        ]  # fmt: skip
+        assert answers[2]["id"] == f"{file}, 2 to 4 s"
+        code, printed, _ = equipoise("predict", tmp_path / "run", "--data", data, "--json")
+        told = json.loads(printed)["answers"]
+        assert [told[key][2] for key in ("id", "recording", "start", "end")] == [answers[2]["id"], file, 2, 4]
         off = np.array(["radar" not in row["sensors"] for row in answers[:11]])
         assert np.flatnonzero(off).tolist() == [3, 4, 5, 6]
     column = [place for place, name in enumerate(lines[0]) if name == "window"]

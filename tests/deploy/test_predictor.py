@@ -188,8 +188,12 @@ def test_everything_wrong_is_said_at_once(run: tuple[Predictor, Splits]) -> None
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({}, "at least one of vector, heat, series, speech, camera"),
-        ({"id": ["a"]}, "at least one of"),
+        ({"id": ["a", "b"]}, "id: expected a name for each of 1 samples, found 2"),
+        ({"vector": np.zeros((3, 4)), "id": ["a", "b"]}, "id: expected a name for each of 3 samples, found 2"),
+        (pd.DataFrame({"id": ["a"]}), "at least one of vector, heat, series, speech, camera"),
+        ({"vector": [10**400, 0, 0, 0]}, "vector: expected finite numbers, found one that is too large for 64 bits"),
+        ({"heat": [10**400]}, "heat: expected finite numbers"),
+        ({"series": [[10**400] * 6, [0] * 6]}, "series: expected finite numbers"),
         (
             {"series": np.zeros((0, 2, 6))},
             "series: expected [2, 6] for one sample or [N, 2, 6] for many, found an array",

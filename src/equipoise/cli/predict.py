@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from equipoise.cli import options
+
+if TYPE_CHECKING:
+    from equipoise.deploy.prediction import Prediction
 
 EXAMPLE = "Example: equipoise predict runs/one --data new.npz --out answers.csv"
 SHOWN = 10
@@ -58,20 +62,25 @@ def predict(
             raise BadInput(f"data {new.name!r} cannot be answered:\n{problem}") from None
     scored = None if new.label is None else score(predictor.saved, found, new.label)
     if out is not None:
-        write_answers(found, out, new.windows)
+        write_answers(found, out, new.places)
     used = Counter(name for sensors in found.sensors for name in sensors)
     counts = {name: used[name] for name in predictor.sensors}
     if as_json:
         told = {"data": new.name, "samples": len(found.sensors), "decision": chosen, "sensors": counts}
         told |= {} if scored is None else {"metric": scored.metric.name, "value": scored.value}
-        print(json.dumps({**told, **({"file": str(out)} if out else {"answers": found.as_dict()})}))
+        print(json.dumps({**told, **({"file": str(out)} if out else {"answers": {**new.places, **found.as_dict()}})}))
         return
-    _print_rows(answer_columns(found, new.windows), whole=out is None)
+    columns = answer_columns(found, new.places)
+    idle = [name for name in ("unusable", "outside") if not any(columns.get(name, ()))]
+    idle += ["id"] if new.places else []
+    _print_rows({name: values for name, values in columns.items() if name not in idle}, whole=out is None)
     listed = ", ".join(f"{name} in {count:,}" for name, count in counts.items())
     print(f"{new.name}: {len(found.sensors):,} samples answered, by the {chosen} decision. Sensors used: {listed}.")
     if nothing := sum(not sensors for sensors in found.sensors):
         which = "1 sample has" if nothing == 1 else f"{nothing:,} samples have"
         print(f"{which} no sensor at all: the answer there is what the model says without looking.")
+    for sentence in _remarks(found):
+        print(sentence)
     if scored is not None:
         value = shown(scored.metric, scored.value)
         value = f"accuracy {value}" if scored.metric.name == "accuracy" else value
@@ -80,6 +89,14 @@ def predict(
         print("The labels in the data are not those the model was trained on, so that the answers are not scored.")
     if out is not None:
         print(f"The answers: {out}")
+
+
+def _remarks(found: Prediction) -> Iterable[str]:
+    """Say what may be wrong with the answers."""
+    for name, count in Counter(name for names in found.unusable for name in names).items():
+        yield f"{name} counts as missing in {count:,}: its numbers are too large to compute with, or not finite."
+    for name, count in Counter(name for names in found.outside or () for name in names).items():
+        yield f"{name}: {count:,} answers are far outside of the labels of the training part; do not trust them."
 
 
 def _print_rows(columns: dict[str, list[Any]], *, whole: bool) -> None:

@@ -46,6 +46,7 @@ class Splits:
         scales: Mean and deviation of each modality's channels by which `standardised` scaled them, for deployment.
         task: The task; None for classification.
         groups: Names of the groups, by their numbers in the parts; empty where groups are numbers themselves.
+        ids: Names of the samples, by their numbers in the data (`Part.index`); empty where they have none.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Splits:
     scales: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict, kw_only=True)
     task: Task = field(default=cast("Task", None), kw_only=True)
     groups: tuple[str, ...] = field(default=(), kw_only=True)
+    ids: tuple[Any, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         if self.task is None:
@@ -90,7 +92,7 @@ class Splits:
             arrays: Per modality an array or tensor with samples first, [N, D], [N, C, T], [N, C, H, W] or
                 [N, C, T, H, W]; or N arrays [C, T_i], which are padded and masked. Beside "imu", "imu_length" may hold
                 its lengths, and "imu_present" which samples have it; a sample that is all NaN, or None in a list, lacks
-                it too.
+                it too. "id" may hold names of the samples, no two the same; answers are given under them.
             label: The answer of each sample. Classes: whole numbers, names or truth values, [N]. Numbers: floats, [N]
                 or [N, D]. Several labels: 0 and 1 for each, [N, L].
             split: The part of each sample: train, validation (val, valid) and test, or 0, 1, 2. Without validation
@@ -217,7 +219,9 @@ class Splits:
         task = _task(samples.label, train.label)
         named = samples.group is not None and not samples.group.are_numbers
         groups = tuple(map(str, samples.group.names)) if samples.group is not None and named else ()
-        splits = cls(samples.name, train, validation, test, samples.label.names, about, task=task, groups=groups)
+        splits = cls(
+            samples.name, train, validation, test, samples.label.names, about, task=task, groups=groups, ids=samples.ids
+        )
         return splits.standardised() if standardise else splits
 
     @property

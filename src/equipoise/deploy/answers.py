@@ -4,14 +4,15 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from equipoise.data.own.columns import as_numpy
+from equipoise.data.own.columns import as_numpy, read_ids
 from equipoise.data.own.manifest import read_manifest
 from equipoise.data.own.npz import read_arrays
 from equipoise.data.own.recorded import windows_of_recorded
@@ -21,7 +22,7 @@ from equipoise.deploy.prediction import Prediction
 from equipoise.deploy.saved_model import SavedModel
 from equipoise.models.metrics import METRICS, Metric
 from equipoise.util.errors import BadInput, Unreadable, raise_all
-from equipoise.util.files import inside, write_atomic
+from equipoise.util.files import csv_cell, inside, write_atomic
 
 SAME_SPAN = 0.05
 """Windows may differ from those of training by this share: rates that are read off times vary a little."""
@@ -34,13 +35,13 @@ class NewData(NamedTuple):
         name: Of the file or data set.
         inputs: By sensor, as recorded.
         label: The right answers, as they stand there; None where there are none.
-        windows: The recording and second of each sample, where samples were cut from recordings; None elsewhere.
+        places: The recording, and the seconds of start and end, of each sample that was cut from one; empty elsewhere.
     """
 
     name: str
     inputs: dict[str, Any]
     label: Any
-    windows: list[str] | None = None
+    places: Mapping[str, list[Any]] = MappingProxyType({})
 
 
 class Score(NamedTuple):
@@ -69,7 +70,7 @@ def read_new_data(text: str, saved: SavedModel) -> NewData:
     """
     if not is_file(text):
         return _test_part(text, saved)
-    windows = None
+    places: Mapping[str, list[Any]] = {}
     path = Path(text)
     if not path.is_file():
         raise BadInput(f"no such file: {path}")
@@ -81,17 +82,22 @@ def read_new_data(text: str, saved: SavedModel) -> NewData:
             manifest = read_manifest(path)
             if manifest.recorded:
                 cut = windows_of_recorded(manifest.table)
-                arrays, label, windows = cut.arrays, cut.label, cut.names
+                arrays, label, places = {"id": cut.names, **cut.arrays}, cut.label, cut.places
                 problems = [*cut.problems, *_other_windows(cut.notes, saved)]
             else:
                 (arrays, problems, notes), (label, _) = manifest.arrays(), manifest.label()
                 sounds = [f"{column.name}: " for column in manifest.modalities if column.kind == "sound"]
                 problems += _otherwise_read([note for note in notes if note.startswith(tuple(sounds))], saved)
-                arrays |= {"id": manifest.names} if manifest.named else {}
     except Unreadable as why:
         raise BadInput(str(why)) from why
+    if label is not None and not as_numpy(label).ndim:
+        problems = [*problems, "label: expected one answer per sample, [N], found one without an axis; leave it out"]
+    try:
+        read_ids(arrays.get("id", ()))
+    except BadInput as why:
+        problems = [*problems, str(why)]
     raise_all(problems, f"data {path.name!r} cannot be read:")
-    return NewData(path.name, arrays, label, windows)
+    return NewData(path.name, arrays, label, places)
 
 
 def _otherwise_read(notes: list[str], saved: SavedModel) -> list[str]:
@@ -167,8 +173,8 @@ def _as_trained(prediction: Prediction, label: np.ndarray) -> torch.Tensor | Non
 def _write_csv(columns: dict[str, list[Any]], path: Path) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
+    writer.writerow(map(csv_cell, columns))
+    writer.writerows(map(csv_cell, row) for row in zip(*columns.values(), strict=True))
     write_atomic(path.parent, path.name, text.getvalue())
 
 
@@ -205,13 +211,13 @@ def check_out(path: Path | None) -> None:
         raise BadInput(f"--out: expected a file that ends in {', '.join(WRITERS)}, found {path}")
 
 
-def answer_columns(prediction: Prediction, windows: list[str] | None) -> dict[str, list[Any]]:
-    """Return the table of `Prediction.columns`, with "window" behind "row" where samples are windows of recordings."""
+def answer_columns(prediction: Prediction, places: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return the table of `Prediction.columns`, with the places of windows of recordings in front, behind "row"."""
     columns = prediction.columns()
-    return columns if windows is None else {"row": columns.pop("row"), "window": windows, **columns}
+    return {"row": columns.pop("row"), **places, **columns}
 
 
-def write_answers(prediction: Prediction, path: Path, windows: list[str] | None = None) -> None:
+def write_answers(prediction: Prediction, path: Path, places: Mapping[str, list[Any]] = MappingProxyType({})) -> None:
     """Write the table of `answer_columns`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    WRITERS[path.suffix.lower()](answer_columns(prediction, windows), path)
+    WRITERS[path.suffix.lower()](answer_columns(prediction, places), path)

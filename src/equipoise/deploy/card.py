@@ -45,8 +45,8 @@ INTERVALS = (
 _LIMITS = (
     "Figures are those of the test part described above: people, rooms and devices unlike them may give others.",
     "Faults were made by computation, one sensor at a time; two failing together were not measured.",
-    "A sensor counts as missing only where its flag says so, or where its numbers are too large to compute with. One "
-    "that fails silently is read like any other: see the rows of faults, and `equipoise monitor`, which watches for it.",
+    "A sensor counts as missing only where its flag says so, or its numbers are too large to compute with. One that "
+    "fails silently is read like any other: see the rows of faults, and `equipoise monitor`, which watches for it.",
 )
 _LIMITS_OF: dict[TaskKind, str] = {
     "classes": "Probabilities were not calibrated beyond the committee's weights; `ece` is their expected calibration "

@@ -121,10 +121,10 @@ class Deployable(nn.Module):
 
     Outputs: "committee" and "fused", [B, size] as `LateFusion.predict` gives them for the sensors at hand:
     probabilities of classes or labels, or numbers; "NAME_head", what each sensor's own head says, for a monitor:
-    log-probabilities, log-odds or numbers; and "NAME_used". Beside numbers, "committee_low", "committee_high", "fused_low" and
-    "fused_high" are the ends of their intervals. A sample without any valid sensor, and the head of a sensor that is
-    not valid, say what is known without sensors: every class is as probable, and of a number the mean. A model without
-    uni-modal outputs has "fused" only.
+    log-probabilities, log-odds or numbers; and "NAME_used". Beside numbers, "committee_low", "committee_high",
+    "fused_low" and "fused_high" are the ends of their intervals. A sample without any valid sensor, and the head of a
+    sensor that is not valid, say what is known without sensors: every class is as probable, and of a number the mean. A
+    model without uni-modal outputs has "fused" and "NAME_used" only.
 
     Args:
         model: A model that knows its task. It is not copied: its weights are the graph's.

@@ -75,7 +75,8 @@ class Prediction:
 
         "row", and "id" where the samples have names; "answer" and "p_NAME" for each class or label; "answer", "low" and
         "high" for numbers, with "_NAME" behind them where there are several columns; "sensors", "unusable" and, of
-        numbers, "outside", joined by a plus. Labels are joined by a semicolon, and where none is likelier than not the answer is empty text.
+        numbers, "outside", joined by a plus. Labels are joined by a semicolon, and where none is likelier than not the
+        answer is empty text.
         """
         rows = np.atleast_2d(self._array)
         table: dict[str, list[Any]] = {"row": list(range(len(rows)))}

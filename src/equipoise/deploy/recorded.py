@@ -7,9 +7,10 @@
 | pictures as bytes | [H, W, C] or [C, H, W], grey also [H, W]; of any size | one axis more, or N arrays |
 | frames as bytes | [T, H, W, C] or [C, T, H, W]; of any size | one axis more, or N arrays |
 
-A sensor is missing where its key is absent or None, and from a sample of many where its entry is None or all NaN, or
-"NAME_present" says so. None in place of a number is NaN. A sample without any sensor is answered too, alone or among
-many: its `sensors` are empty.
+A sensor is missing where its key is absent or None, or all its numbers are NaN, and from a sample of many where its
+entry is None or all NaN, or "NAME_present" says so. None in place of a number is NaN, so that a list of None, as long
+as a vector, is one vector that is missing. A sample without any sensor is answered too, alone or among many: its
+`sensors` are empty.
 """
 
 from collections.abc import Iterable, Mapping
@@ -80,16 +81,19 @@ def read_recorded(
     problems += [f"{name}: expected {expected(specs[name])}, found {_found(rows[name])}" for name in wrong]
     forms = {name: form for name, form in forms.items() if any(form)}
     single = not framed and not many and bool(forms) and all(one for one, _ in forms.values())
+    if all(_is_nothing(rows[name]) for name in forms):  # [C, T] of None alone is rather N samples without it
+        single = single and all(len(specs[name].recorded[0]) == 1 for name in forms)
     if not single and (alone := [name for name, (_, many) in forms.items() if not many]):
         others = [name for name in forms if name not in alone]
         problems.append(f"expected one sample of every sensor, or many; found one of {alone} and many of {others}")
         raise_all(problems)
     lists = {name: _lifted(specs[name], rows[name]) if single else rows[name] for name in forms}
+    lists = {name: value for name, value in lists.items() if value is not None}
     sizes = {name: len(value) for name, value in lists.items()}
     if len({*sizes.values()}) > 1:
         found = ", ".join(f"{name} {size}" for name, size in sizes.items())
         problems.append(f"expected one entry per sample of every sensor, found {found}; None stands for a missing one")
-    if not {*specs} & {*columns} and not problems:
+    if not {*specs} & {*columns} and (many or framed) and not problems:
         problems.append(f"expected an input of at least one of {', '.join(specs)}; found none")
     inputs: dict[str, Tensor] = {}
     single = single or not (rows or framed or many)  # every sensor is None: one sample that has none
@@ -152,8 +156,10 @@ def _ids(given: Any, columns: Mapping[str, Any], count: int) -> list[Any] | None
     ids = columns.get("id")
     if ids is None and hasattr(given, "index") and not isinstance(given, Mapping):
         ids = None if list(given.index) == list(range(count)) else list(given.index)
-    if ids is None or np.size(as_numpy(ids)) != count:
+    if ids is None:
         return None
+    if np.size(as_numpy(ids)) != count:
+        raise BadInput(f"id: expected a name for each of {count} samples, found {np.size(as_numpy(ids))}")
     plain = as_numpy(ids).reshape(-1).tolist() if not isinstance(ids, list) else ids
     return [each if isinstance(each, (int, str)) else str(each) for each in plain]
 
@@ -180,6 +186,8 @@ def _rows(name: str, given: Any) -> Any:
             if len(shapes) != 1 or None in shapes:
                 return [None if row is None or _blank(row) else row for row in arrays]
             array = np.stack([row for row in arrays if row is not None])
+    except OverflowError:
+        raise BadInput(f"{name}: expected finite numbers, found one that is too large for 64 bits") from None
     except (ValueError, TypeError) as why:
         raise BadInput(f"{name}: expected numbers, found what numpy cannot read: {why}") from None
     if array.dtype.kind not in "biuf":
@@ -199,9 +207,10 @@ def _blank(row: np.ndarray) -> bool:
 
 def _forms(spec: InputSpec, rows: Any) -> tuple[bool, bool]:
     """Tell whether what was given may be one sample, and whether it may be many."""
+    shape, dtype = spec.recorded
     if isinstance(rows, list):
-        return False, len(rows) > 0
-    (shape, dtype), axes = spec.recorded, rows.ndim
+        return _is_nothing(rows) and len(rows) in shape, len(rows) > 0
+    axes = rows.ndim
     if rows.size == 0:
         return False, False
     if dtype == torch.uint8 and len(shape) == 3 and shape[0] == 1 and axes in (2, 3):
@@ -214,8 +223,14 @@ def _forms(spec: InputSpec, rows: Any) -> tuple[bool, bool]:
     return axes == len(shape), axes == len(shape) + 1
 
 
-def _lifted(spec: InputSpec, one: np.ndarray) -> np.ndarray:
-    """Return many samples where one was given."""
+def _is_nothing(rows: Any) -> bool:
+    return isinstance(rows, list) and all(row is None for row in rows)
+
+
+def _lifted(spec: InputSpec, one: Any) -> Any:
+    """Return many samples where one was given; None where nothing of it is there."""
+    if isinstance(one, list):
+        return None
     (shape, dtype), missing = spec.recorded, len(spec.recorded[0]) - one.ndim
     grey = dtype == torch.uint8 and len(shape) == 3  # an array of grey pictures has no axis of colours
     return one.reshape(1, *[1] * (0 if grey else missing), *one.shape)

@@ -28,10 +28,10 @@ def predictions_of(
         fused: Whether the model has a fused decision and a committee that were trained.
 
     Returns:
-        "row" [N], the number of each sample in the data, from 0; "group" [N], names or numbers, where there are groups;
-        "fold" [N], −1 for the data set's own cut; "label" as the part holds it; "fused", "committee" and "alone.NAME"
-        of each modality, probabilities or numbers [N, size]; "present.NAME" [N] of modalities that some samples lack;
-        "names" [size], of classes, labels or columns; and "task", its kind.
+        "row" [N], the number of each sample in the data, from 0; "id" [N], its name, where it has one; "group" [N],
+        names or numbers, where there are groups; "fold" [N], −1 for the data set's own cut; "label" as the part holds
+        it; "fused", "committee" and "alone.NAME" of each modality, probabilities or numbers [N, size]; "present.NAME"
+        [N] of modalities that some samples lack; "names" [size], of classes, labels or columns; and "task", its kind.
     """
     part = splits.test
     answers: dict[str, Tensor | None] = {f"alone.{name}": task.answer(one) for name, one in outputs.unimodal.items()}
@@ -48,6 +48,8 @@ def predictions_of(
     arrays = {name: column.cpu().numpy() for name, column in columns.items() if column is not None}
     if splits.groups and part.group is not None:
         arrays["group"] = np.array(splits.groups)[arrays["group"]]
+    if splits.ids:
+        arrays["id"] = np.array(splits.ids)[arrays["row"]]
     return {**arrays, "names": np.array(task.names), "task": np.array(task.kind)}
 
 

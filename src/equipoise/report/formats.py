@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.report.columns import MISSING, Cell, ResultColumn, aligned
 from equipoise.report.table import ResultTable
+from equipoise.util.files import csv_cell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,10 +67,10 @@ def as_csv(table: ResultTable) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = [[column.key, *(f"{column.key}_{name}" for name in _NUMBERS[column.kind][1:])] for column in table.columns]
-    writer.writerow(["label", *(_csv_cell(name) for some in names for name in some)])
+    writer.writerow(["label", *(csv_cell(name) for some in names for name in some)])
     for label, cells in _lines(table):
         values = [value for column, cell in zip(table.columns, cells, strict=True) for value in _raw(column, cell)]
-        writer.writerow(map(_csv_cell, (label, *values)))
+        writer.writerow(map(csv_cell, (label, *values)))
     return out.getvalue()
 
 
@@ -96,7 +97,7 @@ def _json(content: Any) -> str:
 def _joined_csv(tables: Tables) -> str:
     """One csv with the name of the data in front; a column that only one data set has is empty for the others."""
     rows = [
-        {"data": _csv_cell(data), **row}
+        {"data": csv_cell(data), **row}
         for data, table in tables.items()
         for row in csv.DictReader(io.StringIO(as_csv(table)))
     ]
@@ -174,12 +175,6 @@ def _latex_cell(column: ResultColumn, cell: Cell) -> str:
     main = f"\\underline{{{main}}}" if cell.fastest else main
     aside = cell.aside.replace("±", "\\pm")
     return f"{main}{{\\tiny ${aside}$}}" if aside else main
-
-
-def _csv_cell(value: Any) -> Any:
-    """Quote text that a spreadsheet would compute as a formula."""
-    formula = isinstance(value, str) and value.lstrip()[:1] in ("=", "+", "-", "@", "|", "%")
-    return "" if value is None else f"'{value}" if formula else value
 
 
 def _raw(column: ResultColumn, cell: Cell) -> tuple[float | str | None, ...]:

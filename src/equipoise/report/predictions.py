@@ -32,6 +32,7 @@ class Predictions:
         label: The right answers: numbers of classes [N], numbers [N, D], or 0 and 1 [N, L].
         answers: Under "fused", "committee" and "alone.NAME": probabilities or numbers, [N, size].
         present: Of each sensor that some samples lack, which samples have it, [N].
+        id: The name of each sample, [N]; None where they have none.
     """
 
     run: Row
@@ -42,6 +43,7 @@ class Predictions:
     label: np.ndarray
     answers: Mapping[str, np.ndarray]
     present: Mapping[str, np.ndarray]
+    id: np.ndarray | None = None
 
     def columns(self) -> dict[str, Sequence[object] | np.ndarray]:
         """Return one column per number, as ``pandas.DataFrame`` takes them, with the run in front.
@@ -54,7 +56,8 @@ class Predictions:
         columns: dict[str, Sequence[object] | np.ndarray] = {
             name: [self.run.get(key)] * count for name, key in run.items()
         }
-        columns |= {"row": self.row} | ({} if self.group is None else {"group": self.group})
+        named = {"row": self.row, "id": self.id, "group": self.group}
+        columns |= {name: values for name, values in named.items() if values is not None}
         classes = self.task == "classes"
         if classes:
             columns["label"] = [self.names[number] for number in self.label]
@@ -100,6 +103,7 @@ def predictions_of_run(results: Results, row: Row) -> Predictions | None:
             arrays["label"],
             {name: one for name, one in arrays.items() if name in ("fused", "committee") or name.startswith("alone.")},
             {name.removeprefix("present."): one for name, one in arrays.items() if name.startswith("present.")},
+            arrays.get("id"),
         )
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path}: expected the answers of a run, found a damaged file ({error}); remove it") from None

@@ -126,6 +126,7 @@ _TAKEN = {
     "label": "it is the column of the answers in a data file",
     "split": "it is the column of the train, validation and test marks in a data file",
     "group": "it is the column of the persons, speakers or videos in a data file",
+    "id": "it is the column of the names of the samples in a data file",
 }
 
 

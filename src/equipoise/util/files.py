@@ -10,8 +10,12 @@ import stat
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from equipoise.util.errors import BadInput, Unreadable
+
+FORMULAS = ("=", "+", "-", "@", "|", "%")
+"""The signs that begin a formula."""
 
 
 @contextmanager
@@ -103,6 +107,17 @@ def write_atomic(folder: Path, name: str, content: str | bytes) -> Path:
     except OSError:
         (folder / unfinished).unlink(missing_ok=True)
         raise
+
+
+def csv_cell(value: Any) -> Any:
+    """Return a cell of a .csv, with a quotation mark before text that a spreadsheet would compute as a formula.
+
+    Example:
+        >>> csv_cell("=1+1"), csv_cell(-1.5), csv_cell(None)
+        ("'=1+1", -1.5, '')
+    """
+    formula = isinstance(value, str) and (value[:1] in ("\t", "\r") or value.lstrip()[:1] in FORMULAS)
+    return "" if value is None else f"'{value}" if formula else value
 
 
 _LINK = "{}: expected a file or folder, found a link, which is not followed; remove it or choose another folder"

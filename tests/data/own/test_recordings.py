@@ -156,10 +156,10 @@ def test_whole_numbers_take_the_nearest_sample() -> None:
 def test_the_label_is_that_of_the_majority() -> None:
     found = cut(made(labels=[(0, 4.4, "a"), (4.4, 9, "b"), (13, 20, "a")]))
     assert found.label is not None
-    known = {name.split(" at ")[1]: label for name, label in zip(found.names, found.label, strict=True)}
-    expected = {"0 s": "a", "3 s": "a", "4 s": "b", "7 s": "b", "8 s": "b", "12 s": "a", "18 s": "a"}
+    known = dict(zip(found.places["start"], found.label, strict=True))
+    expected = {0: "a", 3: "a", 4: "b", 7: "b", 8: "b", 12: "a", 18: "a"}
     assert {key: known[key] for key in expected} == expected
-    assert not {"9 s", "10 s", "11 s"} & known.keys()
+    assert not {9, 10, 11} & known.keys()
     assert "3 more left out, no label covers half of them" in found.notes[0]
 
 
@@ -174,11 +174,11 @@ def test_majority_and_mean_agree_with_counting_small_steps(seed: int) -> None:
     for rule in ("majority", "mean", "end"):
         found = cut(made(labels=kept), label_at=rule)
         assert found.label is not None
-        told = dict(zip(found.names, found.label, strict=True))
+        told = dict(zip(found.places["start"], found.label, strict=True))
         for start in range(19):
             own = ticks[start * 20 : (start + 2) * 20]
             counts = np.bincount(own[own >= 0], minlength=3)
-            label = told.get(f"recording 0 at {start} s")
+            label = told.get(start)
             if rule == "end":
                 assert label == (None if own[-1] < 0 else own[-1])
             elif rule == "mean":
@@ -353,7 +353,7 @@ def test_everything_wrong_is_said_at_once() -> None:
         "give its transpose",
         "one, d: expected [T], [C, T] or [C, T, H, W], found an array of shape [2, 2, 2]",
         "one, e: expected numbers",
-        "one: expected rates and times of its signals, found 'f'",
+        "one: expected rates, times and starts of its signals, found 'f'",
         "two: expected at least one window of 2 s, found 1 s",
         "three, labels: expected intervals that do not overlap, found 'x' until 5 s and 'y' from 4 s",
         "three, labels: expected intervals within 0 to 20 s, found 1 outside",
@@ -373,7 +373,7 @@ def test_misspelt_names_are_suggested_and_no_rate_is_made_up() -> None:
     text = "\n".join(
         problems(*fine, Recording({"lidar": wave, "imu": wave}, WALK, {"lidr": 20, "imu": 20}, name="last"))
     )
-    assert "last: expected rates and times of its signals, found 'lidr'; did you mean 'lidar'?" in text
+    assert "last: expected rates, times and starts of its signals, found 'lidr'; did you mean 'lidar'?" in text
     assert "last, lidar: expected its rate or its times, found neither; give rates={'lidar': 20}, as other" in text
     alone = "\n".join(problems(Recording({"lidar": wave}, WALK)))
     assert "found neither; give rates={'lidar': …}; in a manifest it is the column lidar_rate" in alone

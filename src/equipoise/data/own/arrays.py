@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.own.columns import as_numpy, few, first_few, read_groups, read_marks, size_of
+from equipoise.data.own.columns import as_numpy, few, first_few, read_groups, read_ids, read_marks, size_of
 from equipoise.data.own.samples import Given, Samples
 from equipoise.data.views import Rescaled
 from equipoise.util.errors import BadInput, name_problems, printable
@@ -63,7 +63,7 @@ def read_samples(
     """Read everything that can be read, and collect all that is wrong.
 
     Args:
-        arrays: As for `Splits.from_arrays`, like the next six.
+        arrays: As for `Splits.from_arrays`, like the next six. One called "id" names the samples.
         label: None where it is missing.
         split: None where it is not given.
         group: None where it is not given.
@@ -78,12 +78,16 @@ def read_samples(
     """
     problems, notes = list(problems), list(notes)
     spatial, arrays = _spatial(arrays, space, problems)
+    given_ids = arrays.pop("id", None)
 
     def attempt(read: Callable[..., Any], *given: Any) -> Any:
         try:
-            return None if given[0] is None else read(*given, samples)
+            return None if given[0] is None else read(*given)
         except BadInput as problem:
             problems.append(str(problem))
+
+    ids = attempt(read_ids, given_ids) or ()
+    samples = samples or list(map(str, ids)) or None
 
     modalities, given_lengths, given_present = _modalities(arrays, lengths or {}, problems)
     if not arrays and not problems:
@@ -91,7 +95,8 @@ def read_samples(
     read: dict[str, Modality] = {
         key: modality
         for key, given in modalities.items()
-        if (modality := attempt(read_modality, key, given, given_lengths.get(key), given_present.get(key))) is not None
+        if (modality := attempt(read_modality, key, given, given_lengths.get(key), given_present.get(key), samples))
+        is not None
     }
     inputs = {key: modality.values for key, modality in read.items()}
     inputs |= {f"{key}_length": one.lengths for key, one in read.items() if one.lengths is not None}
@@ -100,8 +105,8 @@ def read_samples(
         rename = next((f"; rename {key!r}, if that is it" for key in modalities if key.lower() in LABEL_NAMES), "")
         expected = "label: expected the answer of each sample, found none; give an array or a column called label"
         problems.append(expected + rename)
-    marks, groups = attempt(read_marks, split), attempt(read_groups, group)
-    columns = {**modalities, "label": label, "split": split, "group": group}
+    marks, groups = attempt(read_marks, split, samples), attempt(read_groups, group, samples)
+    columns = {**modalities, "label": label, "split": split, "group": group, "id": given_ids}
     sizes = {key: size for key, given in columns.items() if (size := size_of(given)) is not None}
     if len({*sizes.values()}) > 1:
         found = ", ".join(f"{key} {size}" for key, size in sizes.items())
@@ -114,10 +119,9 @@ def read_samples(
     notes += [modality.note for modality in read.values() if modality.note]
     views = {key: Rescaled(1 / 255) for key, modality in read.items() if modality.values.dtype == torch.uint8}
     whole = frozenset(key for key, modality in read.items() if modality.whole)
-    given = Given(label, classes, tuple(problems), drawable)
-    found = Samples(
-        name, inputs, views, None, marks, groups, tuple(notes), names=samples, whole=whole, spatial=spatial, given=given
-    )
+    more: dict[str, Any] = {"whole": whole, "spatial": spatial, "ids": ids}
+    more |= {"given": Given(label, classes, tuple(problems), drawable)}
+    found = Samples(name, inputs, views, None, marks, groups, tuple(notes), names=samples, **more)
     return found.for_task(task)
 
 

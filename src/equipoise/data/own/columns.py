@@ -1,6 +1,7 @@
 """Columns with one value per sample, truth values, numbers or text: parts and groups."""
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -89,6 +90,18 @@ def read_marks(given: Any, samples: Sequence[str] | None = None) -> np.ndarray:
     if unknown := [value for value, mark in zip(values, marks, strict=True) if mark is None]:
         raise BadInput(f"split: expected train, validation or test, or 0, 1, 2 for these; found {few(unknown)}")
     return np.array(marks, np.int64)[numbers]
+
+
+def read_ids(given: Any) -> tuple[Any, ...]:
+    """Read the names of samples, whole numbers or text.
+
+    Raises:
+        BadInput: If they are neither, or two samples have the same.
+    """
+    ids = tuple(read_column("id", given, None).tolist())
+    if repeated := [name for name, count in Counter(ids).items() if count > 1]:
+        raise BadInput(f"id: expected another name for every sample, found again {few(repeated)}")
+    return ids
 
 
 def read_groups(given: Any, samples: Sequence[str] | None = None) -> Groups:

@@ -25,7 +25,7 @@ from equipoise.data.own.draw import TRAIN
 from equipoise.data.own.recorded import samples_of_recorded
 from equipoise.data.own.samples import Samples
 from equipoise.data.own.stacked import SUFFIXES, stack_files
-from equipoise.data.own.table import COLUMNS, TableFile, answers_of, numbers_of, read_table, repeated_names
+from equipoise.data.own.table import COLUMNS, TableFile, answers_of, numbers_of, read_table
 from equipoise.util.errors import BadInput, Unreadable
 from equipoise.util.files import reading
 
@@ -73,7 +73,7 @@ class Manifest:
     @property
     def table(self) -> TableFile:
         """The table itself."""
-        return TableFile(self.path, self.columns, self.names, self.problems, self.notes)
+        return TableFile(self.path, self.columns, self.names, self.problems, self.notes, named=self.named)
 
     @property
     def folds(self) -> int:
@@ -88,8 +88,8 @@ class Manifest:
         return self._samples(arrays, problems, notes)
 
     def arrays(self) -> tuple[dict[str, Any], list[str], list[str]]:
-        """Read its modalities, those that can be read; with all problems and notes."""
-        arrays: dict[str, Any] = {}
+        """Read its modalities, those that can be read, and names of its rows; with all problems and notes."""
+        arrays: dict[str, Any] = {"id": self.names} if self.named else {}
         problems, notes = list(self.problems), list(self.notes)
         marks = [MARKS.get(str(value).lower()) for value in self.columns.get("split", ())]
         usual = {number for number, mark in enumerate(marks) if mark == TRAIN} or {*range(len(self.names))}
@@ -145,9 +145,6 @@ def read_manifest(path: str | Path) -> Manifest:
     columns, names, problems = manifest.columns, manifest.names, manifest.problems
     if "id" in columns:
         names[:] = map(str, columns.pop("id"))
-        if repeated := repeated_names(names):
-            shown = first_few(range(len(repeated)), repeated)
-            problems.append(f"id: expected another in every row, found again {shown}")
     if not names:
         problems.append(f"expected a row per sample, found none below the names {list(columns)}")
     if manifest.recorded:

@@ -1,7 +1,7 @@
 """A manifest of recordings: its rows are labelled intervals of long files, which are cut into windows.
 
-A column `window` makes a manifest one of recordings; `stride`, `start` and `end`, NAME_rate, NAME_times and NAME_axis
-go with it. Rows that name the same files belong to one recording.
+A column `window` makes a manifest one of recordings; `stride`, `start` and `end`, NAME_rate, NAME_start, NAME_times and
+NAME_axis go with it. Rows that name the same files belong to one recording.
 """
 
 import difflib
@@ -17,14 +17,14 @@ from equipoise.data.own.npz import read_npy
 from equipoise.data.own.recordings import Recording, seconds_of
 from equipoise.data.own.samples import Samples, no_samples
 from equipoise.data.own.stacked import BANDS, FRAMES, SIDE, SUFFIXES, most_common, read_all, sound_facts
-from equipoise.data.own.table import COLUMNS, TableFile, answers_of, numbers_of, read_table
-from equipoise.data.own.windows import Windows, cut_windows, samples_of_recordings
+from equipoise.data.own.table import COLUMNS, NUMBER, TableFile, answers_of, numbers_of, read_table
+from equipoise.data.own.windows import Windows, cut_windows, no_windows, samples_of_recordings
 from equipoise.util.errors import BadInput, Unreadable
 
 TIMING = ("window", "stride", "start", "end")
 TIMED = {**{kind: SUFFIXES[kind] for kind in ("sound", "video", "array")}, "table": (".csv", ".parquet")}
 ENDINGS = tuple(ending for endings in TIMED.values() for ending in endings)
-BESIDE = {"_rate": "rate", "_times": "times", "_axis": "last axis"}
+BESIDE = {"_rate": "rate", "_start": "start", "_times": "times", "_axis": "last axis"}
 """Endings of columns that say something of a sensor, and what."""
 TIMES = ("time", "times", "timestamp", "t", "seconds")
 AT_ONCE = 6000  # frames of a spectrogram: a minute
@@ -43,9 +43,7 @@ def samples_of_recorded(manifest: TableFile) -> Samples:
 def windows_of_recorded(manifest: TableFile) -> Windows:
     """Read the recordings of a manifest and cut them into windows, those without any label too."""
     recordings, how, _, problems = _read_recordings(manifest, unlabelled=True)
-    return (
-        Windows({}, None, None, None, [], [], problems) if problems else cut_windows(recordings, **how, unlabelled=True)
-    )
+    return no_windows(problems) if problems else cut_windows(recordings, **how, unlabelled=True)
 
 
 def _read_recordings(
@@ -64,8 +62,8 @@ def _read_recordings(
     space = _space(told, problems)
     kinds = _kinds(columns, problems)
     first_rows, recording_of = _joined(manifest, columns, kinds, told, problems)
-    signals, rates, times = _read_files(manifest, columns, kinds, told, first_rows, long, problems)
-    _join_labels(manifest, kinds, (signals, rates, times), first_rows, problems)
+    signals, rates, times, starts = _read_files(manifest, columns, kinds, told, first_rows, long, problems)
+    _join_labels(manifest, kinds, (signals, rates, times, starts), first_rows, problems)
     answered = not any(map(_is_label, kinds)) and not (unlabelled and not any(map(_is_label, columns)))
     intervals = _intervals(manifest, columns, recording_of, problems) if answered else {}
     groups = answers_of("group", columns["group"]) if "group" in columns else None
@@ -77,12 +75,19 @@ def _read_recordings(
             {name: values[number] for name, values in times.items() if values[number] is not None},
             group=None if groups is None else groups[row],
             part=str(columns["split"][row]) if "split" in columns else None,
-            name=manifest.names[row],
+            name=manifest.names[row] if manifest.named else _first_file(columns, kinds, row),
+            starts={name: values[number] for name, values in starts.items() if values[number] is not None},
         )
         for number, row in enumerate(first_rows)
     ]
     pictures = [name for name, kind in kinds.items() if kind == "sound"]
     return recordings, {"window": window, "stride": stride, "pictures": pictures}, space, problems
+
+
+def _first_file(columns: Mapping[str, Any], kinds: Mapping[str, str], row: int) -> str:
+    """Return the file of the first sensor that a recording has, by which it is called where it has no `id`."""
+    files = (_column(columns, name)[row] for name in kinds if not _is_label(name))
+    return next((str(file) for file in files if not is_blank(file)), "")
 
 
 def _is_label(name: str) -> bool:
@@ -146,7 +151,8 @@ def _kinds(columns: Mapping[str, Any], problems: list[str]) -> dict[str, str]:
         name, colon, kind = header.partition(":")
         if header in TIMING or (header in COLUMNS and header != "label"):
             continue
-        suffixes = {Path(value).suffix.lower() for value in values if isinstance(value, str) and value}
+        texts = [value for value in values if isinstance(value, str) and value]
+        suffixes = {"numbers" if NUMBER.fullmatch(value) else Path(value).suffix.lower() for value in texts}
         fitting = [known for known, endings in TIMED.items() if suffixes and suffixes <= {*endings}]
         if name == "label":  # one label, or several, as files or as values
             if suffixes and suffixes <= {*TIMED["array"], *TIMED["table"]}:
@@ -159,6 +165,8 @@ def _kinds(columns: Mapping[str, Any], problems: list[str]) -> dict[str, str]:
             kinds[name] = fitting[0]
         else:
             found = ", ".join(sorted(suffixes)[:5]) or "no paths"
+            if numbers_of(values) is not None:
+                found = f"numbers; if it says something of a sensor, call it SENSOR{', SENSOR'.join(BESIDE)}"
             known = ", ".join(ENDINGS)
             problems.append(f"column {header}: expected files of one kind that have a time, {known}; found {found}")
     labels, files = list(filter(_is_label, columns)), list(filter(_is_label, kinds))
@@ -187,7 +195,8 @@ def _join_labels(
     several = [name for name in kinds if name.startswith("label:")]
     if not several:
         return
-    signals, rates, times = ({name: one.pop(name) for name in several} for one in read)
+    signals, *beside = ({name: one.pop(name) for name in several} for one in read)
+    times = beside[1]
     joined = []
     for number, row in enumerate(rows):
         own = [signals[name][number] for name in several]
@@ -206,7 +215,7 @@ def _join_labels(
             joined.append(None)
             continue
         joined.append(np.concatenate(own))
-    for into, column in zip(read, (joined, rates[several[0]], times[several[0]]), strict=True):
+    for into, column in zip(read, (joined, *(one[several[0]] for one in beside)), strict=True):
         into["label"] = column
 
 
@@ -276,12 +285,13 @@ def _read_files(
     rows: Sequence[int],
     window: float,
     problems: list[str],
-) -> tuple[dict[str, list[Any]], dict[str, list[Any]], dict[str, list[Any]]]:
-    """Return signals, rates and times of each sensor, a value per recording; None where there is none."""
+) -> tuple[dict[str, list[Any]], ...]:
+    """Return signals, rates, times and starts of each sensor, a value per recording; None where there is none."""
     folder = manifest.path.parent
     signals: dict[str, list[Any]] = {}
     rates: dict[str, list[Any]] = {}
     times: dict[str, list[Any]] = {}
+    starts: dict[str, list[Any]] = {}
 
     def read(name: str, values: Any, reader: Callable[[Path], Any]) -> list[Any]:
         there = [place for place, row in enumerate(rows) if not is_blank(values[row])]
@@ -305,15 +315,22 @@ def _read_files(
         triples = [one if isinstance(one, tuple) else (one, None, None) for one in found]
         signals[name], rates[name], times[name] = (list(column) for column in zip(*triples, strict=True))
         owner = "label" if _is_label(name) else name
-        if f"{owner}_rate" in told:
-            numbers = numbers_of(told[f"{owner}_rate"])
+        starts[name] = [None] * len(rows)
+        for ending, into, unit in (("_rate", rates, "samples per second"), ("_start", starts, "seconds")):
+            if (header := f"{owner}{ending}") not in told or all(map(is_blank, told[header])):
+                continue
+            numbers = numbers_of(told[header])
             if numbers is None:
-                problems.append(f"column {owner}_rate: expected samples per second, found text")
+                problems.append(f"column {header}: expected {unit}, found text")
             else:
-                rates[name] = [None if np.isnan(numbers[row]) else float(numbers[row]) for row in rows]
+                into[name] = [None if np.isnan(numbers[row]) else float(numbers[row]) for row in rows]
+        if kind == "video":  # whose frames have times, counted from its beginning
+            pairs = zip(times[name], starts[name], strict=True)
+            times[name] = [own if own is None or start is None else own + start for own, start in pairs]
+            starts[name] = [None] * len(rows)
         if f"{owner}_times" in told:
             times[name] = read(f"{owner}_times", told[f"{owner}_times"], read_npy)
-    return signals, rates, times
+    return signals, rates, times, starts
 
 
 def _read_series(path: Path) -> tuple[np.ndarray, None, np.ndarray | None]:

@@ -31,11 +31,12 @@ class Recording:
         signals: Per sensor an array [T], [C, T] or [C, T, H, W], or None where it was off. One called "label" holds the
             label over time instead of `labels`: classes or numbers, [T], or several numbers, [D, T].
         labels: Intervals (start, end, label) that do not overlap; what is between them has no label.
-        rates: Samples per second, per sensor. Such a signal begins at 0.
+        rates: Samples per second, per sensor. Such a signal begins at 0, or at its second in `starts`.
         times: The time of each sample, [T], for sensors that have no fixed rate; they may begin anywhere.
         group: The person or vehicle; without it the recording is a group of its own.
         part: "train", "validation" or "test", of all recordings or of none.
         name: For messages.
+        starts: The second of the first sample, per sensor, for signals that have a rate and no times.
     """
 
     signals: Mapping[str, Any]
@@ -45,6 +46,7 @@ class Recording:
     group: Any = None
     part: str | None = None
     name: str = ""
+    starts: Mapping[str, float] = field(default_factory=dict)
 
 
 def seconds_of(given: str | float, owner: str = "duration") -> float:
@@ -76,7 +78,8 @@ class Signal(NamedTuple):
         times: Of each step.
         rate: As it was given; None where only times are.
         step: The usual distance of two samples, in seconds.
-        regular: Whether samples are at multiples of the step exactly.
+        regular: Whether samples are one step apart exactly.
+        start: The second of its first sample as it was given; 0 where it was not, or all samples have times.
     """
 
     values: np.ndarray
@@ -84,6 +87,7 @@ class Signal(NamedTuple):
     rate: float | None
     step: float
     regular: bool
+    start: float = 0.0
 
     @property
     def end(self) -> float:
@@ -123,11 +127,11 @@ def read_recording(
             signals[sensor] = _read_signal(recording, sensor, given, window, (rates or {}).get(sensor))
         except BadInput as problem:
             problems.append(f"{name}, {sensor}: {problem}")
-    unknown = {*recording.rates, *recording.times} - {*recording.signals}
+    unknown = {*recording.rates, *recording.times, *recording.starts} - {*recording.signals}
     for sensor in sorted(unknown):
         near = get_close_matches(sensor, recording.signals, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        problems.append(f"{name}: expected rates and times of its signals, found {sensor!r}{hint}")
+        problems.append(f"{name}: expected rates, times and starts of its signals, found {sensor!r}{hint}")
     label = signals.pop("label", None)
     if far := _far_apart(signals):
         problems.append(f"{name}: expected sensors on one clock, found {far}")
@@ -201,10 +205,14 @@ def usual_rates(recordings: Sequence[Recording]) -> dict[str, float]:
 
 def _read_signal(recording: Recording, sensor: str, given: Any, window: float, usual: float | None) -> Signal:
     values = _steps_second(as_numpy(given), sensor)
-    rate, times = recording.rates.get(sensor), recording.times.get(sensor)
+    rate, times, start = (each.get(sensor) for each in (recording.rates, recording.times, recording.starts))
     if rate is not None and not (isinstance(rate, (int, float, np.number)) and 0 < rate < np.inf):
         raise BadInput(f"expected a rate above zero, in samples per second, found {rate!r}")
-    count, regular = values.shape[1], times is None
+    if start is not None and not (isinstance(start, (int, float, np.number)) and np.isfinite(start)):
+        raise BadInput(f"expected its start in seconds, found {start!r}")
+    if start is not None and times is not None:
+        raise BadInput(f"expected its times or its start, found both, the times and {start:g} s; leave out the start")
+    count, regular, first = values.shape[1], times is None, float(start or 0)
     if times is None:
         if rate is None:
             hint = "…" if usual is None else f"{usual:g}"
@@ -212,7 +220,7 @@ def _read_signal(recording: Recording, sensor: str, given: Any, window: float, u
             advice = f"give rates={{{sensor!r}: {hint}}}{others}; in a manifest it is the column {sensor}_rate"
             raise BadInput(f"expected its rate or its times, found neither; {advice}")
         rate = float(rate)
-        times, step = np.arange(count) / rate, 1 / rate
+        times, step = first + np.arange(count) / rate, 1 / rate
         if values.ndim == 2 and sensor != "label" and count / rate < window and len(values) > count:
             shape = f"found {list(values.shape)}, {count / rate:g} s"
             raise BadInput(f"expected [C, T], time last, of one window at least, {shape}; give its transpose")
@@ -238,8 +246,8 @@ def _read_signal(recording: Recording, sensor: str, given: Any, window: float, u
         rate = None if rate is None else float(rate)
     if sensor == "label":
         known = ~np.isnan(values).any(axis=0) if values.dtype.kind == "f" else np.ones(count, bool)
-        return Signal(values[:, known], times[known], rate, step, regular)
-    return _without_holes(Signal(values, times, rate, step, regular), window)
+        return Signal(values[:, known], times[known], rate, step, regular, first)
+    return _without_holes(Signal(values, times, rate, step, regular, first), window)
 
 
 def _usual(jumps: np.ndarray, window: float) -> float:

@@ -82,6 +82,7 @@ class Samples:
         whole: The modalities whose numbers are whole ones.
         spatial: The modalities whose last axis is not time.
         given: The labels before they were read.
+        ids: Names of the samples that came with them; none where there are none.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Samples:
     whole: frozenset[str] = frozenset()
     spatial: frozenset[str] = frozenset()
     given: Given = NO_LABELS
+    ids: tuple[Any, ...] = ()
 
     def for_task(self, task: str) -> Samples:
         """Return these samples with their labels read for a task, "auto" to see it from the labels."""

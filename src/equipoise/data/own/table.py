@@ -32,6 +32,7 @@ class TableFile:
         names: Names of the rows in messages.
         problems: What is wrong with it.
         notes: What was left out.
+        named: Whether these are names from a column `id`.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class TableFile:
     names: list[str]
     problems: list[str]
     notes: list[str]
+    named: bool = False
 
 
 def read_table(path: Path) -> TableFile:

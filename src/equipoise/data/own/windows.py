@@ -61,8 +61,10 @@ def samples_of_recordings(
     if not cut.names:
         problems = problems or ["expected windows, found none"]
         return no_samples(more.get("name", "own data"), problems, notes)
-    given: dict[str, Any] = {"split": cut.split, "group": cut.group, "samples": cut.names, **more}
-    return read_samples(cut.arrays, cut.label, problems=problems, notes=[*notes, *cut.notes], **given)
+    given: dict[str, Any] = {"split": cut.split, "group": cut.group, **more}
+    return read_samples(
+        {"id": cut.names, **cut.arrays}, cut.label, problems=problems, notes=[*notes, *cut.notes], **given
+    )
 
 
 class Windows(NamedTuple):
@@ -73,7 +75,8 @@ class Windows(NamedTuple):
         label: [N] or [N, D]; None where none is given.
         group: Of each window.
         split: Of each window; None where none is given.
-        names: Of each window, for messages.
+        names: Of each window: its recording, and from which second to which.
+        places: The same of each window as columns: "recording", "start" and "end".
         notes: What was cut, and what was left out.
         problems: What is wrong with the recordings.
     """
@@ -83,6 +86,7 @@ class Windows(NamedTuple):
     group: np.ndarray | None
     split: np.ndarray | None
     names: list[str]
+    places: dict[str, list[Any]]
     notes: list[str]
     problems: list[str]
 
@@ -123,7 +127,7 @@ def cut_windows(
     read = [read_recording(one, name, long, problems, rates) for one, name in zip(recordings, names, strict=True)]
     problems += misspelt_sensors(recordings, names)
     if not cut:
-        return Windows({}, None, None, None, [], [], problems)
+        return no_windows(problems)
     starts = [_starts(one, name, long, every, problems) for one, name in zip(read, names, strict=True)]
     unlabelled = unlabelled and not any(len(one.values) for one in read)
     labels = _Labels(np.zeros(0), np.ones(sum(map(len, starts)), bool), "")
@@ -152,10 +156,23 @@ def cut_windows(
         if not present[name][kept].all():
             arrays[f"{name}_present"] = present[name][kept]
     rows = np.repeat(np.arange(len(recordings)), [len(own) for own in starts])[kept]
-    at = zip(rows.tolist(), np.concatenate(starts)[kept].tolist(), strict=True)
+    begins = np.concatenate(starts)[kept] if starts else np.zeros(0)
+    ends = begins + long
+    places = {"recording": [names[row] for row in rows], "start": _tidy(begins), "end": _tidy(ends)}
     columns = _columns(recordings, names, rows, problems)
     label = None if unlabelled else labels.values[kept]
-    return Windows(arrays, label, *columns, [f"{names[row]} at {start:.6g} s" for row, start in at], notes, problems)
+    named = [f"{name}, {start:.12g} to {end:.12g} s" for name, start, end in zip(*places.values(), strict=True)]
+    return Windows(arrays, label, *columns, named, places, notes, problems)
+
+
+def no_windows(problems: list[str]) -> Windows:
+    """Return no windows, and why."""
+    return Windows({}, None, None, None, [], {}, [], problems)
+
+
+def _tidy(seconds: np.ndarray) -> list[float]:
+    """Return times without what rounding adds to them."""
+    return np.round(seconds, 6).tolist()
 
 
 def _names(recordings: Sequence[Recording]) -> list[str]:
@@ -319,7 +336,9 @@ def _cut(
                 now = slice(first, first + AT_ONCE)
                 array[rows[now]] = _windows(signal, begins[now], window, steps, rate)
         row, place = row + len(there), place + len(starts)
-    what = f"{steps} steps at {rate:g} Hz{note}"
+    begins = sorted({signal.start for signal in some})
+    ends = " to ".join(f"{start:g}" for start in dict.fromkeys((begins[0], begins[-1])))
+    what = f"{steps} steps at {rate:g} Hz{note}" + (f", begins at {ends} s" if any(begins) else "")
     return (array if steps > 1 else array[:, :, 0]), what
 
 
@@ -338,8 +357,8 @@ def _windows(signal: Signal, starts: np.ndarray, window: float, steps: int, rate
     """Return windows [W, C, steps, …]: the samples where the rate is theirs, else what is between or next to them."""
     times, values = signal.times, signal.values
     if signal.regular and signal.rate == rate:
-        wanted = np.floor(starts * rate + 0.5)[:, None] + np.arange(steps)
-        nearest = np.searchsorted(times, (wanted - 0.5) / rate).clip(0, len(times) - 1)
+        wanted = np.floor((starts - signal.start) * rate + 0.5)[:, None] + np.arange(steps)
+        nearest = np.searchsorted(times, signal.start + (wanted - 0.5) / rate).clip(0, len(times) - 1)
         return np.moveaxis(values[:, nearest], 1, 0)
     grid = starts[:, None] + np.arange(steps) * (window / steps)
     right = np.searchsorted(times, grid).clip(min(1, len(times) - 1), len(times) - 1)
