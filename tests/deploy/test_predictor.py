@@ -133,6 +133,47 @@ def test_a_sample_without_any_sensor_gets_even_odds(run: tuple[Predictor, Splits
         np.testing.assert_array_equal(one.probabilities, answer.probabilities[0])
 
 
+def test_nulls_in_a_row_are_one_sensor_that_is_missing(run: tuple[Predictor, Splits]) -> None:
+    predictor, _ = run
+    one = {name: values[0] for name, values in rows_of(recorded(), TEST).items()}
+    without = predictor.predict({**one, "vector": None}).as_dict()
+    for name, nulls in (("vector", [None] * 4), ("vector", (None,) * 4), ("heat", [None]), ("heat", None)):
+        expected = without if name == "vector" else predictor.predict({**one, "heat": None}).as_dict()
+        assert predictor.predict({**one, name: nulls}).as_dict() == expected
+    nulls = {"vector": [None] * 4, "heat": [None], "series": [[None] * 6] * 2}
+    nothing = predictor.predict(nulls)
+    assert nothing.single
+    assert nothing.sensors == ()
+    four = predictor.predict({"vector": [None] * 4, "heat": [20.0, 21.0, 22.0, 23.0]})
+    assert four.sensors == [("heat",)] * 4  # beside four samples of another sensor, four that lack it
+    assert predictor.predict({"vector": [None] * 3}).sensors == [()] * 3
+    assert predictor.predict({"series": [None] * 2}).sensors == [()] * 2
+    assert predictor.predict({"vector": [None] * 4}, many=True).sensors == [()] * 4
+    with pytest.raises(BadInput, match="found one of"):
+        predictor.predict({"vector": [None] * 3, "series": one["series"]})
+
+
+def test_no_sensor_at_all_is_one_sample_without_any(run: tuple[Predictor, Splits]) -> None:
+    predictor, _ = run
+    for given in ({}, {"label": ["walk"]}, {"vector": None}):
+        answer = predictor.predict(given)
+        assert answer.single
+        assert answer.sensors == ()
+        np.testing.assert_allclose(answer.probabilities, 1 / 3, atol=1e-6)
+    assert predictor.predict({"id": "left"}).as_dict()["id"] == "left"
+    with pytest.raises(BadInput, match="unknown sensor: 'vectr'"):
+        predictor.predict({"vectr": None})
+    with pytest.raises(BadInput, match="at least one of"):
+        predictor.predict({}, many=True)
+
+
+def test_a_predictor_says_what_it_is(run: tuple[Predictor, Splits]) -> None:
+    predictor, _ = run
+    told = repr(predictor)
+    for part in (str(predictor.saved.folder), *predictor.sensors, *NAMES):
+        assert part in told
+
+
 def test_answers_keep_the_names_of_the_samples(run: tuple[Predictor, Splits]) -> None:
     predictor, _ = run
     numbers = {f"vector_{place}": [0.0, 1.0] for place in range(4)}
