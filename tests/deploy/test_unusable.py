@@ -225,7 +225,7 @@ def test_weights_with_which_nothing_is_finite_are_refused(tmp_path: Path) -> Non
         if key.startswith("encoders.vector") and tensor.is_floating_point():
             weights[key] = torch.full_like(tensor, 3e38)
     save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(BadInput, match="vector: expected .* to give finite answers to ordinary numbers of it"):
+    with pytest.raises(BadInput, match=r"vector: expected .* to give finite answers to ordinary numbers of it"):
         equipoise.load(tmp_path)
 
 
