@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,69 @@ def test_a_manifest_with_names_and_a_series_too_short(equipoise: Any, run: Path,
     code, _, complaint = equipoise("predict", run, "--data", file)
     assert code == 2
     assert "and 4 in sample 1" in complaint
+
+
+def test_names_stand_in_every_form_and_never_begin_a_formula(equipoise: Any, run: Path, tmp_path: Path) -> None:
+    names = ["=cmd|' /C calc'!A0", "@SUM(1)", "+1", "-1", "\t=1", "\r=1", " =1", "plain", "7"]
+    given: dict[str, Any] = {name: values[: len(names)] for name, values in sensors(1).items()}
+    np.savez(tmp_path / "new.npz", **given, id=np.array(names))
+    for ending in ("csv", "parquet", "npz"):
+        out = tmp_path / f"answers.{ending}"
+        code, _, complaint = equipoise("predict", run, "--data", tmp_path / "new.npz", "--out", out)
+        assert (code, complaint) == (0, "")
+        if ending == "csv":
+            with out.open(encoding="utf-8", newline="") as file:
+                found = [row["id"] for row in csv.DictReader(file)]
+            assert found == ["'=cmd|' /C calc'!A0", "'@SUM(1)", "'+1", "'-1", "'\t=1", "'\n=1", "' =1", "plain", "7"]
+        elif ending == "parquet":
+            assert pyarrow.parquet.read_table(out)["id"].to_pylist() == names
+        else:
+            with np.load(out) as file:
+                assert file["id"].tolist() == names
+    np.savez(tmp_path / "new.npz", **given, id=np.arange(9) // 2)
+    code, _, complaint = equipoise("predict", run, "--data", tmp_path / "new.npz")
+    assert code == 2
+    assert "id: expected another name for every sample, found again 0, 1, 2, 3" in complaint
+    np.savez(tmp_path / "new.npz", **given, id=np.arange(3))
+    code, _, complaint = equipoise("predict", run, "--data", tmp_path / "new.npz")
+    assert code == 2
+    assert "id: expected a name for each of 9 samples, found 3" in complaint
+
+
+def test_a_label_without_an_axis_is_said_beside_the_rest(equipoise: Any, run: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "new.npz", **sensors(1), label=np.array(3))  # ty: ignore[invalid-argument-type]
+    code, printed, complaint = equipoise("predict", run, "--data", tmp_path / "new.npz")
+    assert (code, printed) == (2, "")
+    assert complaint.count("label: expected one answer per sample, [N], found one without an axis") == 1
+
+
+def test_what_may_be_wrong_with_answers_is_said(equipoise: Any, number: Path, tmp_path: Path) -> None:
+    given = sensors(1)
+    np.savez(tmp_path / "fine.npz", **given)  # ty: ignore[invalid-argument-type]
+    _, printed, _ = equipoise("predict", number, "--data", tmp_path / "fine.npz")
+    assert "counts as missing" not in printed
+    assert "unusable" not in printed
+    given["imu"][:3, 0, 0] = (1e25, -1e30, 3e38)
+    np.savez(tmp_path / "new.npz", **given)  # ty: ignore[invalid-argument-type]
+    copy = tmp_path / "run"
+    shutil.copytree(number, copy)
+    content = json.loads((copy / "model.json").read_text())
+    content["task"]["ranges"] = [[-1001, -1000]]
+    (copy / "model.json").write_text(json.dumps(content))
+    out = tmp_path / "answers.csv"
+    code, printed, complaint = equipoise("predict", copy, "--data", tmp_path / "new.npz", "--out", out)
+    assert (code, complaint) == (0, "")
+    assert "imu counts as missing in 3: its numbers are too large to compute with, or not finite." in printed
+    assert "Sensors used: imu in 57, heat in 60." in printed
+    assert "label: 60 answers are far outside of the labels of the training part" in printed
+    with out.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["unusable"] for row in rows] == ["imu"] * 3 + [""] * 57
+    assert {row["outside"] for row in rows} == {"label"}
+    _, printed, _ = equipoise("predict", copy, "--data", tmp_path / "new.npz", "--json")
+    told = json.loads(printed)["answers"]
+    assert told["unusable"] == [["imu"]] * 3 + [[]] * 57
+    assert told["outside"] == [["label"]] * 60
 
 
 def test_a_data_set_by_name_is_answered_on_its_test_part(equipoise: Any, tmp_path: Path) -> None:

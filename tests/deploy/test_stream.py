@@ -129,6 +129,50 @@ def test_a_sensor_that_is_off_is_not_waited_for_and_comes_back_in_time(predictor
             assert same([answer], [other])
 
 
+def test_a_sensor_stays_off_until_its_samples_come_again(predictor: Predictor) -> None:
+    given, healthy = recording(), predictor.stream(rates=RATES, stride=1).push(recording())
+    stream, answers = predictor.stream(rates=RATES, stride=1), []
+    for second in range(SECONDS):
+        chunk: dict[str, Any] = {
+            name: cut(name, array, int(second * RATES[name]), int((second + 1) * RATES[name]))
+            for name, array in given.items()
+            if name != "ankle" or second not in (4, 5, 6)
+        }
+        answers += stream.push({**chunk, "ankle": None} if second == 4 else chunk)
+    assert [answer.end for answer in answers] == [answer.end for answer in healthy]
+    used = [answer.end for answer in answers if "ankle" not in answer.prediction.sensors]
+    assert used == [5, 6, 7]
+
+
+def test_a_sensor_that_falls_silent_is_not_waited_for_without_end(predictor: Predictor) -> None:
+    """Windows span two seconds, so that after two hundred the others are no longer kept."""
+    stream, second = predictor.stream(rates=RATES), {"wrist": np.zeros((3, 20)), "camera": None, "heat": None}
+    for number in range(200):
+        assert stream.push({**second, "ankle": np.zeros((2, 5))} if number < 1 else second) == []
+    sizes = [len(buffer.values) for buffer in stream._buffers.values()]
+    assert stream.push(second) == []  # 201 s of the others, one of the ankle
+    for _ in range(3):
+        with pytest.raises(BadInput) as caught:
+            stream.push(second)
+        assert "ankle: expected its samples too, found those until 1 s, and others until 202 s" in str(caught.value)
+        assert "push this again with 'ankle': None" in str(caught.value)
+    assert len(stream._buffers["wrist"].values) == sizes[0] + 20
+    answers = stream.push({**second, "ankle": None})
+    assert [answer.end for answer in answers] == list(range(2, 204, 2))
+    assert all(answer.prediction.sensors == ("wrist",) for answer in answers)
+    assert len(stream._buffers["wrist"].values) == 0
+    assert stream.push(second) == []
+    assert [answer.end for answer in stream.push(second)] == [204]  # it stays off
+
+
+def test_a_reading_that_no_model_can_compute_with_is_named(predictor: Predictor) -> None:
+    given = recording()
+    given["wrist"][0, 50] = 1e25  # at 2.5 s
+    answers = predictor.stream(rates=RATES, stride=2).push(given)
+    assert [answer.prediction.unusable for answer in answers[:3]] == [(), ("wrist",), ()]
+    assert "wrist" not in answers[1].prediction.sensors
+
+
 def test_samples_that_are_not_there_mask_their_windows(predictor: Predictor) -> None:
     given = recording()
     given["wrist"][1, 85] = np.nan

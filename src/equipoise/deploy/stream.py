@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equipoise.data.own.columns import as_numpy
 from equipoise.data.views import TimeLast, VideoFrames
-from equipoise.deploy.deployable import HEAD, LENGTH, VALID, InputSpec
+from equipoise.deploy.deployable import HEAD, LENGTH, USED, VALID, InputSpec
 from equipoise.deploy.monitor import SensorMonitor
 from equipoise.deploy.recorded import COLOURS, Recorded, expected, read_recorded, read_sensor
 from equipoise.util.errors import BadInput, raise_all, unknown_name
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from equipoise.deploy.prediction import Prediction
     from equipoise.deploy.saved_model import SavedModel
     from equipoise.models.late_fusion import Decision
+
+
+PATIENCE = 100
+"""Windows, or strides where these are longer, that a sensor may be behind the others."""
 
 
 class Answering(Protocol):
@@ -117,9 +121,11 @@ class _Buffer:
 class Stream:
     """One stream of one device: takes samples in chunks of any size, and answers when a window is complete.
 
-    A sensor that sends nothing is waited for. Say that it is off with None in place of its samples: from then on
-    windows do without it, until samples of it come again, which count from the present moment of the others. A step
-    that holds NaN or infinity is not there, and a window with such a step does without its sensor.
+    A sensor that sends nothing is waited for, for a hundred windows; then `push` refuses more samples of the others,
+    which would have to be kept, until it is said whether the sensor is off. Say that it is off with None in place of
+    its samples: from then on windows do without it, until samples of it come again, which count from the present moment
+    of the others. A step that holds NaN or infinity is not there, and a window with such a step does without its
+    sensor.
 
     With a monitor, a sensor that it names is masked in the answer, as long as another one is left.
 
@@ -153,6 +159,7 @@ class Stream:
         self.window = max(buffer.steps / buffer.rate for buffer in self._buffers.values())
         self.stride = self.window if stride is None else _exact(stride)
         self._monitor, self._number = None if monitor is None else monitor.fresh(), 0
+        self._off: set[str] = set()
 
     def push(self, chunks: Mapping[str, Any]) -> list[StreamAnswer]:
         """Take the samples that arrived, and answer for every window that is complete now.
@@ -173,13 +180,16 @@ class Stream:
                     read[name] = self._read(name, chunk)
                 except BadInput as problem:
                     problems.append(str(problem))
-        raise_all(problems)
+        off = (self._off | {name for name, chunk in chunks.items() if chunk is None}) - {*read}
+        more = {name: len(valid) for name, (_, valid) in read.items()}
+        until = {name: (buffer.count + more.get(name, 0)) / buffer.rate for name, buffer in self._buffers.items()}
+        clock = max(until.values())
+        raise_all([*problems, *self._late({name: end for name, end in until.items() if name not in off}, clock)])
+        self._off = off
         for name, (values, valid) in read.items():
             self._buffers[name].add(values, valid)
-        clock = max((buffer.count / buffer.rate for buffer in self._buffers.values()), default=Fraction(0))
-        for name, chunk in chunks.items():
-            if chunk is None:
-                self._buffers[name].add_gap(math.floor(clock * self._buffers[name].rate))
+        for name in off:
+            self._buffers[name].add_gap(math.floor(clock * self._buffers[name].rate))
         answers = []
         while all(buffer.count >= self._end(buffer) for buffer in self._buffers.values()):
             answers.append(self._answer())
@@ -187,6 +197,13 @@ class Stream:
             for buffer in self._buffers.values():
                 buffer.forget(self._end(buffer) - buffer.steps)
         return answers
+
+    def _late(self, until: Mapping[str, Fraction], clock: Fraction) -> Iterator[str]:
+        """Name the sensors that are so late that all that the others sent could no longer be kept."""
+        for name, end in until.items():
+            if clock - end > PATIENCE * max(self.window, self.stride):
+                found = f"found those until {float(end):g} s, and others until {float(clock):g} s"
+                yield f"{name}: expected its samples too, {found}; if it is off, push this again with {name!r}: None"
 
     def _end(self, buffer: _Buffer) -> int:
         """Return the step of a sensor before which the next window ends."""
@@ -201,8 +218,8 @@ class Stream:
         outputs, failed = self._predictor.run(inputs), None
         if self._monitor is not None:
             heads = {name: outputs[name + HEAD] for name in self._monitor.modalities}
-            (failed,) = self._monitor.update(heads, {name: inputs[name + VALID] for name in heads}).names()
-            if failed is not None and any(inputs[name + VALID] for name in self._buffers if name != failed):
+            (failed,) = self._monitor.update(heads, {name: outputs[name + USED] for name in heads}).names()
+            if failed is not None and any(outputs[name + USED] for name in self._buffers if name != failed):
                 inputs[failed + VALID] = torch.zeros(1, dtype=torch.bool)
                 outputs = self._predictor.run(inputs)
         prediction = self._predictor.prediction(outputs, Recorded(inputs, single=True), self._decision)

@@ -112,11 +112,15 @@ def write_atomic(folder: Path, name: str, content: str | bytes) -> Path:
 def csv_cell(value: Any) -> Any:
     """Return a cell of a .csv, with a quotation mark before text that a spreadsheet would compute as a formula.
 
+    A carriage return, which Python does not quote and readers take for the end of a row, becomes a new line.
+
     Example:
         >>> csv_cell("=1+1"), csv_cell(-1.5), csv_cell(None)
         ("'=1+1", -1.5, '')
     """
     formula = isinstance(value, str) and (value[:1] in ("\t", "\r") or value.lstrip()[:1] in FORMULAS)
+    if isinstance(value, str):
+        value = value.replace("\r\n", "\n").replace("\r", "\n")
     return "" if value is None else f"'{value}" if formula else value
 
 

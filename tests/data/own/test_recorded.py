@@ -14,7 +14,7 @@ from equipoise.data.check import check_data
 from equipoise.data.own.manifest import read_manifest, samples_of_manifest
 from equipoise.data.own.recorded import windows_of_recorded
 from equipoise.data.own.recordings import Recording
-from equipoise.data.own.windows import cut_windows
+from equipoise.data.own.windows import Windows, cut_windows
 from equipoise.data.source import data_set
 from equipoise.media.spectrogram import fbank
 from media.made import make_video, make_wav
@@ -91,6 +91,82 @@ def test_folds_are_those_of_the_people(tmp_path: Path) -> None:
 def test_a_blank_is_a_sensor_that_was_off(tmp_path: Path) -> None:
     found = samples_of_manifest(write(tmp_path, ".csv", ecg=lambda person: "" if person == 2 else f"ecg{person}.npy"))
     assert "ecg: missing in 11 of 55" in found.notes
+
+
+def test_a_start_is_that_of_the_first_sample(tmp_path: Path) -> None:
+    """The same samples with times of their own; and a sensor that begins late is absent before."""
+    plain = windows_of_recorded(read_manifest(write(tmp_path, ".csv")).table)
+    found = windows_of_recorded(read_manifest(write(tmp_path, ".csv", imu_start=1.7)).table)
+    assert found.problems == []
+    assert "imu: 100 steps at 50 Hz, begins at 1.7 s" in found.notes
+    assert "ecg: 400 steps at 200 Hz" in found.notes
+    assert found.places == plain.places
+    for window in range(PEOPLE * 11):
+        person, start = divmod(window, 11)
+        first = round((start - 1.7) * 50)
+        assert found.arrays["imu_present"][window] == (start >= 2)
+        if start >= 2:
+            assert np.array_equal(found.arrays["imu"][window], signals(person)["imu"][:, first : first + 100])
+        assert np.array_equal(found.arrays["ecg"][window], plain.arrays["ecg"][window])
+
+
+def cut_whole(folder: Path, **more: Any) -> Windows:
+    """The windows of recordings that have one label each."""
+    more |= {"label": lambda person: "ab"[person % 2]}
+    return windows_of_recorded(read_manifest(write(folder, ".csv", intervals=False, **more)).table)
+
+
+def test_files_without_times_may_start_anywhere(tmp_path: Path) -> None:
+    """Sounds, videos and tables without times, all two seconds later, or the sound alone by half a second a person."""
+    for person in range(PEOPLE):
+        make_wav(tmp_path / f"{person}.wav", rate=8000, wave=np.random.default_rng(person).normal(size=8 * 8000) / 10)
+        make_video(tmp_path / f"{person}.mp4", 8.0, 5, sound=False)
+        x, y = signals(person)["imu"]
+        lines = [f"{float(a)!r},{float(b)!r}" for a, b in zip(x, y, strict=True)]
+        (tmp_path / f"{person}.csv").write_text("\n".join(["x,y", *lines]))
+    files = {"mic": lambda at: f"{at}.wav", "eye": lambda at: f"{at}.mp4", "imu": lambda at: f"{at}.csv"}
+    plain = cut_whole(tmp_path, **files)
+    later: dict[str, Any] = {"mic_start": 2, "eye_start": 2, "imu_start": 2, "radar_start": 2, "ecg_start": 2}
+    moved = cut_whole(tmp_path, **files, **later)
+    assert (plain.problems, moved.problems) == ([], [])
+    assert moved.places["start"] == [start + 2 for start in plain.places["start"]]
+    for name, array in plain.arrays.items():
+        assert np.array_equal(moved.arrays[name], array), name
+    assert any("mic: 200 steps at 100 Hz, begins at 2 s" in note for note in moved.notes)
+    apart = cut_whole(tmp_path, **files, mic_start=lambda at: at / 2)
+    assert any("mic: 200 steps at 100 Hz, begins at 0 to 2 s" in note for note in apart.notes)
+    first = [number for number, name in enumerate(apart.places["recording"]) if name == apart.places["recording"][-1]]
+    own = plain.arrays["mic"][[number for number, name in enumerate(plain.places["recording"]) if name.startswith("4")]]
+    there = apart.arrays["mic"][first]
+    assert not there[0].any()  # it is off until the second second
+    assert np.array_equal(there[2:8], own[:6])
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"mic_start": 1.7}, "column mic_start: expected the start of a sensor, found no column mic"),
+        ({"imu_start": "soon"}, "column imu_start: expected seconds, found text"),
+        ({"imu_start": "inf"}, "expected its start in seconds, found inf"),
+        ({"imu_offset": 1.7}, "column imu_offset: expected files of one kind that have a time, .wav"),
+        ({"imu_offset": 1.7}, "found numbers; if it says something of a sensor, call it SENSOR_rate, SENSOR_start"),
+        ({"imu_start": lambda at: at, "imu_times": "times.npy", "imu_rate": None}, "found both, the times and 1 s"),
+    ],
+)
+def test_starts_that_are_none_are_told(more: dict[str, Any], told: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "times.npy", np.arange(SECONDS * 50) / 50)
+    found = "\n".join(windows_of_recorded(read_manifest(write(tmp_path, ".csv", **more)).table).problems)
+    assert told in found
+    assert "found .7" not in found
+
+
+def test_recordings_are_called_by_their_first_file_or_their_id(tmp_path: Path) -> None:
+    found = windows_of_recorded(read_manifest(write(tmp_path, ".csv")).table)
+    assert found.places["recording"][::11] == [f"imu{person}.npy" for person in range(PEOPLE)]
+    assert found.names[12] == "imu1.npy, 1 to 3 s"
+    named = samples_of_manifest(write(tmp_path, ".csv", id=lambda person: f"drive {person}"))
+    assert named.problems == ()
+    assert named.ids[12] == "drive 1, 1 to 3 s"
 
 
 def test_times_stand_in_files_of_their_own(tmp_path: Path) -> None:
