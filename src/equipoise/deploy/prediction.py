@@ -104,7 +104,7 @@ class Prediction:
 
     @property
     def _flags(self) -> dict[str, Any]:
-        """What may be wrong with the answers, names per sample."""
+        """The sensors and columns per sample that say what may be wrong with the answers."""
         flags = {"unusable": self.unusable, "outside": self.outside}
         return {key: names for key, names in flags.items() if names is not None}
 
