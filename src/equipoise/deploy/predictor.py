@@ -10,6 +10,7 @@ from typing import Any, final, get_args
 import torch
 from torch import Tensor
 
+from equipoise.data.own.columns import listed
 from equipoise.data.source import is_file
 from equipoise.deploy.deployable import HIGH, LOW, USED, VALID
 from equipoise.deploy.monitor import SensorMonitor
@@ -50,8 +51,9 @@ class Predictor:
         self.words = {name: size for name, size in sizes.items() if isinstance(size, int)}
 
     def __repr__(self) -> str:
-        """Say what it is for."""
-        return f"Predictor({str(self.saved.folder)!r}, sensors={list(self.sensors)}, {self.kind}={list(self.names)})"
+        """Say what it reads and tells, and of which run it is."""
+        told = f"sensors {listed(self.sensors)}; {self.kind} {listed(self.names)}"
+        return f"<Predictor of {self.saved.folder}: {told}>"
 
     def predict(
         self,
