@@ -139,8 +139,12 @@ def _not_finite(folder: Path, state: Mapping[str, Tensor], endless: Container[st
 def _useless(saved: SavedModel) -> Iterator[str]:
     """Name the sensors with whose ordinary numbers a model cannot compute: its weights or scales make them infinite."""
     graph = saved.deployable().eval()
-    with torch.no_grad():
-        outputs = graph(graph.examples(1, torch.Generator().manual_seed(0)))
+    try:
+        with torch.no_grad():
+            outputs = graph(graph.examples(1, torch.Generator().manual_seed(0)))
+    except (RuntimeError, ValueError, IndexError) as error:  # of layers that cannot read what the description says
+        yield f"{saved.folder / DESCRIPTION}: expected inputs that the model reads, found: {first_line(error)}"
+        return
     for name in saved.input_specs:
         if not outputs[name + USED]:
             files = f"{saved.folder / WEIGHTS} and the scales in {DESCRIPTION}"
