@@ -43,6 +43,7 @@ def predict(
     from equipoise.deploy.answers import answer_columns, check_out, read_new_data, score, write_answers
     from equipoise.deploy.saved_model import shown
     from equipoise.util.errors import BadInput, collect, look_up
+    from equipoise.util.extras import NotInstalled
     from equipoise.util.progress import Progress
 
     choices = {"committee": "committee", "fused": "fused"}
@@ -56,7 +57,14 @@ def predict(
             )
         except BadInput as problem:
             raise BadInput(f"data {new.name!r} cannot be answered:\n{problem}") from None
-    scored = None if new.label is None else score(predictor.saved, found, new.label)
+    scored, unscored = (
+        None,
+        "The labels in the data are not those the model was trained on, so that the answers are not scored.",
+    )
+    try:
+        scored = None if new.label is None else score(predictor.saved, found, new.label)
+    except NotInstalled as missing:  # of what is only for scores: the answers are there
+        unscored = f"The answers are not scored: {missing}"
     if out is not None:
         write_answers(found, out, new.windows)
     used = Counter(name for sensors in found.sensors for name in sensors)
@@ -77,7 +85,7 @@ def predict(
         value = f"accuracy {value}" if scored.metric.name == "accuracy" else value
         print(f"By the labels in the data: {value}.")
     elif new.label is not None:
-        print("The labels in the data are not those the model was trained on, so that the answers are not scored.")
+        print(unscored)
     if out is not None:
         print(f"The answers: {out}")
 

@@ -21,6 +21,7 @@ from equipoise.deploy.prediction import Prediction
 from equipoise.deploy.saved_model import SavedModel
 from equipoise.models.metrics import METRICS, Metric
 from equipoise.util.errors import BadInput, Unreadable, raise_all
+from equipoise.util.extras import needs
 from equipoise.util.files import inside, write_atomic
 
 SAME_SPAN = 0.05
@@ -181,11 +182,9 @@ def _write_npz(columns: dict[str, list[Any]], path: Path) -> None:
 
 
 def _write_parquet(columns: dict[str, list[Any]], path: Path) -> None:
-    try:
+    with needs("writing .parquet", "media"):
         import pyarrow as pa
         import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise BadInput("writing .parquet needs pyarrow; type: pip install 'equipoise[media]', or --out …csv") from None
     unfinished = inside(path.parent, f"{path.name}.tmp")
     pyarrow.parquet.write_table(pa.table(columns), unfinished)
     os.replace(unfinished, path)  # noqa: PTH105

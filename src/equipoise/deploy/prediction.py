@@ -6,6 +6,8 @@ from typing import Any, final
 
 import numpy as np
 
+from equipoise.util.extras import needs
+
 THRESHOLD = 0.5
 """The probability above which a label is said."""
 
@@ -87,7 +89,8 @@ class Prediction:
 
     def to_frame(self) -> Any:
         """Return `columns` as a pandas DataFrame."""
-        import pandas as pd
+        with needs("a table of pandas"):
+            import pandas as pd
 
         return pd.DataFrame(self.columns())
 

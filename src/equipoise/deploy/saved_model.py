@@ -22,6 +22,7 @@ from equipoise.models.task import Task
 from equipoise.study.job import DESCRIPTION, WEIGHTS, shipped_decision
 from equipoise.study.registry import all_methods, automatic_methods
 from equipoise.util.errors import BadInput, first_line, raise_all
+from equipoise.util.extras import needs
 from equipoise.util.files import inside
 from equipoise.util.named import is_path
 from equipoise.util.schema import TEXT, read_json, record
@@ -78,7 +79,8 @@ def load_saved_model(
     Raises:
         BadInput: If there is no such run, or several, or its model cannot be built again; with all that is wrong.
     """
-    import safetensors.torch
+    with needs("a saved model", "predict"):
+        import safetensors.torch
 
     folder = _find(Path(path))
     damage, tensors, size = [], {}, 0

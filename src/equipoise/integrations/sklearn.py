@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Mapping
 from typing import Any, Literal, final
@@ -11,17 +10,13 @@ import numpy as np
 
 from equipoise.balance.balancer import Balancer
 from equipoise.data.own.columns import first_few
-from equipoise.integrations import not_installed
 from equipoise.util.errors import BadInput
+from equipoise.util.extras import needs
 
-try:
+with needs(__name__, "sklearn"):
     from sklearn.base import ClassifierMixin, RegressorMixin
     from sklearn.utils.multiclass import check_classification_targets, type_of_target
     from sklearn.utils.validation import column_or_1d
-except ModuleNotFoundError:
-    raise not_installed(__name__, "scikit-learn", "'equipoise[sklearn]'") from None
-if importlib.util.find_spec("accelerate") is None:  # of the training loop, which loads it late
-    raise not_installed(__name__, "accelerate", "'equipoise[sklearn]'")
 from equipoise.integrations.sklearn_base import Columns, Multimodal
 
 

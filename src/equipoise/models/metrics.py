@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise.util.errors import BadInput, unknown_name
+from equipoise.util.extras import needs
 
 if TYPE_CHECKING:
     from equipoise.models.task import Task
@@ -93,7 +94,8 @@ def _accuracy(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
 
 def _balanced_accuracy(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
     """Compute the mean recall of the classes; of labels the mean of each label's own balanced accuracy."""
-    from sklearn.metrics import recall_score
+    with needs("this metric", "train"):
+        from sklearn.metrics import recall_score
 
     if classes:
         known = {"labels": np.unique(label), "average": "macro", "zero_division": 0.0}
@@ -108,7 +110,8 @@ def _balanced_accuracy(answer: np.ndarray, label: np.ndarray, classes: bool) -> 
 
 def _macro_f1(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
     """Compute the mean F1 of the classes, or of the labels, of which the part has a sample."""
-    from sklearn.metrics import f1_score
+    with needs("this metric", "train"):
+        from sklearn.metrics import f1_score
 
     if classes:
         known = {"labels": np.unique(label), "average": "macro", "zero_division": 0.0}
@@ -121,32 +124,37 @@ def _macro_f1(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
 
 
 def _auroc(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
-    from sklearn.metrics import roc_auc_score
+    with needs("this metric", "train"):
+        from sklearn.metrics import roc_auc_score
 
     return _mean(roc_auc_score(truth, some) for truth, some in _columns(answer, label, classes))
 
 
 def _auprc(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
-    from sklearn.metrics import average_precision_score
+    with needs("this metric", "train"):
+        from sklearn.metrics import average_precision_score
 
     return _mean(average_precision_score(truth, some) for truth, some in _columns(answer, label, classes))
 
 
 def _mae(answer: np.ndarray, label: np.ndarray, _: bool) -> float:
-    from sklearn.metrics import mean_absolute_error
+    with needs("this metric", "train"):
+        from sklearn.metrics import mean_absolute_error
 
     return mean_absolute_error(label, answer)
 
 
 def _rmse(answer: np.ndarray, label: np.ndarray, _: bool) -> float:
-    from sklearn.metrics import mean_squared_error
+    with needs("this metric", "train"):
+        from sklearn.metrics import mean_squared_error
 
     return float(np.sqrt(mean_squared_error(label, answer, multioutput="raw_values")).mean())
 
 
 def _r2(answer: np.ndarray, label: np.ndarray, _: bool) -> float:
     """Compute the mean R² of the columns; a column that has one value only is left out."""
-    from sklearn.metrics import r2_score
+    with needs("this metric", "train"):
+        from sklearn.metrics import r2_score
 
     varying = np.flatnonzero((label != label[:1]).any(axis=0))
     return _mean(r2_score(label[:, at], answer[:, at]) for at in varying)

@@ -16,6 +16,7 @@ from equipoise.report.notes import listed, plural
 from equipoise.report.results import Results
 from equipoise.report.table import ResultTable, build_table
 from equipoise.util.errors import BadInput
+from equipoise.util.extras import needs
 
 
 class Ranked(NamedTuple):
@@ -172,7 +173,8 @@ def critical_difference(methods: int, data: int) -> float:
         >>> round(critical_difference(4, 14), 2)
         1.25
     """
-    from scipy.stats import studentized_range  # a second that other commands need not wait
+    with needs("a critical difference", "train"):
+        from scipy.stats import studentized_range  # a second that other commands need not wait
 
     q = float(studentized_range.ppf(1 - LEVEL, methods, math.inf)) / math.sqrt(2)
     return q * math.sqrt(methods * (methods + 1) / (6 * data))
@@ -197,7 +199,8 @@ def mean_ranks(results: Results, measure: str = "shipped") -> MeanRanks | None:
     common = [label for label in every if all(label in own for own in merits.values())]
     if len(merits) < 2 or len(common) < 2:
         return None
-    from scipy.stats import friedmanchisquare, rankdata
+    with needs("a ranking", "train"):
+        from scipy.stats import friedmanchisquare, rankdata
 
     table = [[own[label] for label in common] for own in merits.values()]
     ranks = rankdata([[-merit for merit in line] for line in table], axis=1).mean(axis=0).tolist()

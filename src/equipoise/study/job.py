@@ -36,6 +36,7 @@ from equipoise.training.step import own_code
 from equipoise.training.trackers import Trackers, flat_results
 from equipoise.util import VERSION
 from equipoise.util.errors import BadInput, raise_all
+from equipoise.util.extras import needs
 from equipoise.util.files import inside, write_atomic
 from equipoise.util.named import fingerprint
 from equipoise.util.processes import keep_freed_memory
@@ -58,7 +59,8 @@ def save_model(
         members: What each member of a combined model is built from: encoder, features, fusion and unimodal. Of a single
             one the model itself; none where the row's settings say it.
     """
-    import safetensors.torch
+    with needs("saving a model", "train"):
+        import safetensors.torch
 
     content = {
         "format": FORMAT if splits.task.kind == "classes" else TASK_FORMAT,

@@ -17,16 +17,14 @@ from equipoise.study.tuning import Search, SearchResult, SearchTrial, headline
 from equipoise.training import checkpoint
 from equipoise.training.train import score_of
 from equipoise.util.errors import BadInput, FailedRuns
+from equipoise.util.extras import needs
 from equipoise.util.files import inside
 from equipoise.util.processes import threads
 
-try:
+with needs("equipoise tune", "tune"):
     import optuna
     from optuna.samplers import TPESampler
     from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
-except ModuleNotFoundError:
-    msg = "equipoise tune needs optuna, which is not installed; type: pip install 'equipoise[tune]'"
-    raise ModuleNotFoundError(msg) from None
 
 FILE, NAME = "tune.db", "tune"
 STARTS = 5  # trials that come to their end before any is pruned
