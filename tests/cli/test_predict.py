@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,20 @@ def test_numbers_have_intervals_and_a_manifest_is_read(equipoise: Any, number: P
     assert told["value"] == pytest.approx(np.mean(np.abs(np.array(answers["answer"]) - 40.5)), rel=1e-5)
     for row in range(3):
         assert answers["low"]["label"][row] < answers["answer"][row] < answers["high"]["label"][row]
+
+
+def test_answers_are_given_where_the_package_for_their_score_is_missing(
+    equipoise: Any, number: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "new.npz", **sensors(1), label=np.full(SAMPLES, 40.5))  # ty: ignore[invalid-argument-type]
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    out = tmp_path / "answers.csv"
+    code, printed, complaint = equipoise("predict", number, "--data", tmp_path / "new.npz", "--out", out)
+    assert (code, complaint) == (0, "")
+    assert re.search(
+        r"^The answers are not scored: .* needs sklearn, .* pip install .*\[train\]'$", printed, re.MULTILINE
+    )
+    assert len(out.read_text("utf-8").splitlines()) == SAMPLES + 1
 
 
 def test_a_manifest_with_names_and_a_series_too_short(equipoise: Any, run: Path, tmp_path: Path) -> None:
