@@ -66,6 +66,12 @@ def test_auto_becomes_a_number_once_and_numbers_stay() -> None:
         _ = RECIPE.passes
 
 
+def test_the_recipe_by_hand() -> None:
+    said: dict[str, Any] = {"batch": 64, "lr": 2e-3, "optimizer": "adamw", "weight_decay": 0.05}
+    said |= {"schedule": "warmup-cosine", "average": 0.999, "clip": 5.0, "label_smoothing": 0.1}
+    assert Settings(epochs="auto", augment="auto", select="last", **said) == RECIPE
+
+
 # -- who takes it --
 
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import runpy
 import subprocess
 import sys
 from importlib import metadata
@@ -123,6 +124,11 @@ def test_every_import_that_may_fail_names_an_extra_that_brings_the_package() -> 
     assert {each.package for each in every if not each.named} == {"pandas", "pytest", "timm", "torchvision"}
     used = {extra for each in every for extra in each.named}
     assert used == set(BROUGHT) - {"docs", "dev", "serve"}  # which no module of the package needs
+
+
+def test_every_extra_is_tried() -> None:
+    script = runpy.run_path(str(ROOT / ".ci" / "extras.py"))
+    assert set(script["TRIALS"]) == set(BROUGHT) - {"docs", "dev"}
 
 
 def test_every_file_that_is_named_here_is_there() -> None:
