@@ -144,6 +144,7 @@ def test_columns_are_moments() -> None:
 
 def test_the_picture_by_the_definition_of_the_transform() -> None:
     wave = 0.1 * random_noise(4)
+    assert (RATE, WINDOW, HOP) == (8000, 224, 70)
     time = np.arange(WINDOW)
     window = np.sin(np.pi * time / WINDOW) ** 2
     transform = np.exp(-2j * np.pi * np.outer(np.arange(1, 113), time) / WINDOW) * window
