@@ -75,8 +75,8 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
         metric: By which the best epoch is chosen, where `settings` ask for that.
         decision: "committee": all heads vote, with weights fitted on the samples held out. "fused": the fused head.
         validation_fraction: The share of the samples that `fit` holds out, at most half.
-        class_weight: None, "balanced", or weights {class: number}, 1 for those not named. Of labels, weights of their
-            positives by column.
+        class_weight: None, "balanced", or weights {class: number}, 1 for those not named, in training, in the closed
+            form and in the committee. Of labels, weights of their positives by column.
         settings: More fields of `Settings` by name, {"fusion": "sum", "select": "best"}; the others are those of
             `equipoise.training.recipe`.
         device: "auto", "cpu", "cuda" or "cuda:1".

@@ -57,8 +57,9 @@ class Settings:
         metric: The number by which models are judged: in tables, in `select`, `patience` and tuning. "accuracy",
             "balanced_accuracy", "macro_f1", "auroc" or "auprc" of classes and labels; "mae", "rmse" or "r2" of a
             regression; "auto": accuracy of classes, mae of a regression, macro_f1 of labels.
-        class_weight: Weights of the classes in the training loss: "none"; "balanced", so that every class weighs alike;
-            or a number for each in their order, "1,2,5". Of labels, weights of their positives.
+        class_weight: Weights of the classes in the training loss, the closed form and the committee: "none";
+            "balanced", so that every class weighs alike; or a number for each in their order, "1,2,5". Of labels,
+            weights of their positives.
         label_smoothing: The share of the target that is spread evenly over all classes in the training loss. Measured
             losses have none, and so have labels and numbers, whatever this says.
         augment: "auto" varies the training samples at random by the kind of each sensor, see `equipoise.data.augment`;

@@ -1,4 +1,4 @@
-"""Class weights: a training loss in which rare classes count as much as frequent ones."""
+"""Class weights: rare classes count as much as frequent ones, in training and in what is solved or fitted."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ def weighted_task(task: Task, settings: Settings, label: Tensor) -> Task:
     what it meant without them. Labels: the positives of a label have the weight n_negative / n_positive, between 1/20
     and 20; negatives keep theirs, so that the loss is at most doubled.
 
-    Only the loss that is trained on has weights. Losses, likelihoods and committees of validation and test have none.
+    The loss that is trained on has weights, and so have closed-form heads, committees, and the choice among members of
+    an automatic model. Losses that are measured on validation and test have none.
 
     Args:
         task: Of the data.
