@@ -19,7 +19,7 @@ from equipoise.data.source import data_set, is_file
 from equipoise.data.splits import Splits
 from equipoise.deploy.prediction import Prediction
 from equipoise.deploy.saved_model import SavedModel
-from equipoise.models.metrics import METRICS, Metric
+from equipoise.models.metrics import Metric, metric_of_row
 from equipoise.util.errors import BadInput, Unreadable, raise_all
 from equipoise.util.extras import needs
 from equipoise.util.files import inside, write_atomic
@@ -141,7 +141,7 @@ def score(saved: SavedModel, prediction: Prediction, label: Any) -> Score | None
     if right is None:
         return None
     answers = torch.as_tensor(prediction.values if prediction.probabilities is None else prediction.probabilities)
-    metric = METRICS[saved.row.get("metric", "accuracy")]
+    metric = metric_of_row(saved.row)
     return Score(metric, metric(answers, right, saved.task), len(answers))
 
 

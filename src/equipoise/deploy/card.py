@@ -15,7 +15,7 @@ from equipoise.measure.bootstrap import FEW_GROUPS
 from equipoise.measure.faults import LEGEND
 from equipoise.models.hybrid_fusion import MASKED, HybridFusion
 from equipoise.models.intervals import COVERAGE
-from equipoise.models.metrics import METRICS, Metric
+from equipoise.models.metrics import Metric, metric_of_row
 from equipoise.models.task import TaskKind
 from equipoise.util.errors import printable
 from equipoise.util.files import write_atomic
@@ -205,7 +205,7 @@ def _markdown(card: Mapping[str, Any]) -> str:
     if card["verified"]["difference"] is not None:
         compared = "Run in {with} and compared with {against} on {on}: largest difference {difference:.1e}, allowed "
         verified = (compared + "{tolerance:g}.").format_map(card["verified"])
-    kind, metric = card["task"]["kind"], METRICS[card["accuracy"]["metric"]]
+    kind, metric = card["task"]["kind"], metric_of_row({**card["task"], **card["accuracy"]})
     count = len(card["classes"])
     parts = card["data"]["parts"].items()
     counts = [f"{part}: " + ", ".join(f"{n:,} {key}" for key, n in sizes.items()) for part, sizes in parts]

@@ -103,6 +103,10 @@ def _task_problems(content: Mapping[str, Any]) -> Iterator[str]:
         yield f"classes: expected a list of at least 2, found {short(task['names'])}"
     if (task["kind"] == "regression") != ("loss" in task):
         yield "task.loss: expected it for a regression, and for nothing else"
+    if task.get("positive", task["names"][0]) not in task["names"]:
+        yield f"task.positive: expected one of task.names, found {short(task['positive'])}"
+    if task.get("positive") != content["row"].get("positive"):
+        yield f"row.positive: expected that of task, found {short(content['row'].get('positive'))}"
     metric = content["row"].get("metric", "accuracy")
     if task["kind"] not in METRICS[metric].kinds:
         yield f"row.metric: expected one that fits the task, found {metric}"
@@ -216,11 +220,15 @@ _ROW = record(
         "versions": every(TEXT),
         "task": one_of(*get_args(TaskKind)),
         "metric": one_of(*METRICS),
+        "positive": TEXT,
         "portfolio": _PORTFOLIO,
     },
 )
 _NAMED = every(TEXT, list, least=1)
-_TASK = record({"kind": one_of(*get_args(TaskKind)), "names": _NAMED}, {"loss": one_of(*get_args(RegressionLoss))})
+_TASK = record(
+    {"kind": one_of(*get_args(TaskKind)), "names": _NAMED},
+    {"loss": one_of(*get_args(RegressionLoss)), "positive": TEXT},
+)
 _MEMBER = record(
     {"encoder": TEXT, "features": whole(1), "fusion": one_of(*get_args(Fusion)), "unimodal": one_of("head", "detached")}
 )

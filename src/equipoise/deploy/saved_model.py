@@ -16,7 +16,7 @@ from equipoise.deploy.description import problems_in, read_description, row_prob
 from equipoise.deploy.rebuilding import member_plans, own_rebuilt, rebuilt, stored_tensors, weights_file
 from equipoise.models.choose import KINDS, kinds_of
 from equipoise.models.fusion_model import FusionModel
-from equipoise.models.metrics import METRICS, Metric
+from equipoise.models.metrics import Metric, metric_of_row
 from equipoise.models.own_model import OWN_VIEWS
 from equipoise.models.task import Task
 from equipoise.study.job import DESCRIPTION, WEIGHTS, shipped_decision
@@ -177,7 +177,7 @@ def _listed(folders: list[Path]) -> list[str]:
     values: defaultdict[str, set[str]] = defaultdict(set)
     for key, value in chain.from_iterable(own.items() for own in settings.values()):
         values[key].add(value)
-    metrics = {folder: METRICS.get(str(row.get("metric")), METRICS["accuracy"]) for folder, row in rows.items()}
+    metrics = {folder: metric_of_row(row) for folder, row in rows.items()}
     found = {folder: _shipped(row) for folder, row in rows.items()}
     merits = {folder: metrics[folder].merit(value) for folder, (_, value) in found.items()}
     for folder in sorted(rows, key=lambda folder: (rows[folder]["data"], metrics[folder].name, -merits[folder])):

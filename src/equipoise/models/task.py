@@ -30,6 +30,9 @@ class Task(nn.Module, ABC):
 
     Args:
         names: Of the classes, the labels, or the columns of the target.
+
+    Attributes:
+        positive: The class or label that AUROC, AUPRC and recall are of; None for the mean over all.
     """
 
     kind: ClassVar[TaskKind]
@@ -37,6 +40,7 @@ class Task(nn.Module, ABC):
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
         self.names = tuple(map(str, names))
+        self.positive: str | None = None
 
     @property
     def size(self) -> int:
@@ -129,7 +133,8 @@ class Task(nn.Module, ABC):
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values from which `task_of` makes the task again; its buffers are saved with the weights."""
-        return {"kind": self.kind, "names": list(self.names)}
+        named = {} if self.positive is None else {"positive": self.positive}
+        return {"kind": self.kind, "names": list(self.names), **named}
 
 
 @final
@@ -363,7 +368,9 @@ class Regression(Task):
 def task_of(plain: Mapping[str, Any]) -> Task:
     """Return the task that `Task.as_dict` described."""
     kinds: dict[str, type[Task]] = {one.kind: one for one in (Classification, MultiLabel, Regression)}
-    return kinds[plain["kind"]](plain["names"], **({"loss": plain["loss"]} if plain["kind"] == "regression" else {}))
+    task = kinds[plain["kind"]](plain["names"], **({"loss": plain["loss"]} if plain["kind"] == "regression" else {}))
+    task.positive = plain.get("positive")
+    return task
 
 
 def _weighted_sum(members: Tensor, weights: Tensor) -> Tensor:

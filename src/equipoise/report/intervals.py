@@ -43,6 +43,22 @@ class MeanInterval(NamedTuple):
     over: Literal["folds", "seeds"]
 
 
+class RunInterval(NamedTuple):
+    """The 95 % interval of a number of one run, by bootstrap.
+
+    Args:
+        low: Lower end.
+        high: Upper end.
+        groups: How many groups were drawn from, or samples, where there are no groups; None where nobody counted.
+        counts: The number of samples, and of those of the positive class or label; None where there is no such.
+    """
+
+    low: float
+    high: float
+    groups: float | None = None
+    counts: tuple[float, float] | None = None
+
+
 class SampledInterval(NamedTuple):
     """A 95 % interval by bootstrap over one test part.
 

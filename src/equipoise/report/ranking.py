@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, final
 
+from equipoise.models.metrics import metric_of_row
 from equipoise.report.aggregate import SHIPPED, MeanStd, RunGroup, headline, mean_std, measures_of, number
 from equipoise.report.columns import ResultColumn
 from equipoise.report.formats import text_table
-from equipoise.report.headline import Row, metric_of_row
+from equipoise.report.headline import Row
 from equipoise.report.notes import listed, plural
 from equipoise.report.results import Results
 from equipoise.report.table import ResultTable, build_table

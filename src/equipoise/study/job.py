@@ -24,7 +24,7 @@ from equipoise.measure.predictions import PREDICTIONS, as_npz, predictions_of
 from equipoise.measure.remarks import warnings_of
 from equipoise.measure.timing import PROTOCOL, StepTimes, trained_step
 from equipoise.models.fusion_model import FusionModel
-from equipoise.models.metrics import metric_of
+from equipoise.models.metrics import judged, metric_of
 from equipoise.study.portfolio import Made, make_model
 from equipoise.study.registry import Entry
 from equipoise.study.store import SCHEMA, Store, cannot_write, is_disk_error
@@ -65,7 +65,7 @@ def save_model(
     content = {
         "format": FORMAT if splits.task.kind == "classes" else TASK_FORMAT,
         "classes": list(splits.classes),
-        "task": splits.task.as_dict(),
+        "task": judged(splits.task, row.get("positive")).as_dict(),
         "unimodal": model.unimodal,
         **({"members": list(members)} if members else {}),
         "inputs": _inputs(splits),
@@ -305,7 +305,8 @@ def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder, "curves.jsonl", "".join(json.dumps(record) + "\n" for record in trained.curves))
     published = f" on the test set, as the protocol {splits.protocol} was published" if splits.selects_on_test else ""
-    metric = metric_of(settings.metric, splits.task)
+    task = judged(splits.task, settings.positive)
+    metric = metric_of(settings.metric, task)
     rules = {"best": f"best {metric.label}", "loss": "lowest loss"}
     rule = rules.get(settings.select, settings.select)
     taken = trained.steps * len(trained.curves) if made.evidence is None else 0  # a portfolio knows its own budget
@@ -319,11 +320,14 @@ def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None
         "about": splits.about,
         "task": splits.task.kind,
         "metric": metric.name,
+        **({} if task.positive is None else {"positive": task.positive}),
         "selected": {"epoch": trained.epoch, "by": rule + published},
         **measured,
         "ships": shipped_decision(measured),
         **({} if made.evidence is None else {"portfolio": made.evidence}),
-        "warnings": warnings_of(measured["validation"], taken, weighted=settings.class_weight != "none"),
+        "warnings": warnings_of(
+            measured["validation"], taken, task, weighted=settings.class_weight != "none", trained=trained.steps > 0
+        ),
         "seconds": {**parts, "step": step, "total": trained.seconds, "cpu": computed},
         "timing": {"step": how, "parts": PROTOCOL, "workers": workers, **({} if times is None else times.as_dict())},
         "memory": peak_memory(torch.device(trained.device)),

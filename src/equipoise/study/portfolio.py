@@ -218,7 +218,8 @@ class Portfolio:
     ) -> None:
         self.entry, self.settings, self.splits, self.folder = entry, entry.settings, splits, folder
         self.on_epoch, self.trackers, self.how = on_epoch, trackers, how
-        self.metric, self.task = metric_of(entry.settings.metric, splits.task), task_for(splits, entry.settings)
+        self.task = task_for(splits, entry.settings)
+        self.metric = metric_of(entry.settings.metric, self.task)
         self.total, self.done = sum(trainings_of(entry, splits.task.kind)), 0
         self.seconds = 0.0
         self.floor: Tensor | None = None  # the committee of the closed form, against which others earn their weight

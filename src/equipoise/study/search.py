@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, final
 
 from equipoise.data.source import DataSet
-from equipoise.models.metrics import Metric, metric_of
+from equipoise.models.metrics import Metric, judged, metric_of
 from equipoise.study.compare import record_command
 from equipoise.study.executors import Cluster, Executor
 from equipoise.study.executors.remote import TRIES
@@ -67,7 +67,8 @@ def run_search(
     search = search._replace(base=job.entry)  # with the number of epochs that "auto" stands for
     record_command(out, command)
     with store.locked():
-        metric = metric_of(search.base.settings.metric, splits[None].task)
+        settings = search.base.settings
+        metric = metric_of(settings.metric, judged(splits[None].task, settings.positive))
         study = _open_study(inside(out, FILE), search, job, metric)
         scheduler = _Scheduler(study, search, job, store, trials, tries=TRIES if on is None else 1)  # clusters retry
         finished = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))

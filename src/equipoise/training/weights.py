@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from equipoise.models.metrics import judged
 from equipoise.models.task import Classification, MultiLabel, Task
 from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput
@@ -42,11 +43,11 @@ def weighted_task(task: Task, settings: Settings, label: Tensor) -> Task:
     if isinstance(task, MultiLabel):
         positive = label.double().sum(dim=0)
         ratio = (len(label) - positive) / positive.clamp(min=1)
-        return MultiLabel(task.names, _tensor(given, ratio.clamp(1 / MOST, MOST)))
+        return judged(MultiLabel(task.names, _tensor(given, ratio.clamp(1 / MOST, MOST))), task.positive)
     count = torch.bincount(label, minlength=task.size).double()
     weight = _tensor(given, len(label) / (task.size * count.clamp(min=1))).double()
     mean = (weight * count).sum() / max(len(label), 1)
-    return Classification(task.names, (weight / mean).float())
+    return judged(Classification(task.names, (weight / mean).float()), task.positive)
 
 
 def _tensor(given: tuple[float, ...], balanced: Tensor) -> Tensor:
