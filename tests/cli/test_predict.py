@@ -152,7 +152,7 @@ def test_sounds_of_another_rate_are_refused(equipoise: Any, tmp_path: Path) -> N
     train_on(data_set(str(tmp_path / "8000.csv")).load(None), tmp_path / "run")
     code, printed, complaint = equipoise("predict", tmp_path / "run", "--data", tmp_path / "8000.csv", "--json")
     assert (code, complaint) == (0, "")
-    assert json.loads(printed)["samples"] == 12
+    assert (json.loads(printed)["samples"], json.loads(printed)["seen"]) == (12, {"train": 4, "validation": 4})
     code, _, complaint = equipoise("predict", tmp_path / "run", "--data", tmp_path / "16000.csv")
     assert code == 2
     assert "sound: mono at 16000 Hz, 0.50 s, 64 log mel bands: expected what the model was trained on" in complaint

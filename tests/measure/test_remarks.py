@@ -101,9 +101,9 @@ def test_a_threshold_is_not_blamed_on_the_sensors() -> None:
     area = 100 * found["fused_auroc"]
     assert 85 < area < 95  # of two normal distributions that lie two deviations apart 92.1
     assert sentence == (
-        "the fused decision says 'healthy' for every validation sample, though the probabilities do tell them apart "
-        f"(AUROC of ill {area:.1f} %): the threshold is at fault; try class_weight=balanced, or a threshold of your "
-        "own on p_ill, chosen on validation data"
+        "the fused decision says 'healthy' for every validation sample, though the probabilities rank them "
+        f"better than chance (AUROC of ill {area:.1f} %): the threshold fails; try class_weight=balanced, or a "
+        "threshold of your own on p_ill, chosen on validation data"
     )
     (weighted,) = warnings_of(found, 900, ill, weighted=True)
     assert "class_weight" not in weighted

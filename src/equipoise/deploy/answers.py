@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import os
 import re
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from equipoise.data.source import data_set, is_file
 from equipoise.data.splits import Splits
 from equipoise.deploy.prediction import Prediction
 from equipoise.deploy.saved_model import SavedModel
-from equipoise.models.metrics import Metric, metric_of_row
+from equipoise.models.metrics import Metric, events, metric_of_row
 from equipoise.util.errors import BadInput, Unreadable, raise_all
 from equipoise.util.extras import needs
 from equipoise.util.files import inside, write_atomic
@@ -49,13 +50,17 @@ class Score(NamedTuple):
 
     Args:
         metric: The metric that the model was chosen by.
-        value: Its value.
-        samples: How many samples there were.
+        value: Over the samples that the model has not seen; NaN where there is none, or where they cannot tell.
+        samples: How many these are.
+        events: How many of these are of the positive class; None where there is no such.
+        of_seen: The metric over the others, which flatters.
     """
 
     metric: Metric
     value: float
     samples: int
+    events: int | None
+    of_seen: float
 
 
 def read_new_data(text: str, saved: SavedModel) -> NewData:
@@ -136,13 +141,20 @@ def _test_part(text: str, saved: SavedModel) -> NewData:
 
 
 def score(saved: SavedModel, prediction: Prediction, label: Any) -> Score | None:
-    """Score answers by the metric of the run; None where the labels are not of the model's kind."""
+    """Score answers by the metric of the run, new samples and those that the model has seen apart.
+
+    None where the labels are not of the model's kind.
+    """
     right = _as_trained(prediction, as_numpy(label))
     if right is None:
         return None
     answers = torch.as_tensor(prediction.values if prediction.probabilities is None else prediction.probabilities)
     metric = metric_of_row(saved.row)
-    return Score(metric, metric(answers, right, saved.task), len(answers))
+    new = torch.tensor([not part for part in prediction.seen or [""] * len(answers)])
+    of_new, of_seen = (
+        metric(answers[rows], right[rows], saved.task) if rows.any() else math.nan for rows in (new, ~new)
+    )
+    return Score(metric, of_new, int(new.sum()), events(right[new], saved.task), of_seen)
 
 
 def _as_trained(prediction: Prediction, label: np.ndarray) -> torch.Tensor | None:
@@ -205,8 +217,12 @@ def check_out(path: Path | None) -> None:
 
 
 def answer_columns(prediction: Prediction, windows: list[str] | None) -> dict[str, list[Any]]:
-    """Return the table of `Prediction.columns`, with "window" behind "row" where samples are windows of recordings."""
+    """Return the table of `Prediction.columns`, with "window" behind "row" where samples are windows of recordings.
+
+    Where the model has seen some of the samples, the part is under "seen".
+    """
     columns = prediction.columns()
+    columns |= {"seen": prediction.seen} if prediction.seen and any(prediction.seen) else {}
     return columns if windows is None else {"row": columns.pop("row"), "window": windows, **columns}
 
 

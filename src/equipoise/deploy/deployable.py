@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from equipoise.data.views import Rescaled, TimeLast, View
+from equipoise.data.views import View
 from equipoise.models.encoders import real_steps
 from equipoise.models.evaluation import surviving_weights
 from equipoise.models.fusion import NamedModules
@@ -23,7 +23,6 @@ VALID, LENGTH, HEAD = "_valid", "_length", "_head"
 COMMITTEE, FUSED = "committee", "fused"
 LOW, HIGH = "_low", "_high"
 RADII = {FUSED: 0, COMMITTEE: 1}  # the places of both decisions in `LateFusion.radii`
-IN_THE_GRAPH = (Rescaled, TimeLast)  # the other views choose frames or transform sound, which is left to the caller
 
 
 @final

@@ -29,6 +29,8 @@ class Prediction:
         low: The lower end of each number's interval, [N, D]; None for classes and labels. Nine of ten new samples lie
             within, where these are like those of validation; minus infinity where validation had too few samples.
         high: The upper end.
+        seen: The part of the data in which the model has seen each sample, "train" or "validation", or "" for a new
+            one; None where the run kept no digests of its samples. It is not among what `as_dict` and the server give.
         ids: Names of the samples, where the data gave them in a column `id` or in the index of a DataFrame; a list.
     """
 
@@ -42,6 +44,7 @@ class Prediction:
     low: Any = None
     high: Any = None
     ids: list[Any] | None = None
+    seen: Any = None
 
     @property
     def answer(self) -> Any:

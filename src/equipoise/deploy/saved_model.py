@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from equipoise.data.views import view_of
-from equipoise.deploy.deployable import IN_THE_GRAPH, Deployable, InputSpec
+from equipoise.data.views import IN_THE_GRAPH, view_of
+from equipoise.deploy.deployable import Deployable, InputSpec
 from equipoise.deploy.description import problems_in, read_description, row_problems
 from equipoise.deploy.rebuilding import member_plans, own_rebuilt, rebuilt, stored_tensors, weights_file
 from equipoise.models.choose import KINDS, kinds_of

@@ -101,7 +101,9 @@ def _why(validation: Mapping[str, Any], of: Sequence[str], task: Task, *, weight
     if any(end is not None and end[0] > 0.5 for end in ends):
         column = "a probability" if task.positive is None else f"p_{task.positive}"
         advice = [*balanced, f"a threshold of your own on {column}, chosen on validation data"]
-        return f"though the probabilities do tell them apart ({found}): the threshold is at fault; try {_or(advice)}"
+        return (
+            f"though the probabilities rank them better than chance ({found}): the threshold fails; try {_or(advice)}"
+        )
     last = "another lr" if weighted or task.kind == "regression" else ""
     more = ["more epochs", *filter(None, [last])] if trained else ["a method that is trained, such as mimo"]
     cause = f"and the probabilities rank them no better than chance ({found})" if known else "whatever the sensors say"

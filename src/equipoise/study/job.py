@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
+import numpy as np
 import torch
 
 from equipoise.balance import collectives
+from equipoise.data.digests import sample_digests
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
+from equipoise.data.views import IN_THE_GRAPH
 from equipoise.measure import measure_run, peak_memory, step_seconds
 from equipoise.measure.outputs import Outputs
 from equipoise.measure.predictions import PREDICTIONS, as_npz, predictions_of
@@ -43,7 +46,7 @@ from equipoise.util.processes import keep_freed_memory
 
 FORMAT, TASK_FORMAT = 1, 2
 """Of the description of a model that tells classes; and of any other, which readers of the first would take for one."""
-DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
+DESCRIPTION, WEIGHTS, SEEN = "model.json", "model.safetensors", "seen.safetensors"
 
 
 def save_model(
@@ -79,7 +82,23 @@ def save_model(
     except safetensors.SafetensorError as error:  # raised where the disk is full
         raise OSError(str(error)) from None
     unfinished.replace(inside(folder, WEIGHTS))
+    _save_digests(folder, splits, str(row.get("split")))
     write_atomic(folder, DESCRIPTION, json.dumps(content, indent=1) + "\n")
+
+
+def _save_digests(folder: Path, splits: Splits, key: str) -> None:
+    """Write digests of the samples that the model has seen, sorted, so that it knows them again; nothing of them else.
+
+    Sensors whose views are left to the caller do not count: what these compute may differ in the last digits.
+    """
+    import safetensors.numpy
+
+    views = splits.train.views
+    names = [name for name in splits.modalities if name not in views or isinstance(views[name], IN_THE_GRAPH)]
+    if names:
+        parts = {"train": splits.train, "validation": splits.validation}
+        digests = {name: np.sort(sample_digests(part, names, key)) for name, part in parts.items()}
+        write_atomic(folder, SEEN, safetensors.numpy.save(digests))
 
 
 def _inputs(splits: Splits) -> dict[str, dict[str, Any]]:
