@@ -129,7 +129,7 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
             "baseline": test.get("baseline"),
             **{f"{name}{of}": test.get(f"{name}{of}") for of in ("", *_COLUMNS[kind]) for name in (FUSED, COMMITTEE)},
             **{f"{name}_interval": test.get(f"{name}_interval") for name in (FUSED, COMMITTEE)},
-            "interval_groups": test.get("interval_groups"),
+            **{of: test.get(of) for of in ("interval_groups", "samples", "events")},
             "protocol": view,
             "sensors": test.get(view) if view else None,
         },
@@ -259,12 +259,14 @@ def _accuracies(accuracy: Mapping[str, Any], kind: TaskKind, metric: Metric) -> 
     rows += [[f"{name} alone", _shown(value, metric), *blank] for name, value in (accuracy["sensors"] or {}).items()]
     if accuracy["baseline"] is not None:
         constant = "median" if metric.name == "mae" else "mean" if kind == "regression" else "majority"
-        rows.append([f"no sensor: the {constant} of the training part", _shown(accuracy["baseline"], metric), *blank])
+        nothing = "chance" if metric.ranks else f"the {constant} of the training part"
+        rows.append([f"no sensor: {nothing}", _shown(accuracy["baseline"], metric), *blank])
     table, groups = _table(["decision", metric.label, *columns.values()], rows), accuracy["interval_groups"]
     if not accuracy[f"{FUSED}_interval"] and not accuracy[f"{COMMITTEE}_interval"]:
         return table
     few = f", of {groups} groups: too few to tell" if isinstance(groups, int) and groups < FEW_GROUPS else ""
-    return f"{table}\n\n[low, high]: the 95 % interval by bootstrap over the groups of the test part{few}."
+    of = "" if accuracy["events"] is None else f", {accuracy['events']} events in {accuracy['samples']} samples"
+    return f"{table}\n\n[low, high]: the 95 % interval by bootstrap over the groups of the test part{few}{of}."
 
 
 def _number(value: float | None, form: str) -> str:
