@@ -23,6 +23,7 @@ class Headline:
         decimals: Digits after the point.
 
     Example:
+        >>> from equipoise.models.metrics import METRICS
         >>> Headline(METRICS["accuracy"]).in_words(0.575), Headline(METRICS["mae"], 2).in_words(4.5)
         ('57.5 %', '4.50')
     """
