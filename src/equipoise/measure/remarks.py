@@ -57,12 +57,16 @@ def sameness(decision: str, answer: Tensor | None, label: Tensor, task: Task, gr
         AUROC and its 95 % interval, with "_auroc" and "_auroc_interval"; None where scores are the same, too.
     """
     said = None if answer is None else says_only(answer, label, task)
-    if answer is None or said is None or task.kind == "regression":
-        return {f"{decision}_says": said}
+    area, interval = math.nan, None
     # Scores that differ by rounding alone come from no sensor.
-    varies = bool((answer.double().std(dim=0) > ROUNDING).any())
-    area = METRICS["auroc"](answer, label, task) if varies else math.nan
-    interval = bootstrap_interval(METRICS["auroc"], answer, label, task, group) if varies else None
+    if (
+        answer is not None
+        and said is not None
+        and task.kind != "regression"
+        and bool((answer.std(dim=0) > ROUNDING).any())
+    ):
+        area = METRICS["auroc"](answer, label, task)
+        interval = bootstrap_interval(METRICS["auroc"], answer, label, task, group)
     known = None if math.isnan(area) else area
     return {f"{decision}_says": said, f"{decision}_auroc": known, f"{decision}_auroc_interval": interval}
 
