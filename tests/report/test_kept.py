@@ -108,10 +108,10 @@ def test_events_and_samples_are_beside_the_interval() -> None:
     assert table.at("chance", "fused").main == "0.4"
     assert "* from 2 groups: too few to tell." in table.notes
     assert "Events are samples of died. By chance the AUPRC of died is their share." in table.notes
-    row["test"] |= {"samples": 61, "events": 1, "interval_groups": 61}
+    row["test"] |= {"samples": 61, "events": 1, "interval_groups": 61, "interval_over": "samples"}
     table = main_table([row], "ward")
     assert table.at("mimo", "fused").text == "39.3 [12.0, 71.0], 1 event in 61"
-    assert any("by bootstrap over the 61 samples of the test part" in note for note in table.notes)
+    assert any("by bootstrap over the samples of the test part" in note for note in table.notes)
 
 
 def test_the_named_class_goes_from_the_word_to_rows_columns_pools_and_notes(out: Path, tmp_path: Path) -> None:
