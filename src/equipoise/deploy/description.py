@@ -189,10 +189,18 @@ _INPUT = record(
     {"read": _SHAPE, "stored": _SHAPE, "dtype": one_of(*TYPES), "view": or_null(_check_view), "ragged": FLAG},
     {"most": whole(0, 2**63 - 1), "axis": one_of("space", "time"), **_SCALES},
 )
-_TEST = record({}, {**_SCORES, **_SHARES, "view": or_null(TEXT), "faults": or_null(_check_faults)})
-_VALIDATION = record({}, {"fused": _SCORE})
+_COUNTS = {"samples": whole(0), "interval_groups": whole(0), "events": or_null(whole(0))}
+_SAMENESS = {
+    f"{decision}_{of}": check
+    for decision in ("fused", "committee")
+    for of, check in (("says", or_null(TEXT)), ("auroc", _SHARE), ("auroc_interval", or_null(every(NUMBER, list))))
+}
+_TEST = record({}, {**_SCORES, **_COUNTS, **_SHARES, "view": or_null(TEXT), "faults": or_null(_check_faults)})
+_VALIDATION = record({}, {"fused": _SCORE, **_SAMENESS})
 _MODEL = rule("auto or a dotted path", lambda value: value == "auto" or (isinstance(value, str) and is_path(value)))
-_RUN = record({"encoder": TEXT, "features": whole(1), "fusion": one_of(*get_args(Fusion))}, {"model": _MODEL})
+_RUN = record(
+    {"encoder": TEXT, "features": whole(1), "fusion": one_of(*get_args(Fusion))}, {"model": _MODEL, "positive": TEXT}
+)
 _TRIED = record({"candidate": TEXT}, {"steps": whole(0), "loss": _SCORE})
 _RUNG = record({"steps": TEXT, "epochs": whole(0), "candidates": every(_TRIED, list)})
 _PORTFOLIO = record(
