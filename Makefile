@@ -8,7 +8,7 @@ CONSTRAINTS ?= -c constraints.txt
 # --no-compile: most of what is installed is never imported, and bytecode of all of it takes a minute.
 
 .DEFAULT_GOAL := help
-.PHONY: help test accept lint fast slow docs build demo anchors clean
+.PHONY: help test accept lint fast slow docs build extras demo anchors clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -46,6 +46,9 @@ docs: $(READY)  ## the documentation, into site/
 
 build: $(READY)  ## the wheel and the sdist, into dist/, with everything a release has to pass
 	$(BIN)/python .ci/release.py $(TAG)
+
+extras: $(READY)  ## every extra, in an environment that has nothing else: does it bring what messages say it brings?
+	$(BIN)/python .ci/extras.py
 
 # What trains is a third of what the tests need. `instant` comes first: it does not compute what the line beside it leaves for
 # all others, the frozen features of a seed's broken sensors.

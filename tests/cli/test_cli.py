@@ -582,8 +582,9 @@ def test_quiet_progress_says_nothing(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_without_its_packages_the_command_says_what_to_type() -> None:
     program = f"import sys; sys.modules['typer'] = None; {COMMAND}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    refused(Ended(done.returncode, done.stdout, done.stderr), "type: pip install 'equipoise[train]'")
+    for word, extra in (("train", "train"), ("predict", "predict")):
+        done = subprocess.run([sys.executable, "-c", program, word], capture_output=True, text=True, timeout=60)
+        refused(Ended(done.returncode, done.stdout, done.stderr), "the command needs typer", f"[{extra}]'")
 
 
 def test_the_command_of_a_shell_is_the_one_that_hears_ctrl_c() -> None:

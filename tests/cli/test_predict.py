@@ -2,7 +2,9 @@
 
 import csv
 import json
+import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,20 @@ def test_numbers_have_intervals_and_a_manifest_is_read(equipoise: Any, number: P
     assert told["value"] == pytest.approx(np.mean(np.abs(np.array(answers["answer"]) - 40.5)), rel=1e-5)
     for row in range(3):
         assert answers["low"]["label"][row] < answers["answer"][row] < answers["high"]["label"][row]
+
+
+def test_answers_are_given_where_the_package_for_their_score_is_missing(
+    equipoise: Any, number: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "new.npz", **sensors(1), label=np.full(SAMPLES, 40.5))  # ty: ignore[invalid-argument-type]
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    out = tmp_path / "answers.csv"
+    code, printed, complaint = equipoise("predict", number, "--data", tmp_path / "new.npz", "--out", out)
+    assert (code, complaint) == (0, "")
+    assert re.search(
+        r"^The answers are not scored: .* needs sklearn, .* pip install .*\[train\]'$", printed, re.MULTILINE
+    )
+    assert len(out.read_text("utf-8").splitlines()) == SAMPLES + 1
 
 
 def test_a_manifest_with_names_and_a_series_too_short(equipoise: Any, run: Path, tmp_path: Path) -> None:
@@ -200,7 +216,7 @@ def test_sounds_of_another_rate_are_refused(equipoise: Any, tmp_path: Path) -> N
     train_on(data_set(str(tmp_path / "8000.csv")).load(None), tmp_path / "run")
     code, printed, complaint = equipoise("predict", tmp_path / "run", "--data", tmp_path / "8000.csv", "--json")
     assert (code, complaint) == (0, "")
-    assert json.loads(printed)["samples"] == 12
+    assert (json.loads(printed)["samples"], json.loads(printed)["seen"]) == (12, {"train": 4, "validation": 4})
     code, _, complaint = equipoise("predict", tmp_path / "run", "--data", tmp_path / "16000.csv")
     assert code == 2
     assert "sound: mono at 16000 Hz, 0.50 s, 64 log mel bands: expected what the model was trained on" in complaint

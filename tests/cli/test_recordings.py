@@ -47,12 +47,16 @@ def test_a_trained_model_answers_for_each_window(equipoise: Any, manifest: Path,
     kept = [place for place, name in enumerate(lines[0]) if name not in ("label", "start", "end")]
     rows = [[cell if not cell.endswith(".npy") else str(manifest.parent / cell) for cell in row] for row in lines]
     new.write_text("\n".join(",".join(row[place] for place in kept) for row in rows))
+    learnt = json.loads(next(tmp_path.glob("run/runs/*/model.json")).read_text())["parts"]
     for data, count in ((manifest, 55), (new, 55)):
         out = tmp_path / "answers.csv"
         code, printed, complaint = equipoise("predict", tmp_path / "run", "--data", data, "--out", out)
         assert code == 0, complaint
         assert f"Sensors used: imu in {count}, radar in {count - 20}, ecg in {count}." in printed
         assert ("By the labels" in printed) == (data == manifest)
+        train, validation = (learnt[part]["samples"] for part in ("train", "validation"))
+        seen = f"{train} in its training part and {validation} in its validation part"
+        assert f"The model has seen {train + validation} of these samples: {seen}." in printed
         with out.open(encoding="utf-8") as file:
             answers = list(csv.DictReader(file))
         file = "imu0.npy" if data == manifest else str(manifest.parent / "imu0.npy")

@@ -65,7 +65,7 @@ def test_an_episode_is_kept_whole() -> None:
     won, lost = recorded(), recorded(off=0.02)
     assert (won.success, lost.success) == (True, False)
     assert len(lost.force) == LIMIT * FORCE_SAMPLES
-    assert lost.seconds == pytest.approx(LIMIT * CONTROL_STEP)
+    assert lost.seconds == pytest.approx(6)  # 120 steps of 50 ms
     assert lost.frame_steps == tuple(range(0, LIMIT + 1, EVERY))
     for one in (won, lost):
         assert one.frames.shape == (len(one.frame_steps), 64, 64, 3)

@@ -89,6 +89,7 @@ def test_a_sensor_that_is_ignored_has_no_effect(ignored: str) -> None:
         last.weight.zero_()
     swap = measure_interventions(policy.model, splits, demonstrations)["swap"]
     for sensor in SENSORS:
+        assert set(swap[sensor]) == set(PHASES)
         for numbers in swap[sensor].values():
             assert (numbers["change"] == 0) == (sensor == ignored)
             assert (numbers["error"] == numbers["plain"]) == (sensor == ignored)

@@ -437,6 +437,7 @@ def test_figures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
 
 def test_a_figure_in_a_page_has_the_colours_of_its_theme(rows: Rows, tmp_path: Path) -> None:
     drawn = draw_all(lines_of(rows), [recording(won=True), recording(won=False)], tmp_path)
+    assert {"success", "swap", "force"} <= drawn.keys()
     for name, one in drawn.items():
         text = inline(name, one)
         assert one.path.read_text(encoding="utf-8").count("style=") > 10

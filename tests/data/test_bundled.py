@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from equipoise.data import Splits, watch
-from equipoise.data.bundled import EXERCISES, _verified_file, _windows, people_of
+from equipoise.data.bundled import _verified_file, _windows, people_of
 from equipoise.data.source import all_data
 
 FOLDS = [None, *range(10)]
@@ -77,8 +77,12 @@ def test_windows_are_two_seconds_and_overlap_by_half() -> None:
 def test_modalities_classes_and_shapes() -> None:
     found = watch().check()
     assert found.shapes == {"accelerometer": (3, 100), "gyroscope": (3, 100)}
-    assert found.classes == EXERCISES
-    assert len(EXERCISES) == 7
+    short = ["PEN", "ABD", "FEL", "IR", "ER", "TRAP", "ROW"]  # as the recordings have them
+    assert recordings()["y_labels"] == short
+    assert found.classes == (
+        "pendulum", "abduction", "forward elevation", "internal rotation", "external rotation",
+        "trapezius extension", "upright row",
+    )  # fmt: skip
     assert all(part.inputs["gyroscope"].dtype == torch.float32 for part in found.parts.values())
 
 
@@ -93,6 +97,11 @@ def test_nobody_is_in_two_parts(fold: int | None) -> None:
     assert {name: set(numbers) for name, numbers in people_of(fold).items()} == groups
     assert sum(map(len, groups.values())) == len(set.union(*groups.values())) == 10
     assert sum(map(len, found.parts.values())) == len(_windows()[1])
+
+
+def test_the_fixed_split_tests_on_the_last_two_people() -> None:
+    assert people_of(None) == {"train": (1, 2, 3, 4, 5), "validation": (6, 7, 8), "test": (9, 10)}
+    assert people_of(8) == {"train": (3, 4, 5, 6, 7, 8), "validation": (10, 1, 2), "test": (9,)}
 
 
 def test_everybody_is_tested_once() -> None:

@@ -168,3 +168,12 @@ def test_groups_may_be_hashes_of_64_bits() -> None:
 def test_tensors_without_numbers_are_refused() -> None:
     with pytest.raises(BadInput, match="found one on the device meta, which holds none"):
         Splits.from_arrays({"a": torch.zeros(60, 4, device="meta")}, np.arange(60) % 3)
+
+
+@pytest.mark.parametrize(("ones", "expected"), [(4, "yes"), (16, "no"), (10, "yes")])
+def test_of_two_classes_the_rarer_is_positive_in_every_fold(ones: int, expected: str) -> None:
+    label = np.array(["no", "yes"])[(np.arange(20) < ones).astype(int)]
+    for fold in range(4):
+        splits = Splits.from_arrays({"a": np.arange(40.0).reshape(20, 2)}, label, fold=fold, folds=4)
+        assert splits.task.positive == expected
+    assert Splits.from_arrays({"a": np.arange(40.0).reshape(20, 2)}, np.arange(20) % 3).task.positive is None

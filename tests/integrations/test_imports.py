@@ -94,11 +94,11 @@ def test_examples_in_docstrings(name: str) -> None:
 
 
 MISSING = {
-    "lightning": "equipoise[lightning]",
-    "huggingface": "equipoise[transformers]",
-    "transformers": "equipoise[transformers]",
-    "torchjd": "equipoise[torchjd]",
-    "sklearn": "equipoise[sklearn]",
+    "lightning": "[lightning]'",
+    "huggingface": "[transformers]'",
+    "transformers": "[transformers]'",
+    "torchjd": "[torchjd]'",
+    "sklearn": "[sklearn]'",
     "timm": "pip install timm",
     "torchvision": "pip install torchvision",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -373,6 +374,36 @@ def test_class_weights_move_the_answer() -> None:
     assert shares[0] < 0.1 < shares[1] < 0.9 < shares[2]
 
 
+@pytest.mark.parametrize("decision", ["committee", "fused"])
+@pytest.mark.parametrize("method", ["instant", "auto"])
+def test_class_weights_reach_the_closed_form(method: str, decision: str) -> None:
+    random = np.random.default_rng(0)
+    y = np.repeat(["rare", "usual"], [30, 270])
+    x = {name: random.normal(size=(300, 3)) + 0.6 * (y == "rare")[:, None] for name in ("a", "b")}
+    model = MultimodalClassifier(method=method, decision=decision, epochs=2, steps=1, random_state=0)
+    found = []
+    for weight in (None, {"rare": 3.0}, "balanced", {"rare": 100.0}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            found.append((model.set_params(class_weight=weight).fit(x, y).predict(x)[y == "rare"] == "rare").mean())
+    assert found == sorted(found)  # the more a class weighs, the more of it is found
+    assert found[0] < 0.5 < 0.65 < found[2] < found[3] + 1e-9
+
+
+def test_the_positive_class_is_named_as_in_y() -> None:
+    x, y, _ = matrix()
+    columns = np.stack([y == "yes", np.arange(len(y)) % 2 == 0], axis=1).astype(int)
+    model = MultimodalClassifier(method="instant", metric="auprc")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for positive, label, expected in ((None, y, None), ("yes", y, 1), ("no", y, 0), (1, columns, 1)):
+            task = model.set_params(positive=positive).fit(x, label).model_.known_task()
+            rarer = int((y == "yes").mean() <= 0.5)
+            assert task.positive == task.names[rarer if expected is None else expected]
+    with pytest.raises(ValueError, match="positive: expected a class of y, 'no', 'yes', found 'maybe'"):
+        model.set_params(positive="maybe").fit(x, y)
+
+
 # -- what is wrong is said --
 
 
@@ -447,9 +478,10 @@ def test_a_model_that_always_says_the_same_is_told() -> None:
     y = np.repeat(["rare", "usual"], [20, 180])
     long: dict[str, Any] = {**QUICK, "steps": 200}
     (sentence,) = told_in_fit(MultimodalClassifier(**long).set_params(lr=1e-4), x, y)
-    assert sentence == (
-        "the committee decision says 'usual' for every validation sample, whatever the sensors say; "
-        "try class_weight=balanced, or more epochs"
+    assert re.fullmatch(
+        "the committee decision says 'usual' for every validation sample, and the probabilities rank them no better "
+        r"than chance \(AUROC of rare \d\d.\d %\); try class_weight=balanced, or more epochs",
+        sentence,
     )
     nothing = {name: np.ones_like(values) for name, values in x.items()}
     (sentence,) = told_in_fit(MultimodalRegressor(**long, decision="fused"), nothing, 5 + random.random(200))

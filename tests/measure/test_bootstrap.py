@@ -8,15 +8,22 @@ import torch
 from torch import Tensor
 
 from equipoise.measure.bootstrap import bootstrap_interval, resampled
-from equipoise.models.metrics import METRICS
+from equipoise.models.metrics import METRICS, judged
 from equipoise.models.task import Classification, MultiLabel, Regression, Task
 
 TASKS: dict[str, Task] = {
     "classes": Classification(["rest", "walk", "run"]),
+    "one class": judged(Classification(["rest", "walk", "run"]), "walk"),
+    "one label": judged(MultiLabel(["cough", "fever", "rash"]), "rash"),
     "labels": MultiLabel(["cough", "fever", "rash"]),
     "regression": Regression(["steering", "speed"]),
 }
-CASES = [(kind, name) for name, metric in METRICS.items() for kind in metric.kinds]
+CASES = [
+    (kind, name)
+    for name, metric in METRICS.items()
+    for kind, task in TASKS.items()
+    if task.kind in metric.kinds and (metric.of_class or task.positive is None)
+]
 
 
 def drawn(task: Task, samples: int, seed: int, ties: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,8 +19,9 @@ from equipoise.models import fit_committee
 from measure.constructed import names, random_model, random_splits, reader, series_model, series_part, told
 
 DECISIONS = [f"{decision}{score}" for decision in ("fused", "committee") for score in ("", "_f1", "_ece", "_loss")]
-SAYS = ["fused_says", "committee_says", "committee_fit"]
-BESIDE = ["baseline", "interval_over", "interval_groups", "fused_interval", "committee_interval"]
+ALIKE = ("says", "auroc", "auroc_interval")
+SAYS = [*(f"{name}_{of}" for name in ("fused", "committee") for of in ALIKE), "committee_fit"]
+BESIDE = ["baseline", "interval_over", "interval_groups", "samples", "events", "fused_interval", "committee_interval"]
 
 
 def kinds(value: Any) -> set[type]:
@@ -41,7 +42,9 @@ def test_a_row_holds_everything_under_its_name(count: int, view: str | None) -> 
     assert kinds(found) <= {float, int, bool, str, type(None), list}
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     nothing = {key for key, value in found["test"].items() if value is None}
-    assert nothing == (set() if view else {*DECISIONS[4:], "view", *ends, BESIDE[-1]})
+    absent = set() if view else {*DECISIONS[4:], "view", *ends, BESIDE[-1]}
+    assert nothing == {"events", *absent}  # of three classes none is the positive one
+    assert found["test"]["samples"] == len(random_splits(count).test)
 
 
 def test_numbers_are_those_of_the_parts() -> None:

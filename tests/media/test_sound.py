@@ -152,7 +152,7 @@ class TestReadSound:
     def test_a_missing_package_says_what_to_type(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = make_wav(tmp_path / "a.wav")
         monkeypatch.setitem(sys.modules, "soundfile", None)
-        with pytest.raises(ModuleNotFoundError, match=r"needs soundfile.*type: pip install 'equipoise\[media\]'"):
+        with pytest.raises(ModuleNotFoundError, match=r"needs soundfile.*type: pip install .*\[media\]'"):
             read_sound(path)
 
 

@@ -101,6 +101,23 @@ def test_a_slow_independent_solver_agrees() -> None:
     torch.testing.assert_close(fit.weights, weights, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sample_that_counts_three_times_is_three_samples_of_its_group(seed: int) -> None:
+    torch.manual_seed(seed)
+    labels, groups = torch.randint(4, (120,)), torch.arange(120) % 12
+    logs = torch.stack([votes(labels, 2.0, 1.0), votes(labels, 1.0, 1.0), votes(labels, 0.0, 2.0)], dim=1)
+    counts = labels % 3 + 1  # so that classes have weights
+    copies = torch.arange(120).repeat_interleave(counts)
+    fit, copied = (
+        fit_weights(logs, labels, groups, counts=counts),
+        fit_weights(logs[copies], labels[copies], groups[copies]),
+    )
+    assert math.isfinite(fit.shrinkage)
+    assert (fit.shrinkage, fit.reason) == (copied.shrinkage, copied.reason)
+    torch.testing.assert_close(fit.weights, copied.weights, rtol=0, atol=1e-8)
+    assert (fit.weights - fit_weights(logs, labels, groups).weights).abs().max() > 1e-3
+
+
 def test_members_that_agree_share_their_weight() -> None:
     labels = torch.randint(4, (300,))
     same = votes(labels, 2.0, 1.0)

@@ -10,8 +10,8 @@ from sklearn import metrics as sk
 from torch import Tensor
 
 from equipoise.measure.outputs import accuracy, macro_f1
-from equipoise.models.metrics import AUTO, METRICS, baseline, metric_of
-from equipoise.models.task import Classification, MultiLabel, Regression, Task
+from equipoise.models.metrics import METRICS, baseline, events, judged, metric_of, metric_of_row
+from equipoise.models.task import Classification, MultiLabel, Regression, Task, task_of
 
 THREE, TWO = Classification(["rest", "walk", "run"]), Classification(["healthy", "ill"])
 LABELS, NUMBERS = MultiLabel(["cough", "fever", "rash"]), Regression(["steering", "speed"])
@@ -41,6 +41,7 @@ def test_classes_as_scikit_learn_computes_them(task: Task, seed: int) -> None:
         "macro_f1": sk.f1_score(truth, told, average="macro"),
         "auroc": sk.roc_auc_score(one_hot, scores, average="macro"),
         "auprc": sk.average_precision_score(one_hot, scores, average="macro"),
+        "recall": sk.recall_score(truth, told, average="macro"),
     }
     for name, value in expected.items():
         assert metric_of(name, task)(answer, label, task) == pytest.approx(value, abs=1e-12), name
@@ -58,6 +59,7 @@ def test_labels_as_scikit_learn_computes_them(seed: int) -> None:
         "macro_f1": sk.f1_score(truth, told, average="macro"),
         "auroc": sk.roc_auc_score(truth, scores, average="macro"),
         "auprc": sk.average_precision_score(truth, scores, average="macro"),
+        "recall": sk.recall_score(truth, told, average="macro"),
     }
     for name, value in expected.items():
         assert metric_of(name, LABELS)(answer, label, LABELS) == pytest.approx(value, abs=1e-12), name
@@ -135,11 +137,11 @@ def test_undefined_and_worse_values_have_less_merit() -> None:
 
 
 def test_a_metric_fits_its_tasks() -> None:
-    for task in (THREE, LABELS, NUMBERS):
-        assert metric_of("auto", task).name == AUTO[task.kind]
+    for task, usual in ((THREE, "accuracy"), (LABELS, "macro_f1"), (NUMBERS, "mae")):
+        assert metric_of("auto", task).name == usual
         for name, metric in METRICS.items():
             if task.kind in metric.kinds:
-                assert metric_of(name, task) is metric
+                assert metric_of(name, task) == metric.titled(None)
     message = "metric=auroc: expected one that fits a task of regression: mae, rmse, r2$"
     with pytest.raises(ValueError, match=message):
         metric_of("auroc", NUMBERS)
@@ -175,3 +177,66 @@ def test_no_other_constant_is_better_on_the_training_part(name: str, seed: int) 
         center = label.double().median(dim=0).values if name == "mae" else label.double().mean(dim=0)
         other = metric((center + shift).expand(len(label), -1), label, NUMBERS)
         assert metric.merit(other) <= best + 1e-9
+
+
+# -- of one class --
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("task", [TWO, THREE, LABELS], ids=["two", "three", "labels"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_metrics_of_one_class_are_those_of_scikit_learn(task: Task, at: int, seed: int) -> None:
+    named = judged(task, task.names[at])
+    answer, label = drawn(named, seed)
+    truth = (label == at if task.kind == "classes" else label[:, at] > 0.5).numpy()
+    told = (answer.argmax(dim=1) == at if task.kind == "classes" else answer[:, at] > 0.5).numpy()
+    expected = {
+        "auroc": sk.roc_auc_score(truth, answer[:, at]),
+        "auprc": sk.average_precision_score(truth, answer[:, at]),
+        "recall": sk.recall_score(truth, told),
+    }
+    for name, value in expected.items():
+        metric = metric_of(name, named)
+        assert metric(answer, label, named) == pytest.approx(value, abs=1e-12), name
+        assert metric.label == f"{METRICS[name].label} of {task.names[at]}"
+        if task.kind == "classes":  # which says a class by its largest score, whatever the scores are
+            assert metric(answer.log(), label, named) == pytest.approx(value, abs=1e-12), name
+    assert metric_of("accuracy", named)(answer, label, named) == metric_of("accuracy", task)(answer, label, task)
+    assert events(label, named) == truth.sum()
+
+
+def test_without_a_named_class_it_is_a_mean_and_says_so() -> None:
+    assert [metric_of(name, THREE).label for name in ("auroc", "auprc", "recall")] == [
+        "macro AUROC",
+        "macro AUPRC",
+        "macro recall",
+    ]
+    assert metric_of("accuracy", judged(THREE, "walk")).label == "accuracy"
+    assert metric_of_row({"metric": "auprc", "positive": "died"}).label == "AUPRC of died"
+    assert metric_of_row({"metric": "auprc"}).label == "macro AUPRC"
+    assert metric_of_row({}) is METRICS["accuracy"]
+    assert events(torch.tensor([0, 1, 1]), THREE) is None
+
+
+def test_chance_is_the_share_of_the_named_class_and_never_one_half() -> None:
+    ill = judged(TWO, "ill")
+    train, label = torch.tensor([0] * 9 + [1]), torch.tensor([0] * 16 + [1] * 4)
+    assert baseline(train, label, METRICS["auprc"], ill) == pytest.approx(4 / 20)
+    assert baseline(train, label, METRICS["auprc"], judged(TWO, "healthy")) == pytest.approx(16 / 20)
+    assert baseline(train, label, METRICS["auroc"], ill) == pytest.approx(0.5)
+    assert baseline(train, label, METRICS["recall"], ill) == 0  # always saying "healthy" finds nobody
+
+
+def test_a_class_that_is_none_is_refused() -> None:
+    message = r"positive=ll: expected a class of the data: 'll' is none of 'healthy', 'ill'\. Did you mean 'ill'\?"
+    with pytest.raises(ValueError, match=message):
+        judged(TWO, "ll")
+    with pytest.raises(ValueError, match=r"positive=flu: expected a label of the data: .*'cough', 'fever', 'rash'"):
+        judged(LABELS, "flu")
+    with pytest.raises(ValueError, match="positive=died: a regression has no classes; leave it out"):
+        judged(NUMBERS, "died")
+    assert judged(THREE, "auto") is judged(THREE, None) is THREE
+    assert THREE.positive is None  # the task that was given stays as it is
+    assert judged(THREE, "run").as_dict()["positive"] == "run"
+    assert task_of(judged(THREE, "run").as_dict()).positive == "run"
+    assert task_of(THREE.as_dict()).positive is None

@@ -16,7 +16,7 @@ from equipoise.cli import reproduce as command
 from equipoise.data.prepare.prepare import prepare
 from equipoise.data.source import PreparedFolder
 from equipoise.paper import reproduce, reproduce_report
-from equipoise.paper.published import GRID, TABLES, PaperRow, PaperTable
+from equipoise.paper.published import TABLES, PaperRow, PaperTable
 from equipoise.paper.reproduce import (
     CONTROL,
     Plan,
@@ -69,9 +69,9 @@ def test_the_grid_is_the_papers_and_what_a_word_sets_is_not_searched(tmp_path: P
         recipe = full_reproduction(TABLES["avmnist"], words, str(data), None, "auto", grid=grid)
         return [(trial.params["penalty"], trial.params["smoothing"]) for trial in recipe.trials], recipe.choice
 
-    every = [(penalty, smoothing) for penalty in GRID["penalty"] for smoothing in GRID["smoothing"]]
+    every = [(penalty, smoothing) for penalty in (1.0, 10.0, 100.0) for smoothing in (0.001, 0.01, 0.1, 1.0)]
     assert points() == (every, "grid")
-    assert points("mimo.penalty=3") == ([(3.0, smoothing) for smoothing in GRID["smoothing"]], "grid")
+    assert points("mimo.penalty=3") == ([(3.0, smoothing) for smoothing in (0.001, 0.01, 0.1, 1.0)], "grid")
     assert points("penalty=3", "mimo.smoothing=2", "mses.smoothing=recursive") == ([], "words")
     assert points(grid=False) == ([], "paper")
 

@@ -130,7 +130,9 @@ def test_the_closed_form_is_the_gradient(settings: ToySettings, seed: int) -> No
     found = losses(leaves, toy)
     total = found["fused"] + torch.stack([weight * found[name] for name, weight in weights.items()]).sum()
     expected = dict(zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True))
-    for name, gradient in closed_form(parameters, toy, weights).items():
+    gradients = closed_form(parameters, toy, weights)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
         assert torch.allclose(gradient, expected[name], rtol=1e-9, atol=1e-9)
         # The table of the appendix, to the letter, is minus a half of it once it is turned over.
         assert torch.allclose(-2 * printed_form(parameters, toy, weights)[name], expected[name], rtol=1e-9, atol=1e-9)

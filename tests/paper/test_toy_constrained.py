@@ -85,6 +85,7 @@ def test_a_twin_comes_to_the_exact_optimum() -> None:
     data = generate(SMALL, seed=0)
     found = steps_of_twin(data, SMALL, seed=0, steps=300)
     rows = [next(row) for row in [twin_losses(data, SMALL, 0)] for _ in range(300)]
+    assert set(found) == {"m1", "m2"}
     for name, (exact, close, most) in found.items():
         assert exact == data.optimum[name]
         assert close is not None

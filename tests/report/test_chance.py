@@ -307,7 +307,9 @@ def test_the_page_of_one_model_asks_about_it_alone(equipoise: Any, tmp_path: Pat
     number = f"{100 * made['test']['committee']:.1f}"
     assert "How good is instant on ward.npz?" in page
     assert f"the committee decision of instant, reaches {number} % accuracy on the test part (95 % interval" in page
-    assert re.search(r"by bootstrap over \d+ samples\); majority class, which reads no sensor, \d+\.\d %", page)
+    assert re.search(
+        r"by bootstrap over \d+ samples, \d+ events in \d+\); majority class, which reads no sensor, \d+\.\d %", page
+    )
     for text in (page, " ".join(said.split())):
         for never in ("msl", "joint training", "Epoch selected", "Underlined", "over the groups", "± 0.0"):
             assert never not in text

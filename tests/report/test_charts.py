@@ -97,7 +97,9 @@ def test_every_figure_that_fits_is_written(task: str, tmp_path: Path) -> None:
 
 def test_a_confusion_matrix_is_that_of_scikit_learn(tmp_path: Path) -> None:
     results = read(study(tmp_path))
-    for axes in figure(results, "confusion").axes:
+    panels = figure(results, "confusion").axes
+    assert len(panels) == 3  # one for each method
+    for axes in panels:
         label, answer = pooled(results, axes.get_title(loc="left"))
         counts = sklearn.metrics.confusion_matrix(label, answer.argmax(axis=1))
         expected = 100 * counts / counts.sum(axis=1, keepdims=True)
@@ -129,7 +131,9 @@ def test_areas_are_those_of_scikit_learn(task: str, size: int, tmp_path: Path) -
 
 def test_residuals_are_differences(tmp_path: Path) -> None:
     results = read(study(tmp_path, "regression", 1))
-    for axes in figure(results, "residuals").axes:
+    panels = figure(results, "residuals").axes
+    assert len(panels) == 3
+    for axes in panels:
         method, about = axes.get_title(loc="left").split(":")
         label, answer = pooled(results, method)
         points = np.asarray(axes.collections[0].get_offsets())

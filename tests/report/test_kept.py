@@ -8,7 +8,7 @@ import pytest
 import sklearn.metrics
 
 from equipoise.data.source import data_set
-from equipoise.report import as_latex, as_markdown, predictions, read, tables, write_page
+from equipoise.report import Results, as_latex, as_markdown, predictions, read, tables, write_page
 from equipoise.report.table import main_table
 from equipoise.study.compare import compare
 from equipoise.study.registry import entries
@@ -95,6 +95,68 @@ def test_names_of_groups_are_kept(out: Path) -> None:
     assert one.group is not None
     assert one.group.dtype.kind == "U"
     assert one.group.tolist() == [f"P{row % GROUPS:02}" for row in one.row]
+
+
+def test_events_and_samples_are_beside_the_interval() -> None:
+    row = make_row("mimo", 0)
+    row |= {"metric": "auprc", "positive": "died"}
+    row["test"] |= {"fused": 0.393, "fused_interval": [0.12, 0.71], "interval_groups": 2}
+    row["test"] |= {"samples": 1061, "events": 4, "baseline": 4 / 1061}
+    table = main_table([row], "ward")
+    assert table.title == "ward: AUPRC of died on the test set"
+    assert table.at("mimo", "fused").text == "39.3 [12.0, 71.0]*, 4 events in 1,061"
+    assert table.at("chance", "fused").main == "0.4"
+    assert "* from 2 groups: too few to tell." in table.notes
+    assert "Events are samples of died. By chance the AUPRC of died is their share." in table.notes
+    row["test"] |= {"samples": 61, "events": 1, "interval_groups": 61, "interval_over": "samples"}
+    table = main_table([row], "ward")
+    assert table.at("mimo", "fused").text == "39.3 [12.0, 71.0], 1 event in 61"
+    assert any("by bootstrap over the samples of the test part" in note for note in table.notes)
+
+
+def test_the_named_class_goes_from_the_word_to_rows_columns_pools_and_notes(out: Path, tmp_path: Path) -> None:
+    ward, how = data_set(str(out.parent / "ward.npz")), {"quick": True, "quiet": True, "workers": 1, "folds": 5}
+    words = ("epochs=2", "features=4", "batch=32", "lr=0.02", "metric=auprc", "positive=vt")
+    rows = compare(entries(["msl"], words), ward, [0], tmp_path, **how)
+    answers = {one.run["fold"]: one for one in predictions(tmp_path)}
+    lacking = []
+    for row in rows:
+        one = answers[row["fold"]]
+        truth = one.label == 2
+        assert (row["positive"], row["test"]["samples"], row["test"]["events"]) == ("vt", len(truth), truth.sum())
+        if not truth.any():
+            lacking.append(row["fold"])
+            assert row["test"]["fused"] is None
+            continue
+        for decision in ("fused", "committee"):
+            expected = sklearn.metrics.average_precision_score(truth, one.answers[decision][:, 2])
+            assert row["test"][decision] == pytest.approx(expected, abs=1e-5)
+        assert row["test"]["baseline"] == pytest.approx(truth.mean())
+    (table,) = tables(read(tmp_path))
+    assert table.title.endswith(": AUPRC of vt on the test set")
+    assert (
+        f"The test parts of folds {lacking[0]} and {lacking[1]} have no sample of vt, and so no AUPRC of vt."
+        in table.notes
+    )
+    label = np.concatenate([one.label for one in answers.values()])
+    score = np.concatenate([one.answers["fused"] for one in answers.values()])
+    assert table.at("msl", "pooled.fused").text.endswith(f"], {(label == 2).sum()} events in 240")
+    pooled = sklearn.metrics.average_precision_score(label == 2, score[:, 2])
+    assert table.at("msl", "pooled.fused").value == pytest.approx(pooled, abs=1e-5)
+    with pytest.raises(BadInput, match="positive=tv: expected a class of the data: 'tv' is none of 'af', 'sr', 'vt'"):
+        compare(entries(["msl"], [*words, "positive=tv"]), ward, [0], tmp_path / "other", **how)
+
+
+def test_metrics_of_two_classes_are_not_in_one_table(tmp_path: Path) -> None:
+    rows = [make_row("mimo", seed) | {"metric": "auprc", "data": "ward"} for seed in range(3)]
+    rows = [row | {"positive": name} for row, name in zip(rows, ("died", "died", "survived"), strict=True)]
+    divided = Results(tmp_path, rows, {}).by_data()
+    assert {name: len(some) for name, some in divided.items()} == {
+        "ward (classes, auprc of died)": 2,
+        "ward (classes, auprc of survived)": 1,
+    }
+    same = [row | {"metric": "accuracy"} for row in rows]
+    assert list(Results(tmp_path, same, {}).by_data()) == ["ward"]
 
 
 def test_an_interval_of_few_groups_says_so() -> None:

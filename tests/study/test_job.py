@@ -197,7 +197,9 @@ def test_a_fused_head_that_nothing_trains_is_in_no_curve(name: str, tmp_path: Pa
     jobs, splits = jobs_of(name)
     (row,) = run_study(jobs, splits, Store(tmp_path))
     curves = (Store(tmp_path).run_folder(row["config"]) / "curves.jsonl").read_text(encoding="utf-8")
-    for record in map(json.loads, curves.splitlines()):
+    records = [json.loads(line) for line in curves.splitlines()]
+    assert records
+    for record in records:
         assert set(record["validation"]) == {"easy", "hard"}
         assert set(record["train"]) == {"easy", "hard"}
     for part in ("validation", "test"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import f1_score
 from torch import Tensor
 
 import equipoise.study.portfolio as module
@@ -232,7 +233,7 @@ def test_a_loaded_model_reaches_the_figures_of_its_row(run: Any, tmp_path: Path)
     found = {
         "classes": lambda: (answer.argmax(dim=1) == label).double().mean().item(),
         "regression": lambda: (answer - label).abs().mean().item(),
-        "labels": lambda: row["test"]["committee"],
+        "labels": lambda: f1_score(label, answer > 0.5, average="macro"),  # each label has samples here
     }[splits.task.kind]()
     assert found == pytest.approx(row["test"]["committee"], rel=1e-4)
     exported = ExportedModel(tmp_path / "model.onnx", "onnx", 0.0, "", (), tuple(saved.deployable().output_names))

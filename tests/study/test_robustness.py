@@ -90,6 +90,7 @@ def test_folds_and_seeds_are_the_same_everywhere(tmp_path: Path) -> None:
     how: dict[str, Any] = {"rates": (1, 3), "sizes": (0.5, 1), "folds": True, "quick": True, "quiet": True}
     curves = run_robustness([(replace(DATA, folds=3), entries(["msl"], WORDS))], range(2), tmp_path, **how)
     wanted = [(fold, seed) for fold in range(3) for seed in range(2)]
+    assert {curve.axis: list(curve.runs) for curve in curves} == {"rate": [1, 3], "size": [0.5, 1]}
     for curve in curves:
         for runs in curve.runs.values():
             assert [(run.fold, run.seed) for run in runs] == wanted

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
+from equipoise.data.splits import Splits
 from equipoise.models.frozen import FrozenFeatures
 from equipoise.training.closed_form import closed_form, why_not_solved
 from equipoise.training.settings import Settings
@@ -65,3 +67,51 @@ def test_a_sensor_that_no_training_sample_has_says_nothing() -> None:
     answer = model(splits.validation.ready().inputs)[name]
     torch.testing.assert_close(answer, torch.zeros_like(answer))
     assert not any(tensor.isnan().any() for tensor in model.state_dict().values())
+
+
+# -- class weights --
+
+
+def uneven(kind: str, share: float, samples: int, seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Samples of two sensors, of which a share is of the second class, or has the second of two labels."""
+    random = torch.Generator().manual_seed(seed)
+    rare = (torch.rand(samples, generator=random) < share).long()
+    inputs = {
+        "near": torch.randn(samples, 4, generator=random) + 0.7 * rare[:, None],
+        "far": torch.randn(samples, 3, generator=random) + 0.4 * rare[:, None],
+    }
+    often = (torch.rand(samples, generator=random) < 0.5).float()
+    return inputs, rare if kind == "classes" else torch.stack([often, rare.float()], dim=1)
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels"])
+def test_class_weights_make_it_answer_as_where_classes_are_even(kind: str) -> None:
+    splits = Splits.from_arrays(*uneven(kind, 0.08, 800, seed=0), task=kind)
+    inputs, label = uneven(kind, 0.5, 4000, seed=1)
+    inputs = {name: (values - splits.scales[name][0]) / splits.scales[name][1] for name, values in inputs.items()}
+    rare = (label if kind == "classes" else label[:, 1]).bool().numpy()
+    found: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for weight in ("none", "balanced"):
+        model = closed_form(splits, Settings(class_weight=weight)).model
+        for decision in ("fused", "committee"):
+            risk = model.predict(inputs, decision)[:, 1].numpy()
+            found.setdefault(decision, {})[weight] = ((risk[rare] > 0.5).mean(), risk.mean(), roc_auc_score(rare, risk))
+    for numbers in found.values():
+        (recall, mean, area), (found_now, even, area_now) = numbers["none"], numbers["balanced"]
+        assert recall < 0.3
+        assert found_now > 0.65
+        assert mean < 0.3
+        assert 0.4 < even < 0.6  # as many of the rare class as there are in this world
+        assert area_now > area - 0.03 > 0.7  # the order of the samples is no worse
+
+
+def test_weights_of_one_are_no_weights() -> None:
+    splits = splits_of("classes")
+    plain, ones = (closed_form(splits, Settings(class_weight=weight)).model for weight in ("none", "2,2,2"))
+    for name, values in plain.state_dict().items():
+        torch.testing.assert_close(ones.state_dict()[name], values, atol=1e-4, rtol=1e-4)
+
+
+def test_a_regression_has_no_classes_to_weigh() -> None:
+    with pytest.raises(ValueError, match="class_weight=balanced: a regression has no classes to weigh; leave it out"):
+        closed_form(splits_of("regression"), Settings(class_weight="balanced"))

@@ -24,7 +24,7 @@ from equipoise.training import recipe
 from equipoise.training.launch import check_launch
 from equipoise.training.optimisers import make_optimizer, make_schedule, warmup_cosine
 from equipoise.training.presets import all_presets, preset_for
-from equipoise.training.recipe import MOST_EPOCHS, RECIPE, epochs_for, resolved, steps_for
+from equipoise.training.recipe import RECIPE, epochs_for, resolved, steps_for
 from equipoise.training.settings import Settings
 from equipoise.training.step import build_model, evaluate, losses_of, task_for
 from equipoise.training.train import Run, train
@@ -41,7 +41,7 @@ def test_the_budget_from_small_to_large_data(samples: int) -> None:
     steps = epochs * epoch_steps(samples, RECIPE.batch)
     assert 1_000 <= steps <= 20_000
     assert abs(steps - steps_for(samples)) <= epoch_steps(samples, RECIPE.batch) / 2
-    assert 1 <= epochs <= MOST_EPOCHS
+    assert 1 <= epochs <= 400
 
 
 def test_more_samples_get_more_steps_and_fewer_passes() -> None:
@@ -49,7 +49,7 @@ def test_more_samples_get_more_steps_and_fewer_passes() -> None:
     assert sorted(map(steps_for, sizes)) == [steps_for(size) for size in sizes]
     passes = [epochs_for(size, 64) for size in sizes]
     assert sorted(passes, reverse=True) == passes
-    assert (passes[0], passes[-1]) == (MOST_EPOCHS, 1)
+    assert (passes[0], passes[-1]) == (400, 1)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
@@ -64,6 +64,12 @@ def test_auto_becomes_a_number_once_and_numbers_stay() -> None:
     assert resolved(Settings(), 1_000) == Settings()
     with pytest.raises(TypeError, match="epochs=auto: expected a number"):
         _ = RECIPE.passes
+
+
+def test_the_recipe_by_hand() -> None:
+    said: dict[str, Any] = {"batch": 64, "lr": 2e-3, "optimizer": "adamw", "weight_decay": 0.05}
+    said |= {"schedule": "warmup-cosine", "average": 0.999, "clip": 5.0, "label_smoothing": 0.1}
+    assert Settings(epochs="auto", augment="auto", select="last", **said) == RECIPE
 
 
 # -- who takes it --

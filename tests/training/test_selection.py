@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import average_precision_score, recall_score
 from torch import Tensor
 
 from equipoise import MIMO, MSL, OGM, Unimodal
@@ -45,6 +46,22 @@ CASES = [
     (REGRESSION, "mae"),
     (REGRESSION, "r2"),
 ]
+
+
+@pytest.mark.parametrize("positive", ["class 0", "class 2"])
+@pytest.mark.parametrize("name", ["auprc", "recall"])
+def test_the_best_epoch_is_the_best_for_the_named_class(name: str, positive: str) -> None:
+    found = train(CLASSES, MSL(), ROUGH.changed({"metric": name, "positive": positive}))
+    scores = [record["validation"]["fused"] for record in found.curves]
+    assert found.epoch == 1 + scores.index(max(scores))
+    part, at = CLASSES.validation, CLASSES.task.names.index(positive)
+    answer, truth = found.model.predict(part.inputs), part.label == at
+    if name == "auprc":
+        expected = average_precision_score(truth, answer[:, at])
+    else:
+        expected = recall_score(truth, answer.argmax(dim=1) == at)
+    assert max(scores) == pytest.approx(expected, rel=1e-4)
+    assert len(set(scores)) > 1
 
 
 @pytest.mark.parametrize(("splits", "name"), CASES, ids=[name for _, name in CASES])

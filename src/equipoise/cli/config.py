@@ -9,6 +9,7 @@ import typer
 from equipoise.study.registry import all_methods
 from equipoise.training import settings
 from equipoise.util.errors import BadInput, look_up, raise_all
+from equipoise.util.extras import needs
 from equipoise.util.named import is_path
 
 WORDS = "words"
@@ -82,11 +83,8 @@ def _check_word(context: typer.Context, key: str, text: str, options: dict[str, 
 
 def _mapping(path: Path) -> Any:
     """Parse a file into its mapping; an empty one where it holds nothing."""
-    try:
+    with needs("--config", "train"):
         import yaml
-    except ModuleNotFoundError:
-        msg = "--config needs PyYAML, which is not installed; type: pip install 'equipoise[train]'"
-        raise ModuleNotFoundError(msg) from None
     try:
         # Read as text, as a command line is: to YAML, `on` is a truth and 1e-3 a string.
         root = yaml.compose(_text(path), Loader=yaml.BaseLoader)

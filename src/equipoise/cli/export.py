@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from equipoise.cli import options
+from equipoise.util.extras import install_line
 
 EXAMPLE = "Example: equipoise export runs/one --to onnx, or equipoise export runs/watch --best"
 
@@ -84,7 +85,7 @@ def export(
         raise typer.Exit(1 if written.problem else 0)
     print(f"{written.file}: inputs {', '.join(written.inputs)}; outputs {', '.join(written.outputs)}.")
     if written.difference is None:
-        print("Not compared with PyTorch: onnxruntime is not installed; type: pip install 'equipoise[export]'")
+        print(f"Not compared with PyTorch: onnxruntime is not installed; type: {install_line('export')}")
     else:
         print(f"Compared with PyTorch on {written.checked}: largest difference {written.difference:.1e}.")
     if samples is None:

@@ -4,12 +4,14 @@ import sys
 from importlib import import_module
 from typing import Annotated, Any, final
 
-try:
+from equipoise.util.extras import needs
+
+# What a word has an extra of its own for, that brings all it needs; the others need what training does.
+with needs(
+    "the command", next((word for word in sys.argv[1:2] if word in {"predict", "export", "tune", "control"}), "train")
+):
     import typer
     from typer.core import TyperCommand
-except ModuleNotFoundError:
-    msg = "the command needs packages that are not installed; type: pip install 'equipoise[train]'"
-    raise ModuleNotFoundError(msg) from None
 
 from equipoise.cli import lists, options
 from equipoise.training import launch

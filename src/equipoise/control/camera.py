@@ -14,6 +14,7 @@ import numpy as np
 
 from equipoise.control.scene import MODEL, MOVING, PICTURE
 from equipoise.util.errors import BadInput, first_line
+from equipoise.util.extras import needs
 
 Renderer = Literal["auto", "gl", "rays"]
 NEAR, DARKENING = 0.25, 3.0  # m, and the share of a colour that rays lose for each metre beyond
@@ -26,15 +27,12 @@ def load_mujoco() -> Any:
     """Import MuJoCo, set up to draw without a screen unless the user has chosen how.
 
     Raises:
-        ModuleNotFoundError: If it is not installed; says what to type.
+        NotInstalled: If it is not installed; says what to type.
     """
     if platform.system() == "Linux":
         os.environ.setdefault("MUJOCO_GL", _backend())
-    try:
+    with needs("the simulator", "control"):
         import mujoco
-    except ModuleNotFoundError as missing:
-        msg = f"the simulator needs {missing.name}, which is not installed; type: pip install 'equipoise[control]'"
-        raise ModuleNotFoundError(msg, name=missing.name) from None
     return mujoco
 
 

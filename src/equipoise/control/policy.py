@@ -24,6 +24,7 @@ from equipoise.models.task import Regression
 from equipoise.training.settings import Fusion, Settings
 from equipoise.training.step import build_model
 from equipoise.util.errors import BadInput, first_line, raise_all
+from equipoise.util.extras import needs
 from equipoise.util.files import inside, write_atomic
 from equipoise.util.processes import memory_problem
 from equipoise.util.schema import ANYTHING, TEXT, at_most, every, one_of, read_json, record, rule, short, whole
@@ -139,7 +140,8 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Write weights and description, the description last: a kill leaves no half of a policy."""
-        import safetensors.torch
+        with needs("a saved policy", "control"):
+            import safetensors.torch
 
         content = {
             "format": FORMAT,
@@ -168,7 +170,8 @@ class Policy:
         Raises:
             BadInput: If the folder holds no policy, or one of code that is not of the package.
         """
-        import safetensors.torch
+        with needs("a saved policy", "control"):
+            import safetensors.torch
 
         content = read_json(folder, DESCRIPTION, _check_file, "a policy as Policy.save writes it")
         tensors = stored_tensors(folder, WEIGHTS)

@@ -20,6 +20,7 @@ from equipoise.data.own.samples import Samples
 from equipoise.data.own.windows import LabelAt, samples_of_recordings
 from equipoise.data.part import PRESENT, Part, channel_statistics, is_beside
 from equipoise.models.encoders import real_steps
+from equipoise.models.metrics import judged
 from equipoise.models.task import Classification, MultiLabel, Regression, Task
 from equipoise.util.errors import raise_all
 
@@ -44,7 +45,8 @@ class Splits:
         protocol: Name of the way the parts were drawn; "" where there is one only.
         selects_on_test: Whether that is a published way which chooses on the samples it reports.
         scales: Mean and deviation of each modality's channels by which `standardised` scaled them, for deployment.
-        task: The task; None for classification.
+        task: The task; None for classification. Of two classes the rarer one of all parts becomes its `positive`, where
+            it has none; of two that are as frequent, the second.
         groups: Names of the groups, by their numbers in the parts; empty where groups are numbers themselves.
         ids: Names of the samples, by their numbers in the data (`Part.index`); empty where they have none.
     """
@@ -66,6 +68,10 @@ class Splits:
     def __post_init__(self) -> None:
         if self.task is None:
             object.__setattr__(self, "task", Classification(self.classes))
+        if self.task.kind == "classes" and self.task.size == 2 and self.task.positive is None:
+            # Of all parts, so that it is the same in every fold.
+            first, second = (sum(int((part.label == at).sum()) for part in self.parts.values()) for at in range(2))
+            object.__setattr__(self, "task", judged(self.task, self.task.names[int(second <= first)]))
 
     @classmethod
     def from_arrays(

@@ -169,6 +169,10 @@ _KINDS: dict[str, Any] = {"Scaled": Rescaled, "TimeLast": TimeLast, "Frames": Vi
 """Views by the name under which prepared folders and saved models hold them."""
 
 
+IN_THE_GRAPH = (Rescaled, TimeLast)
+"""Views that a shipped graph applies; the others choose frames or transform sound, which is left to the caller."""
+
+
 def view_of(plain: dict[str, Any]) -> View:
     """Return a view from its plain values."""
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items() if key != "kind"}

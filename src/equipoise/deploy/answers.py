@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -20,8 +21,9 @@ from equipoise.data.source import data_set, is_file
 from equipoise.data.splits import Splits
 from equipoise.deploy.prediction import Prediction
 from equipoise.deploy.saved_model import SavedModel
-from equipoise.models.metrics import METRICS, Metric
+from equipoise.models.metrics import Metric, events, metric_of_row
 from equipoise.util.errors import BadInput, Unreadable, raise_all
+from equipoise.util.extras import needs
 from equipoise.util.files import csv_cell, inside, write_atomic
 
 SAME_SPAN = 0.05
@@ -49,13 +51,17 @@ class Score(NamedTuple):
 
     Args:
         metric: The metric that the model was chosen by.
-        value: Its value.
-        samples: How many samples there were.
+        value: Over the samples that the model has not seen; NaN where there is none, or where they cannot tell.
+        samples: How many these are.
+        events: How many of these are of the positive class; None where there is no such.
+        of_seen: The metric over the others, which flatters.
     """
 
     metric: Metric
     value: float
     samples: int
+    events: int | None
+    of_seen: float
 
 
 def read_new_data(text: str, saved: SavedModel) -> NewData:
@@ -141,13 +147,20 @@ def _test_part(text: str, saved: SavedModel) -> NewData:
 
 
 def score(saved: SavedModel, prediction: Prediction, label: Any) -> Score | None:
-    """Score answers by the metric of the run; None where the labels are not of the model's kind."""
+    """Score answers by the metric of the run, new samples and those that the model has seen apart.
+
+    None where the labels are not of the model's kind.
+    """
     right = _as_trained(prediction, as_numpy(label))
     if right is None:
         return None
     answers = torch.as_tensor(prediction.values if prediction.probabilities is None else prediction.probabilities)
-    metric = METRICS[saved.row.get("metric", "accuracy")]
-    return Score(metric, metric(answers, right, saved.task), len(answers))
+    metric = metric_of_row(saved.row)
+    new = torch.tensor([not part for part in prediction.seen or [""] * len(answers)])
+    of_new, of_seen = (
+        metric(answers[rows], right[rows], saved.task) if rows.any() else math.nan for rows in (new, ~new)
+    )
+    return Score(metric, of_new, int(new.sum()), events(right[new], saved.task), of_seen)
 
 
 def _as_trained(prediction: Prediction, label: np.ndarray) -> torch.Tensor | None:
@@ -187,11 +200,9 @@ def _write_npz(columns: dict[str, list[Any]], path: Path) -> None:
 
 
 def _write_parquet(columns: dict[str, list[Any]], path: Path) -> None:
-    try:
+    with needs("writing .parquet", "media"):
         import pyarrow as pa
         import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise BadInput("writing .parquet needs pyarrow; type: pip install 'equipoise[media]', or --out …csv") from None
     unfinished = inside(path.parent, f"{path.name}.tmp")
     pyarrow.parquet.write_table(pa.table(columns), unfinished)
     os.replace(unfinished, path)  # noqa: PTH105
@@ -212,8 +223,12 @@ def check_out(path: Path | None) -> None:
 
 
 def answer_columns(prediction: Prediction, places: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return the table of `Prediction.columns`, with the places of windows of recordings in front, behind "row"."""
+    """Return the table of `Prediction.columns`, with the places of windows of recordings in front, behind "row".
+
+    Where the model has seen some of the samples, the part is under "seen".
+    """
     columns = prediction.columns()
+    columns |= {"seen": prediction.seen} if prediction.seen and any(prediction.seen) else {}
     return {"row": columns.pop("row"), **places, **columns}
 
 

@@ -15,7 +15,7 @@ from equipoise.measure.bootstrap import FEW_GROUPS
 from equipoise.measure.faults import LEGEND
 from equipoise.models.hybrid_fusion import MASKED, HybridFusion
 from equipoise.models.intervals import COVERAGE
-from equipoise.models.metrics import METRICS, Metric
+from equipoise.models.metrics import Metric, metric_of_row
 from equipoise.models.task import TaskKind
 from equipoise.util.errors import printable
 from equipoise.util.files import write_atomic
@@ -129,7 +129,7 @@ def card(saved: SavedModel, exported: ExportedModel) -> dict[str, Any]:
             "baseline": test.get("baseline"),
             **{f"{name}{of}": test.get(f"{name}{of}") for of in ("", *_COLUMNS[kind]) for name in (FUSED, COMMITTEE)},
             **{f"{name}_interval": test.get(f"{name}_interval") for name in (FUSED, COMMITTEE)},
-            "interval_groups": test.get("interval_groups"),
+            **{of: test.get(of) for of in ("interval_groups", "samples", "events")},
             "protocol": view,
             "sensors": test.get(view) if view else None,
         },
@@ -208,7 +208,7 @@ def _markdown(card: Mapping[str, Any]) -> str:
     if card["verified"]["difference"] is not None:
         compared = "Run in {with} and compared with {against} on {on}: largest difference {difference:.1e}, allowed "
         verified = (compared + "{tolerance:g}.").format_map(card["verified"])
-    kind, metric = card["task"]["kind"], METRICS[card["accuracy"]["metric"]]
+    kind, metric = card["task"]["kind"], metric_of_row({**card["task"], **card["accuracy"]})
     count = len(card["classes"])
     parts = card["data"]["parts"].items()
     counts = [f"{part}: " + ", ".join(f"{n:,} {key}" for key, n in sizes.items()) for part, sizes in parts]
@@ -262,12 +262,14 @@ def _accuracies(accuracy: Mapping[str, Any], kind: TaskKind, metric: Metric) -> 
     rows += [[f"{name} alone", _shown(value, metric), *blank] for name, value in (accuracy["sensors"] or {}).items()]
     if accuracy["baseline"] is not None:
         constant = "median" if metric.name == "mae" else "mean" if kind == "regression" else "majority"
-        rows.append([f"no sensor: the {constant} of the training part", _shown(accuracy["baseline"], metric), *blank])
+        nothing = "chance" if metric.ranks else f"the {constant} of the training part"
+        rows.append([f"no sensor: {nothing}", _shown(accuracy["baseline"], metric), *blank])
     table, groups = _table(["decision", metric.label, *columns.values()], rows), accuracy["interval_groups"]
     if not accuracy[f"{FUSED}_interval"] and not accuracy[f"{COMMITTEE}_interval"]:
         return table
     few = f", of {groups} groups: too few to tell" if isinstance(groups, int) and groups < FEW_GROUPS else ""
-    return f"{table}\n\n[low, high]: the 95 % interval by bootstrap over the groups of the test part{few}."
+    of = "" if accuracy["events"] is None else f", {accuracy['events']} events in {accuracy['samples']} samples"
+    return f"{table}\n\n[low, high]: the 95 % interval by bootstrap over the groups of the test part{few}{of}."
 
 
 def _number(value: float | None, form: str) -> str:

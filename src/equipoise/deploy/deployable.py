@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from equipoise.data.views import Rescaled, TimeLast, View
+from equipoise.data.views import View
 from equipoise.models.encoded import EncodedModel
 from equipoise.models.encoders import real_steps
 from equipoise.models.evaluation import surviving_weights
@@ -29,7 +29,6 @@ LARGEST = 1e15
 
 Layers square what they read and add it up, and 32 bits hold 3e38: far larger numbers give NaN, or worse, an answer.
 """
-IN_THE_GRAPH = (Rescaled, TimeLast)  # the other views choose frames or transform sound, which is left to the caller
 
 
 @final

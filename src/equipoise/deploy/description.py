@@ -105,6 +105,10 @@ def _task_problems(content: Mapping[str, Any]) -> Iterator[str]:
     ranges = task.get("ranges", [[0, 1]] * len(task["names"]))
     if len(ranges) != len(task["names"]) or any(least > most for least, most in ranges):
         yield f"task.ranges: expected the least and the largest number of each of {len(task['names'])} columns"
+    if task.get("positive", task["names"][0]) not in task["names"]:
+        yield f"task.positive: expected one of task.names, found {short(task['positive'])}"
+    if task.get("positive") != content["row"].get("positive"):
+        yield f"row.positive: expected that of task, found {short(content['row'].get('positive'))}"
     metric = content["row"].get("metric", "accuracy")
     if task["kind"] not in METRICS[metric].kinds:
         yield f"row.metric: expected one that fits the task, found {metric}"
@@ -189,10 +193,18 @@ _INPUT = record(
     {"read": _SHAPE, "stored": _SHAPE, "dtype": one_of(*TYPES), "view": or_null(_check_view), "ragged": FLAG},
     {"most": whole(0, 2**63 - 1), "axis": one_of("space", "time"), **_SCALES},
 )
-_TEST = record({}, {**_SCORES, **_SHARES, "view": or_null(TEXT), "faults": or_null(_check_faults)})
-_VALIDATION = record({}, {"fused": _SCORE})
+_COUNTS = {"samples": whole(0), "interval_groups": whole(0), "events": or_null(whole(0))}
+_SAMENESS = {
+    f"{decision}_{of}": check
+    for decision in ("fused", "committee")
+    for of, check in (("says", or_null(TEXT)), ("auroc", _SHARE), ("auroc_interval", or_null(every(NUMBER, list))))
+}
+_TEST = record({}, {**_SCORES, **_COUNTS, **_SHARES, "view": or_null(TEXT), "faults": or_null(_check_faults)})
+_VALIDATION = record({}, {"fused": _SCORE, **_SAMENESS})
 _MODEL = rule("auto or a dotted path", lambda value: value == "auto" or (isinstance(value, str) and is_path(value)))
-_RUN = record({"encoder": TEXT, "features": whole(1), "fusion": one_of(*get_args(Fusion))}, {"model": _MODEL})
+_RUN = record(
+    {"encoder": TEXT, "features": whole(1), "fusion": one_of(*get_args(Fusion))}, {"model": _MODEL, "positive": TEXT}
+)
 _TRIED = record({"candidate": TEXT}, {"steps": whole(0), "loss": _SCORE})
 _RUNG = record({"steps": TEXT, "epochs": whole(0), "candidates": every(_TRIED, list)})
 _PORTFOLIO = record(
@@ -220,6 +232,7 @@ _ROW = record(
         "versions": every(TEXT),
         "task": one_of(*get_args(TaskKind)),
         "metric": one_of(*METRICS),
+        "positive": TEXT,
         "portfolio": _PORTFOLIO,
     },
 )
@@ -227,7 +240,7 @@ _NAMED = every(TEXT, list, least=1)
 _RANGES = every(every(NUMBER, list, 2, 2), list, least=1)
 _TASK = record(
     {"kind": one_of(*get_args(TaskKind)), "names": _NAMED},
-    {"loss": one_of(*get_args(RegressionLoss)), "ranges": _RANGES},
+    {"loss": one_of(*get_args(RegressionLoss)), "ranges": _RANGES, "positive": TEXT},
 )
 _MEMBER = record(
     {"encoder": TEXT, "features": whole(1), "fusion": one_of(*get_args(Fusion)), "unimodal": one_of("head", "detached")}

@@ -18,6 +18,7 @@ from equipoise.models.evaluation import evaluating
 from equipoise.models.intervals import rows_of
 from equipoise.models.task import Regression, Task
 from equipoise.util.errors import BadInput, look_up
+from equipoise.util.extras import needs
 from equipoise.util.files import inside
 
 TOLERANCE = 1e-3
@@ -32,7 +33,6 @@ ROUNDING = 0.05  # of a number's own size: a target far from zero has fewer digi
 BATCHES = (1, 64)
 MOST_SUBSETS = 64
 EXAMPLE_BATCH = 3  # neither 0 nor 1, for which graphs are specialised
-INSTALL = "pip install 'equipoise[export]'"
 
 Runner = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Runs a graph: tensors by name in, tensors by name out."""
@@ -99,11 +99,13 @@ def export(
 
     Raises:
         BadInput: If the form is unknown, or an encoder cannot be exported.
-        ModuleNotFoundError: If a package is not installed; it says what to type.
+        NotInstalled: If a package is missing; says what to type.
     """
     write = look_up("form", to, FORMS)
-    if missing := [name for name in ("onnx", "onnxscript") if to == "onnx" and find_spec(name) is None]:
-        raise ModuleNotFoundError(f"export to ONNX needs {' and '.join(missing)}; type: {INSTALL}")
+    if to == "onnx":
+        with needs("export to ONNX", "export"):
+            import onnx  # noqa: F401
+            import onnxscript  # noqa: F401
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with evaluating(model), torch.no_grad(), _plain_and_quiet():
@@ -208,7 +210,8 @@ FORMS: dict[str, Writer] = {"onnx": _to_onnx, "torch-export": _to_torch_export}
 
 def run_onnx(file: Path | str) -> Runner:
     """Return a function that runs an ONNX file in onnxruntime: tensors by name in, tensors by name out."""
-    import onnxruntime
+    with needs("running an ONNX file", "export"):
+        import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]

@@ -6,6 +6,8 @@ from typing import Any, final
 
 import numpy as np
 
+from equipoise.util.extras import needs
+
 THRESHOLD = 0.5
 """The probability above which a label is said."""
 FAR = 0.5
@@ -29,6 +31,8 @@ class Prediction:
         low: The lower end of each number's interval, [N, D]; None for classes and labels. Nine of ten new samples lie
             within, where these are like those of validation; minus infinity where validation had too few samples.
         high: The upper end.
+        seen: The part of the data in which the model has seen each sample, "train" or "validation", or "" for a new
+            one; None where the run kept no digests of its samples. It is not among what `as_dict` and the server give.
         ids: Names of the samples, where the data gave them in a column `id` or in the index of a DataFrame; a list.
         unusable: The sensors, per sample, that were there and gave numbers with which the model cannot compute, such as
             1e25; they counted as missing.
@@ -46,6 +50,7 @@ class Prediction:
     low: Any = None
     high: Any = None
     ids: list[Any] | None = None
+    seen: Any = None
     unusable: Any = None
     outside: Any = None
 
@@ -98,7 +103,8 @@ class Prediction:
 
     def to_frame(self) -> Any:
         """Return `columns` as a pandas DataFrame."""
-        import pandas as pd
+        with needs("a table of pandas"):
+            import pandas as pd
 
         return pd.DataFrame(self.columns())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final, get_args
 
@@ -17,6 +18,7 @@ from equipoise.deploy.monitor import SensorMonitor
 from equipoise.deploy.prediction import FAR, Prediction
 from equipoise.deploy.recorded import Recorded, read_recorded
 from equipoise.deploy.saved_model import SavedModel, load_saved_model
+from equipoise.deploy.seen import SeenSamples
 from equipoise.deploy.stream import Stream
 from equipoise.models.late_fusion import Decision
 from equipoise.models.task import Regression
@@ -48,6 +50,7 @@ class Predictor:
         self.kind = saved.task.kind
         self.graph = saved.deployable().eval()
         sizes = {name: getattr(encoder, "words", None) for name, encoder in saved.model.encoders.items()}
+        self.seen = SeenSamples.of(saved.folder, str(saved.row["split"]), saved.input_specs)
         self.words = {name: size for name, size in sizes.items() if isinstance(size, int)}
 
     def __repr__(self) -> str:
@@ -86,7 +89,9 @@ class Predictor:
             parts.append(self.run(some))
             if on_batch is not None:
                 on_batch(min(start + BATCH, total), total)
-        return self.prediction({key: torch.cat([part[key] for part in parts]) for key in parts[0]}, recorded, decision)
+        found = self.prediction({key: torch.cat([part[key] for part in parts]) for key in parts[0]}, recorded, decision)
+        seen = None if self.seen is None else self.seen.part_of(recorded.inputs)
+        return replace(found, seen=seen[0] if seen and recorded.single else seen)
 
     def stream(
         self,

@@ -26,6 +26,7 @@ from equipoise.models.task import task_of
 from equipoise.study.job import DESCRIPTION, WEIGHTS
 from equipoise.study.registry import Method
 from equipoise.util.errors import BadInput, first_line, raise_all
+from equipoise.util.extras import needs
 from equipoise.util.files import inside
 from equipoise.util.schema import at_most
 
@@ -221,7 +222,8 @@ def _unreadable(
 @contextmanager
 def weights_file(folder: Path, name: str) -> Generator[str]:
     """Give the path of weights; errors while they are read say what the file should have been."""
-    from safetensors import SafetensorError
+    with needs("a saved model", "predict"):
+        from safetensors import SafetensorError
 
     try:
         yield str(inside(folder, name))
@@ -232,7 +234,8 @@ def weights_file(folder: Path, name: str) -> Generator[str]:
 
 def stored_tensors(folder: Path, name: str) -> dict[str, TensorSpec]:
     """Read which tensors a file of weights says it has."""
-    from safetensors import safe_open
+    with needs("a saved model", "predict"):
+        from safetensors import safe_open
 
     with weights_file(folder, name) as file, safe_open(file, framework="pt") as opened:
         slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 (it is no mapping)

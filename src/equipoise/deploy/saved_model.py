@@ -12,18 +12,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.data.views import view_of
-from equipoise.deploy.deployable import IN_THE_GRAPH, USED, Deployable, InputSpec
+from equipoise.data.views import IN_THE_GRAPH, view_of
+from equipoise.deploy.deployable import USED, Deployable, InputSpec
 from equipoise.deploy.description import problems_in, read_description, row_problems
 from equipoise.deploy.rebuilding import member_plans, own_rebuilt, rebuilt, stored_tensors, weights_file
 from equipoise.models.choose import KINDS, kinds_of, own_encoders
 from equipoise.models.fusion_model import FusionModel
-from equipoise.models.metrics import METRICS, Metric
+from equipoise.models.metrics import Metric, metric_of_row
 from equipoise.models.own_model import OWN_VIEWS
 from equipoise.models.task import Task
 from equipoise.study.job import DESCRIPTION, WEIGHTS, shipped_decision
 from equipoise.study.registry import all_methods, automatic_methods
 from equipoise.util.errors import BadInput, first_line, raise_all
+from equipoise.util.extras import needs
 from equipoise.util.files import inside
 from equipoise.util.named import is_path
 from equipoise.util.schema import TEXT, at_most, read_json, record
@@ -80,7 +81,8 @@ def load_saved_model(
     Raises:
         BadInput: If there is no such run, or several, or its model cannot be built again; with all that is wrong.
     """
-    import safetensors.torch
+    with needs("a saved model", "predict"):
+        import safetensors.torch
 
     folder = _find(Path(path))
     damage, tensors, size = [], {}, 0
@@ -206,7 +208,7 @@ def _listed(folders: list[Path]) -> list[str]:
     values: defaultdict[str, set[str]] = defaultdict(set)
     for key, value in chain.from_iterable(own.items() for own in settings.values()):
         values[key].add(value)
-    metrics = {folder: METRICS.get(str(row.get("metric")), METRICS["accuracy"]) for folder, row in rows.items()}
+    metrics = {folder: metric_of_row(row) for folder, row in rows.items()}
     found = {folder: _shipped(row) for folder, row in rows.items()}
     merits = {folder: metrics[folder].merit(value) for folder, (_, value) in found.items()}
     for folder in sorted(rows, key=lambda folder: (rows[folder]["data"], metrics[folder].name, -merits[folder])):

@@ -9,11 +9,6 @@ from equipoise.balance.balancer import Balancer
 from equipoise.models.encoders import mean_over_frames
 
 
-def not_installed(module: str, package: str | None, requirement: str) -> ModuleNotFoundError:
-    """Make the error that says which package a module needs, and what to type."""
-    return ModuleNotFoundError(f"{module} needs {package}, which is not installed; type: pip install {requirement}")
-
-
 @final
 class ImageEncoder(nn.Module):
     """A backbone for images, and for video frame by frame: [B, C, H, W] or [B, C, T, H, W] → [B, features].

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from equipoise.balance.attach import Encoder
 from equipoise.balance.balancer import Balancer
-from equipoise.integrations import epoch_metrics, not_installed, table_entries
+from equipoise.integrations import epoch_metrics, table_entries
 from equipoise.models.evaluation import cross_entropies
+from equipoise.util.extras import needs
 
-try:
+with needs(__name__, "transformers"):
     import transformers
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
-except ModuleNotFoundError:
-    raise not_installed(__name__, "transformers", "'equipoise[transformers]'") from None
 
 STATE = "balancer.pt"
 """The balancer's state in the folder of a checkpoint."""

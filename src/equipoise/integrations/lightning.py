@@ -3,12 +3,11 @@
 from typing import Any, final
 
 from equipoise.balance.balancer import Balancer
-from equipoise.integrations import epoch_metrics, not_installed, table_entries
+from equipoise.integrations import epoch_metrics, table_entries
+from equipoise.util.extras import needs
 
-try:
+with needs(__name__, "lightning"):
     import lightning
-except ModuleNotFoundError:
-    raise not_installed(__name__, "lightning", "'equipoise[lightning]'") from None
 
 
 @final

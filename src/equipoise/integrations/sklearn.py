@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Mapping
 from typing import Any, Literal, final
@@ -11,17 +10,13 @@ import numpy as np
 
 from equipoise.balance.balancer import Balancer
 from equipoise.data.own.columns import first_few
-from equipoise.integrations import not_installed
 from equipoise.util.errors import BadInput
+from equipoise.util.extras import needs
 
-try:
+with needs(__name__, "sklearn"):
     from sklearn.base import ClassifierMixin, RegressorMixin
     from sklearn.utils.multiclass import check_classification_targets, type_of_target
     from sklearn.utils.validation import column_or_1d
-except ModuleNotFoundError:
-    raise not_installed(__name__, "scikit-learn", "'equipoise[sklearn]'") from None
-if importlib.util.find_spec("accelerate") is None:  # of the training loop, which loads it late
-    raise not_installed(__name__, "accelerate", "'equipoise[sklearn]'")
 from equipoise.integrations.sklearn_base import Columns, Multimodal
 
 
@@ -78,10 +73,12 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
         lr: Learning rate.
         encoder: As `Settings` has it: "auto" chooses by the shape of each modality.
         metric: By which the best epoch is chosen, where `settings` ask for that.
+        positive: The class that "auroc", "auprc" and "recall" are of; of labels its column. None: of two classes the
+            rarer one, and the mean over all of more classes and of labels.
         decision: "committee": all heads vote, with weights fitted on the samples held out. "fused": the fused head.
         validation_fraction: The share of the samples that `fit` holds out, at most half.
-        class_weight: None, "balanced", or weights {class: number}, 1 for those not named. Of labels, weights of their
-            positives by column.
+        class_weight: None, "balanced", or weights {class: number}, 1 for those not named, in training, in the closed
+            form and in the committee. Of labels, weights of their positives by column.
         settings: More fields of `Settings` by name, {"fusion": "sum", "select": "best"}; the others are those of
             `equipoise.training.recipe`.
         device: "auto", "cpu", "cuda" or "cuda:1".
@@ -114,6 +111,7 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
         lr: float = 2e-3,
         encoder: str = "auto",
         metric: str = "auto",
+        positive: Any = None,
         decision: str = "committee",
         validation_fraction: float = 0.25,
         class_weight: Mapping[Any, float] | str | None = None,
@@ -124,7 +122,7 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
     ) -> None:
         how = (method, method_params, epochs, steps, batch, lr, encoder, metric, decision, validation_fraction)
         super().__init__(modalities, *how, settings, device, random_state, verbose)
-        self.class_weight = class_weight
+        self.class_weight, self.positive = class_weight, positive
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -145,7 +143,18 @@ class MultimodalClassifier(ClassifierMixin, Multimodal):
         self.classes_, numbers = np.unique(y, return_inverse=True) if y.ndim == 1 else (np.arange(y.shape[1]), y)
         if len(self.classes_) < 2:
             raise BadInput(f"y: expected two classes or more, found 1 class, {self.classes_[0]!r}")
-        return numbers, {"task": "classes" if y.ndim == 1 else "labels", "class_weight": self._class_weight()}
+        # Classes are numbers in training, and columns are labels.
+        task, prefix = ("classes", "") if y.ndim == 1 else ("labels", "label_")
+        return numbers, {"task": task, "class_weight": self._class_weight(), "positive": self._positive(prefix)}
+
+    def _positive(self, prefix: str) -> str:
+        """Return the name of the positive class or label in training."""
+        names = self.classes_.tolist()
+        if self.positive is None:
+            return "auto"
+        if self.positive not in names:
+            raise BadInput(f"positive: expected a class of y, {', '.join(map(repr, names))}, found {self.positive!r}")
+        return f"{prefix}{names.index(self.positive)}"
 
     def _class_weight(self) -> str:
         """Give the weights of the classes as settings hold them."""

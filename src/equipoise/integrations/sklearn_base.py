@@ -26,11 +26,11 @@ from equipoise.data.own.draw import hold_out
 from equipoise.data.splits import Splits
 from equipoise.deploy.deployable import COMMITTEE, FUSED, LENGTH, Deployable, InputSpec
 from equipoise.deploy.recorded import read_recorded
-from equipoise.measure.outputs import Outputs, batches_of, decisions
-from equipoise.measure.remarks import says_only, warnings_of
+from equipoise.measure.outputs import batches_of, decisions
+from equipoise.measure.remarks import sameness, warnings_of
 from equipoise.models.committee import fit_committee
 from equipoise.models.fusion_model import FusionModel
-from equipoise.models.task import Classification, MultiLabel
+from equipoise.models.task import task_of
 from equipoise.study.portfolio import make_model
 from equipoise.study.registry import Entry, automatic_methods, method_of
 from equipoise.training.launch import device_of
@@ -168,18 +168,14 @@ class Multimodal(BaseEstimator, ABC):
         self.model_ = copy.deepcopy(model).cpu().eval()  # so that it can be read anywhere
         self.inputs_ = {name: _input_spec(splits, name) for name in splits.modalities}
         self.curves_ = trained.curves
-        validation = {f"{self.decision}_says": self._says(decisions(model, splits.validation, BATCH), model)}
-        taken = trained.steps * len(trained.curves)
-        return warnings_of(validation, taken, weighted=settings.class_weight != "none")
-
-    def _says(self, outputs: Outputs, model: FusionModel) -> str | None:
-        """Return what the decision is for every sample held out, where it is always the same."""
-        task = model.known_task()
+        outputs, task = decisions(model, splits.validation, BATCH), model.known_task()
         answer = outputs.committee if self.decision == COMMITTEE else task.answer(outputs.fused)
-        names = getattr(self, "classes_", None)
-        if names is not None and isinstance(task, (Classification, MultiLabel)):
-            task = type(task)([*map(str, names)])
-        return None if answer is None else says_only(answer, outputs.label, task)
+        names = [*map(str, getattr(self, "classes_", task.names))]
+        positive = None if task.positive is None else names[task.names.index(task.positive)]
+        task = task_of({**task.as_dict(), "names": names, "positive": positive})
+        alike = sameness(self.decision, answer, outputs.label, task, splits.validation.group)
+        taken, weighted = trained.steps * len(trained.curves), settings.class_weight != "none"
+        return warnings_of(alike, taken, task, weighted=weighted, trained=trained.steps > 0)
 
     def _more_settings(self, taken: set[str]) -> dict[str, Any]:
         """Give the settings that are no parameters of the estimator, or raise one message with all that are none."""

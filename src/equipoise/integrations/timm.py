@@ -2,12 +2,11 @@
 
 from torch import nn
 
-from equipoise.integrations import ImageEncoder, channels_of, not_installed
+from equipoise.integrations import ImageEncoder, channels_of
+from equipoise.util.extras import needs
 
-try:
+with needs(__name__):
     import timm  # ty: ignore[import-not-found]
-except ModuleNotFoundError as missing:
-    raise not_installed(__name__, missing.name, "timm") from None
 
 
 def image(shape: tuple[int, ...] | None = None, name: str = "resnet18", pretrained: bool = False) -> nn.Module:

@@ -13,14 +13,12 @@ from equipoise.balance.attach import tensors_held
 from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import LossValues, Weights
 from equipoise.balance.theory import wide
-from equipoise.integrations import not_installed
+from equipoise.util.extras import needs
 
-try:
+with needs(__name__, "torchjd"):
     from torchjd.aggregation import GramianWeightedAggregator, Weighting
     from torchjd.linalg import PSDMatrix
     from torchjd.scalarization import DWA, FAMO, Scalarizer
-except ModuleNotFoundError:
-    raise not_installed(__name__, "torchjd", "'equipoise[torchjd]'") from None
 
 
 @final

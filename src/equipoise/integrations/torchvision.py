@@ -4,12 +4,11 @@ from typing import Any
 
 from torch import nn
 
-from equipoise.integrations import ImageEncoder, channels_of, not_installed
+from equipoise.integrations import ImageEncoder, channels_of
+from equipoise.util.extras import needs
 
-try:
+with needs(__name__):
     from torchvision import models  # ty: ignore[import-not-found]
-except ModuleNotFoundError as missing:
-    raise not_installed(__name__, missing.name, "torchvision") from None
 
 
 def image(shape: tuple[int, ...] | None = None, name: str = "resnet18", weights: str | None = None) -> nn.Module:

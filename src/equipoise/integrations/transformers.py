@@ -5,13 +5,12 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from equipoise.integrations import ImageEncoder, channels_of, not_installed
+from equipoise.integrations import ImageEncoder, channels_of
 from equipoise.models.encoders import mean_over_time, real_steps
+from equipoise.util.extras import needs
 
-try:
+with needs(__name__, "transformers"):
     from transformers import AutoModel, BertConfig, PreTrainedConfig, PreTrainedModel, ViTConfig
-except ModuleNotFoundError:
-    raise not_installed(__name__, "transformers", "'equipoise[transformers]'") from None
 
 Source: TypeAlias = str | PreTrainedConfig | PreTrainedModel
 """A name or folder of a model, a configuration, or a model."""

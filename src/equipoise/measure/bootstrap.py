@@ -13,8 +13,6 @@ from equipoise.models.metrics import Metric
 from equipoise.models.task import Task
 
 DRAWS = 1000
-RANKED = ("auroc", "auprc")
-"""Metrics that rank the answers of all samples."""
 FEW_GROUPS = 10
 """With fewer groups, an interval by bootstrap is much too narrow."""
 RANKED_DRAWS, FEWEST = 500, 100  # each of them takes longer
@@ -55,11 +53,11 @@ def bootstrap_interval(
     if count < 2 or not all(side.isfinite().all() for side in sides):
         return None
     draws = DRAWS
-    if metric.name in RANKED:
+    if metric.ranks:
         draws = FEWEST if max(side.numel() for side in sides) > _MANY else RANKED_DRAWS
     random = torch.Generator().manual_seed(seed)
     values = []
-    width = len(label) if metric.name in RANKED else count
+    width = len(label) if metric.ranks else count
     for some in torch.arange(draws).split(max(1, _CHUNK // width)):
         drawn = torch.randint(count, (len(some), count), generator=random)
         counts = torch.zeros(len(some), count).scatter_add_(1, drawn, torch.ones(drawn.shape))
@@ -89,11 +87,14 @@ def resampled(metric: Metric, answer: Tensor, label: Tensor, task: Task, members
     Returns:
         The metric of each draw, [draws], float64; NaN where it cannot be told.
     """
-    if metric.name in RANKED:
+    at = metric.column(task)
+    columns = slice(None) if at is None else slice(at, at + 1)
+    if metric.ranks:
         truths = _one_hot(label, task) if task.kind == "classes" else label > 0.5
-        columns = list(_ranked(metric.name, answer, truths, counts[:, members]))
-        return torch.stack(columns, dim=1).nanmean(dim=1)
-    sums = torch.zeros(counts.shape[1], *(terms := _terms(metric, answer, label, task)).shape[1:], dtype=terms.dtype)
+        areas = list(_ranked(metric.name, answer[:, columns], truths[:, columns], counts[:, members]))
+        return torch.stack(areas, dim=1).nanmean(dim=1)
+    terms = _terms(metric, answer, label, task)[:, :, columns]
+    sums = torch.zeros(counts.shape[1], *terms.shape[1:], dtype=terms.dtype)
     sums = sums.index_add_(0, members, terms)
     total = (counts.to(sums) @ sums.flatten(1)).view(len(counts), *sums.shape[1:])
     return _of_sums(metric.name, task.kind, total)
@@ -124,12 +125,12 @@ def _of_sums(name: str, kind: str, sums: Tensor) -> Tensor:
     if name == "accuracy":
         count, right = sums.unbind(1)
         return (right / count).mean(dim=1)
-    if name in ("balanced_accuracy", "macro_f1"):
+    if name in ("balanced_accuracy", "macro_f1", "recall"):
         count, support, said, hits = sums.unbind(1)
         recall = hits / support  # NaN for what does not occur, which the mean leaves out
         if name == "macro_f1":
             value = torch.where(support > 0, 2 * hits / (support + said), torch.nan)
-        elif kind == "classes":
+        elif kind == "classes" or name == "recall":
             value = recall
         else:
             value = (recall + (count - support - said + hits) / (count - support)) / 2

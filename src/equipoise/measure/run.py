@@ -11,11 +11,11 @@ from equipoise.measure.bootstrap import bootstrap_interval
 from equipoise.measure.faults import accuracy_under_faults, training_statistics
 from equipoise.measure.outputs import Outputs, Scorer, batches_of, decide, read_features, reading, scores
 from equipoise.measure.protocols import other_protocols, view_accuracy
-from equipoise.measure.remarks import says_only
+from equipoise.measure.remarks import sameness
 from equipoise.models.committee import fit_committee
 from equipoise.models.encoded import check_model
 from equipoise.models.fusion_model import FusionModel
-from equipoise.models.metrics import baseline
+from equipoise.models.metrics import baseline, events
 
 FAULTS_LIMIT = 4 * 2**30
 
@@ -52,11 +52,12 @@ def measure_run(
         (the metric), each also with "_loss", of classes "_f1" and "_ece", of numbers "_coverage" and "_width" of their
         intervals; the name of the model's "view"; per modality the metric under that name and the other protocols;
         and "disparity" and "beats_best_single" under the view. On validation, "fused_says" and "committee_says" name
-        the one answer of a decision that always gives the same (see `says_only`), and "committee_fit" says why the
+        the one answer of a decision that always gives the same (see `sameness`), and "committee_fit" says why the
         committee's weights are what they are. On test there are "faults"; "baseline", the metric of the answer that
         reads no sensor (see `metrics.baseline`); and "fused_interval" and "committee_interval" of the metric (see
-        `bootstrap_interval`), over as many groups or samples, "interval_over", as "interval_groups" says. Numbers of a
-        committee or a view that the model has not are None.
+        `bootstrap_interval`), over as many groups or samples, "interval_over", as "interval_groups" says, of "samples",
+        of which "events" are of the positive class or label, where the task has one. Numbers of a committee or a view
+        that the model has not are None.
     """
     check_model("Measuring", model)
     fit = None
@@ -112,14 +113,16 @@ def _beside(outputs: Outputs, part: Part, scorer: Scorer, train: Part | None) ->
     metric, task = scorer.metric, scorer.task
     answers = {"fused": task.answer(outputs.fused), "committee": outputs.committee}
     if train is None:
-        return {f"{name}_says": x if x is None else says_only(x, outputs.label, task) for name, x in answers.items()}
+        alike = [sameness(name, x, outputs.label, task, part.group) for name, x in answers.items()]
+        return {key: value for one in alike for key, value in one.items()}
     intervals = {
         f"{name}_interval": x if x is None else bootstrap_interval(metric, x, outputs.label, task, part.group)
         for name, x in answers.items()
     }
     over, count = ("samples", len(part.label)) if part.group is None else ("groups", len(part.group.unique()))
     drawn = {"interval_over": over, "interval_groups": count}
-    return {"baseline": baseline(train.label, part.label, metric, task), **drawn, **intervals}
+    counts = {"samples": len(part.label), "events": events(part.label, task)}
+    return {"baseline": baseline(train.label, part.label, metric, task), **drawn, **counts, **intervals}
 
 
 def _intervals(model: FusionModel, outputs: Outputs) -> dict[str, float | None]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from equipoise.util.errors import demand
+from equipoise.util.extras import needs
 
 LIMIT = 4000
 """Samples that are looked at, evenly spaced: k-means of more takes long and says the same."""
@@ -35,8 +36,9 @@ def purity(features: Tensor, labels: Tensor, clusters: int, *, seed: int = 0) ->
         (labels.dim() == 1 and len(labels) == len(features), "labels should be one class per sample", labels.shape),
         (clusters >= 1, "clusters should be at least one", clusters),
     )
-    from sklearn.cluster import KMeans
-    from sklearn.exceptions import ConvergenceWarning
+    with needs("purity", "train"):
+        from sklearn.cluster import KMeans
+        from sklearn.exceptions import ConvergenceWarning
 
     if len(features) == 0:
         return 0.0

@@ -223,9 +223,9 @@ def fit_combined(task: Task, votes: Sequence[Votes], floor: Tensor | None = None
 
 
 def _loss(task: Task, members: Tensor, weights: Tensor, label: Tensor) -> float:
-    """Return the mean loss of a pool of members."""
+    """Return the mean loss of a pool of members, in which classes and labels count as in training."""
     answer = task.pool(members.double(), weights)
-    return float(task.member_loss(task.member_of(answer).float(), label).mean())
+    return float(task.member_loss(task.member_of(answer).float(), label, weighted=True).mean())
 
 
 def _placeholder(size: int) -> nn.Module:  # noqa: ARG001

@@ -1,8 +1,8 @@
 """Fit the committee of a model: the weights with which the fused head and the heads of the modalities vote.
 
 The weights are fitted on data that the model was not trained on, and shrunk towards equal ones as far as that data
-cannot tell them apart. Classes and labels are pooled by log-probabilities, numbers by a convex combination, whose
-intervals are calibrated on the same data.
+cannot tell them apart. Classes and labels are pooled by log-probabilities, and count as in training where they have
+weights; numbers are pooled by a convex combination, whose intervals are calibrated on the same data.
 """
 
 import math
@@ -95,15 +95,18 @@ def fit_task(
         words = "equal weights" if prior is None else "the prior weights"
         weights = _equal(members.shape[1]) if prior is None else prior.detach().to("cpu", torch.float64)
         return CommitteeFit(weights, math.inf, f"{words}: no validation sample has every sensor")
+    counts = task.sample_weights(label)
     if isinstance(task, Classification):
-        return fit_weights(members, label, groups, prior)
+        return fit_weights(members, label, groups, prior, counts)
     if isinstance(task, Regression):
         return fit_mean_weights((members - label[:, None]) / task.deviation.cpu(), groups, prior)
     # Every label of a sample is a vote between two classes.
     logs = torch.stack([-members, members], dim=-1).log_softmax(dim=-1)  # [N, M, L, 2]
     samples, _, labels = members.shape
     names = np.arange(samples) if groups is None else names_of_groups(groups)
-    return fit_weights(logs.transpose(1, 2).flatten(0, 1), label.long().flatten(), np.repeat(names, labels), prior)
+    counts = None if counts is None else counts.flatten()
+    votes = logs.transpose(1, 2).flatten(0, 1)
+    return fit_weights(votes, label.long().flatten(), np.repeat(names, labels), prior, counts)
 
 
 def _calibrate(model: FusionModel, of_fused: Tensor, members: Tensor, label: Tensor) -> None:
@@ -127,7 +130,11 @@ def _calibrate(model: FusionModel, of_fused: Tensor, members: Tensor, label: Ten
 
 
 def fit_weights(
-    log_probabilities: Tensor, labels: Tensor, groups: Groups | None = None, prior: Tensor | None = None
+    log_probabilities: Tensor,
+    labels: Tensor,
+    groups: Groups | None = None,
+    prior: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> CommitteeFit:
     """Fit the committee's weights: least mean negative log-likelihood plus shrinkage · ‖w − prior‖², over w ≥ 0.
 
@@ -140,6 +147,7 @@ def fit_weights(
         groups: The person, speaker or video of each sample; samples of one group are left out together. Without groups
             each sample is its own.
         prior: The weights towards which shrinkage pulls, [M]; None for equal ones that add up to one.
+        counts: How much each sample counts in the mean, [N], above zero; None for ones.
 
     Returns:
         The weights, the shrinkage, and the reason for it.
@@ -153,7 +161,7 @@ def fit_weights(
     # The margins against the right class, [M, N, C], are all that the loss depends on.
     logs = log_probabilities.detach().to("cpu", torch.float64).clamp(min=LEAST_LOG).transpose(0, 1)
     right = labels.detach().cpu().long().expand(members, samples).unsqueeze(2)
-    return _fit(_LogPool((logs - logs.gather(2, right)).contiguous()), groups, prior)
+    return _fit(_LogPool((logs - logs.gather(2, right)).contiguous(), counts), groups, prior)
 
 
 def fit_mean_weights(errors: Tensor, groups: Groups | None = None, prior: Tensor | None = None) -> CommitteeFit:
@@ -203,10 +211,16 @@ class _Pool(ABC):
 
     Args:
         values: All that the loss depends on, [M, N, …] in float64.
+        counts: How much each sample counts, [N]; None for ones.
     """
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Tensor, counts: Tensor | None = None) -> None:
         self.values = values
+        self.counts = values.new_ones(values.shape[1]) if counts is None else counts.to(values)
+
+    def of(self, rows: Tensor) -> "_Pool":
+        """Return the same pool of some samples."""
+        return type(self)(self.values[:, rows], self.counts[rows])
 
     @abstractmethod
     def loss(self, weights: Tensor) -> Tensor:
@@ -222,19 +236,20 @@ class _LogPool(_Pool):
     """The negative log-likelihood of pooled log-probabilities, from margins against the right class [M, N, C]."""
 
     def loss(self, weights: Tensor) -> Tensor:
-        return torch.einsum("m,mnc->nc", weights, self.values).logsumexp(dim=1).mean()
+        return torch.einsum("m,mnc->nc", weights, self.values).logsumexp(dim=1) @ self.counts / self.counts.sum()
 
     def solve(self, shrinkage: float, start: Tensor, prior: Tensor) -> Tensor:
-        members = len(self.values)
+        members, share = len(self.values), self.counts / self.counts.sum()
 
         def shrunk(weights: Tensor) -> Derivatives:
             votes = torch.einsum("m,mnc->nc", weights, self.values)
             pull = weights - prior
-            value = votes.logsumexp(dim=1).mean() + shrinkage * pull.square().sum()
+            value = votes.logsumexp(dim=1) @ share + shrinkage * pull.square().sum()
             weighted = self.values * votes.softmax(dim=1)
             expected = weighted.sum(dim=2)
-            gradient = expected.mean(dim=1) + 2 * shrinkage * pull
-            spread = (weighted.flatten(1) @ self.values.flatten(1).T - expected @ expected.T) / self.values.shape[1]
+            gradient = expected @ share + 2 * shrinkage * pull
+            weighted = weighted * share[:, None]
+            spread = weighted.flatten(1) @ self.values.flatten(1).T - (expected * share) @ expected.T
             return value, gradient, spread + 2 * shrinkage * torch.eye(members, dtype=torch.float64)
 
         return minimise_without_negatives(shrunk, start)
@@ -244,8 +259,8 @@ class _LogPool(_Pool):
 class _MeanPool(_Pool):
     """The mean square of a convex combination of errors [M, N, D]."""
 
-    def __init__(self, values: Tensor) -> None:
-        super().__init__(values)
+    def __init__(self, values: Tensor, counts: Tensor | None = None) -> None:
+        super().__init__(values, counts)
         flat = values.flatten(1)
         self._moments = flat @ flat.T / flat.shape[1]
 
@@ -303,7 +318,7 @@ def _fit(pool: _Pool, groups: Groups | None, given: Tensor | None) -> CommitteeF
 
 def _left_out_losses(pool: _Pool, left_out: Tensor, prior: Tensor) -> Tensor:
     """Compute the loss on one fold after fitting to the others, for each shrinkage."""
-    kept, tested = (type(pool)(pool.values[:, rows]) for rows in (~left_out, left_out))
+    kept, tested = pool.of(~left_out), pool.of(left_out)
     weights, losses = prior, []
     for shrinkage in _SHRINKAGES:
         if shrinkage != math.inf:

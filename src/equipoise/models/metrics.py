@@ -2,20 +2,25 @@
 
 Scikit-learn computes all but the accuracy. A part that cannot tell makes no error: classes and labels that do not occur
 there are left out of a mean, and a metric with nothing left is NaN.
+
+AUROC, AUPRC and recall are of the class or label that a task calls `positive`, and are named after it; where it calls
+none so, they are the mean over all, and "macro" in tables.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.util.errors import BadInput, unknown_name
+from equipoise.util.extras import needs
 
 if TYPE_CHECKING:
     from equipoise.models.task import Task
@@ -36,6 +41,8 @@ class Metric:
         percent: Whether tables show it as a percentage.
         kinds: The kinds of task that it fits.
         compute: How scikit-learn computes it.
+        of_class: Whether it is of the positive class, where there is one.
+        ranks: Whether it reads the order of the samples, and not what is said of each.
     """
 
     name: str
@@ -44,6 +51,8 @@ class Metric:
     percent: bool
     kinds: tuple[str, ...]
     compute: Compute
+    of_class: bool = False
+    ranks: bool = False
 
     def __call__(self, answer: Tensor, label: Tensor, task: Task) -> float:
         """Compute the metric; NaN where the part cannot tell, or an answer is no number.
@@ -59,7 +68,22 @@ class Metric:
         answers = answer.detach().double().cpu().numpy()
         if len(answers) == 0 or not np.isfinite(answers).all():
             return math.nan
-        return float(self.compute(answers, label.detach().cpu().numpy(), task.kind == "classes"))
+        truth, classes = label.detach().cpu().numpy(), task.kind == "classes"
+        if (at := self.column(task)) is not None:  # one label in place of all
+            said = answers[:, at] if self.ranks or not classes else (answers.argmax(axis=1) == at).astype(float)
+            truth, answers, classes = (truth == at if classes else truth[:, at])[:, None], said[:, None], False
+        return float(self.compute(answers, truth, classes))
+
+    def column(self, task: Task) -> int | None:
+        """Return the number of the class or label that the metric is of; None where it is of all."""
+        return task.names.index(task.positive) if self.of_class and task.positive is not None else None
+
+    def titled(self, positive: str | None) -> Metric:
+        """Return the same metric, whose label says of which class or label it is, or that it is the mean of all."""
+        if not self.of_class:
+            return self
+        plain = METRICS[self.name].label
+        return replace(self, label=f"macro {plain}" if positive is None else f"{plain} of {positive}")
 
     def is_accuracy(self, task: Task) -> bool:
         """Tell whether it is the accuracy of classes, which is a mean over samples and can be added up."""
@@ -93,7 +117,8 @@ def _accuracy(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
 
 def _balanced_accuracy(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
     """Compute the mean recall of the classes; of labels the mean of each label's own balanced accuracy."""
-    from sklearn.metrics import recall_score
+    with needs("this metric", "train"):
+        from sklearn.metrics import recall_score
 
     if classes:
         known = {"labels": np.unique(label), "average": "macro", "zero_division": 0.0}
@@ -106,9 +131,20 @@ def _balanced_accuracy(answer: np.ndarray, label: np.ndarray, classes: bool) -> 
     return float(np.mean(hits))
 
 
+def _recall(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
+    """Compute the share of the samples of a class, or with a label, that are found; the mean over all that occur."""
+    truth, said = label > 0.5, answer > 0.5
+    if classes:
+        everything = np.arange(answer.shape[1])
+        truth, said = label[:, None] == everything, answer.argmax(axis=1)[:, None] == everything
+    occurring = truth.any(axis=0)
+    return _mean(((truth & said).sum(axis=0)[occurring] / truth.sum(axis=0)[occurring]).tolist())
+
+
 def _macro_f1(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
     """Compute the mean F1 of the classes, or of the labels, of which the part has a sample."""
-    from sklearn.metrics import f1_score
+    with needs("this metric", "train"):
+        from sklearn.metrics import f1_score
 
     if classes:
         known = {"labels": np.unique(label), "average": "macro", "zero_division": 0.0}
@@ -121,32 +157,37 @@ def _macro_f1(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
 
 
 def _auroc(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
-    from sklearn.metrics import roc_auc_score
+    with needs("this metric", "train"):
+        from sklearn.metrics import roc_auc_score
 
     return _mean(roc_auc_score(truth, some) for truth, some in _columns(answer, label, classes))
 
 
 def _auprc(answer: np.ndarray, label: np.ndarray, classes: bool) -> float:
-    from sklearn.metrics import average_precision_score
+    with needs("this metric", "train"):
+        from sklearn.metrics import average_precision_score
 
     return _mean(average_precision_score(truth, some) for truth, some in _columns(answer, label, classes))
 
 
 def _mae(answer: np.ndarray, label: np.ndarray, _: bool) -> float:
-    from sklearn.metrics import mean_absolute_error
+    with needs("this metric", "train"):
+        from sklearn.metrics import mean_absolute_error
 
     return mean_absolute_error(label, answer)
 
 
 def _rmse(answer: np.ndarray, label: np.ndarray, _: bool) -> float:
-    from sklearn.metrics import mean_squared_error
+    with needs("this metric", "train"):
+        from sklearn.metrics import mean_squared_error
 
     return float(np.sqrt(mean_squared_error(label, answer, multioutput="raw_values")).mean())
 
 
 def _r2(answer: np.ndarray, label: np.ndarray, _: bool) -> float:
     """Compute the mean R² of the columns; a column that has one value only is left out."""
-    from sklearn.metrics import r2_score
+    with needs("this metric", "train"):
+        from sklearn.metrics import r2_score
 
     varying = np.flatnonzero((label != label[:1]).any(axis=0))
     return _mean(r2_score(label[:, at], answer[:, at]) for at in varying)
@@ -154,13 +195,14 @@ def _r2(answer: np.ndarray, label: np.ndarray, _: bool) -> float:
 
 _DECISIONS, _NUMBERS = ("classes", "labels"), ("regression",)
 METRICS = {
-    name: Metric(name, label, higher, percent, kinds, compute)
-    for name, label, higher, percent, kinds, compute in (
+    name: Metric(name, label, higher, percent, kinds, compute, *of_class)
+    for name, label, higher, percent, kinds, compute, *of_class in (
         ("accuracy", "accuracy", True, True, _DECISIONS, _accuracy),
         ("balanced_accuracy", "balanced accuracy", True, True, _DECISIONS, _balanced_accuracy),
         ("macro_f1", "macro-F1", True, True, _DECISIONS, _macro_f1),
-        ("auroc", "AUROC", True, True, _DECISIONS, _auroc),
-        ("auprc", "AUPRC", True, True, _DECISIONS, _auprc),
+        ("auroc", "AUROC", True, True, _DECISIONS, _auroc, True, True),
+        ("auprc", "AUPRC", True, True, _DECISIONS, _auprc, True, True),
+        ("recall", "recall", True, True, _DECISIONS, _recall, True),
         ("mae", "mean absolute error", False, False, _NUMBERS, _mae),
         ("rmse", "root mean squared error", False, False, _NUMBERS, _rmse),
         ("r2", "R²", True, False, _NUMBERS, _r2),
@@ -172,8 +214,10 @@ accuracy: of classes the share of samples whose likeliest class is the right one
 over all samples and labels, where a label is said if it is likelier than not.
 balanced_accuracy: the mean recall of the classes; of labels the mean of (recall + specificity) / 2.
 macro_f1: the mean F1 of the classes or labels.
-auroc, auprc: the area under the receiver operating curve, and under the precision-recall curve as average precision: of
-each class against the rest, also where there are two classes, or of each label; then the mean.
+auroc, auprc: the area under the receiver operating curve, and under the precision-recall curve as average precision.
+recall: the share of the samples of a class, or with a label, of which it is said.
+These three are of the positive class against the rest, or of the positive label; without one they are the mean over
+all classes or labels.
 mae, rmse, r2: of each column, then the mean over columns, also where these have different units.
 """
 AUTO = {"classes": "accuracy", "regression": "mae", "labels": "macro_f1"}
@@ -181,7 +225,7 @@ AUTO = {"classes": "accuracy", "regression": "mae", "labels": "macro_f1"}
 
 
 def metric_of(name: str, task: Task) -> Metric:
-    """Return the metric that a name means for a task; "auto" is accuracy, mae or macro_f1.
+    """Return the metric that a name means for a task, labelled for it; "auto" is accuracy, mae or macro_f1.
 
     Raises:
         BadInput: If there is no such metric, or it does not fit the task; the message names those that do.
@@ -193,7 +237,38 @@ def metric_of(name: str, task: Task) -> Metric:
         raise BadInput(f"metric={name}: {unknown_name(name, ['auto', *fitting])}")
     if name not in fitting:
         raise BadInput(f"metric={name}: expected one that fits a task of {task.kind}: {', '.join(fitting)}")
-    return METRICS[name]
+    return METRICS[name].titled(task.positive)
+
+
+def metric_of_row(row: Mapping[str, Any]) -> Metric:
+    """Return the metric of a row of results; accuracy where a row of an earlier version names none."""
+    return METRICS.get(str(row.get("metric")), METRICS["accuracy"]).titled(row.get("positive"))
+
+
+def judged(task: Task, positive: str | None) -> Task:
+    """Return a task with a positive class or label; the task itself for "auto" and None.
+
+    Raises:
+        BadInput: If it has no such class or label; the message names those that it has.
+    """
+    if positive in ("auto", None) or positive == task.positive:
+        return task
+    if task.kind == "regression":
+        raise BadInput(f"positive={positive}: a regression has no classes; leave it out")
+    if positive not in task.names:
+        what = "a class" if task.kind == "classes" else "a label"
+        raise BadInput(f"positive={positive}: expected {what} of the data: {unknown_name(positive, task.names)}")
+    task = copy.deepcopy(task)
+    task.positive = positive
+    return task
+
+
+def events(label: Tensor, task: Task) -> int | None:
+    """Count the samples of the positive class, or with the positive label; None where the task has none."""
+    if task.positive is None:
+        return None
+    at = task.names.index(task.positive)
+    return int((label == at).sum() if task.kind == "classes" else (label[:, at] > 0.5).sum())
 
 
 def baseline(train_label: Tensor, label: Tensor, metric: Metric, task: Task) -> float:

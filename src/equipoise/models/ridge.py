@@ -1,13 +1,14 @@
 """Ridge regression in closed form, whose strength is chosen by exact cross-validation over groups.
 
-With the centred Gram matrix K of n samples, the residuals of ridge regression with an unpenalised intercept are A y,
-A = α (K + α)⁻¹ − 1/n; and with the samples g left out of the fit, their errors are A_gg⁻¹ (A y)_g. So one inverse per α
-gives the errors of all folds: nothing is fitted twice.
+Sample i counts w_i times. With r = √w, and the Gram matrix K of the samples centred on their weighted mean and scaled
+by r on both sides, the scaled residuals of ridge regression with an unpenalised intercept are A (r ∘ y),
+A = α (K + α)⁻¹ − r rᵀ / rᵀr; and with the samples g left out of the fit, their scaled errors are A_gg⁻¹ (A (r ∘ y))_g.
+So one inverse per α gives the errors of all folds: nothing is fitted twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ class Chosen(NamedTuple):
     Attributes:
         strength: α for as many samples as were tried.
         left_out: The answers to them, [n, D].
-        loss: Their mean squared error.
+        loss: Their weighted mean squared error.
     """
 
     strength: float
@@ -35,20 +36,23 @@ class Chosen(NamedTuple):
     loss: float
 
 
-def choose_strength(gram: Tensor, target: Tensor, folds: Sequence[Tensor]) -> Chosen:
+def choose_strength(gram: Tensor, target: Tensor, folds: Sequence[Tensor], weight: Tensor | None = None) -> Chosen:
     """Choose α by the mean squared error on left-out folds, from the middle uphill or downhill as far as that helps.
 
     Args:
         gram: Inner products of the features of n samples, [n, n].
         target: [n, D].
         folds: The rows of each fold; together all rows.
+        weight: How much each sample counts, above zero: for all columns of the target alike, [n, 1], or for each,
+            [n, D], which takes D times as long. None for ones.
     """
-    centred, target = _centred(gram.double()), target.double()
-    best = _left_out(centred, target, folds, STRENGTHS[START])
+    gram, target = gram.double(), target.double()
+    weight = torch.ones(len(target), 1) if weight is None else weight
+    best = _left_out(gram, target, folds, STRENGTHS[START], weight.double())
     for way in (STRENGTHS[START + 1 :], STRENGTHS[:START][::-1]):
         start = best
         for strength in way:
-            tried = _left_out(centred, target, folds, strength)
+            tried = _left_out(gram, target, folds, strength, weight.double())
             if tried.loss >= best.loss:
                 break
             best = tried
@@ -57,18 +61,25 @@ def choose_strength(gram: Tensor, target: Tensor, folds: Sequence[Tensor]) -> Ch
     return best
 
 
-def _left_out(centred: Tensor, target: Tensor, folds: Sequence[Tensor], strength: float) -> Chosen:
-    # Half the digits suffice where the diagonal is not small beside the largest eigenvalue, and take half the time.
-    matrix = _with_diagonal(centred if strength < 0.1 else centred.float(), strength)
-    residual = strength * torch.cholesky_inverse(torch.linalg.cholesky(matrix)).double()
-    residual -= 1 / len(residual)
-    errors, answers = residual @ target, torch.empty_like(target)
-    for rows in folds:
-        answers[rows] = target[rows] - torch.linalg.solve(residual[rows][:, rows], errors[rows])
-    return Chosen(strength, answers, float((answers - target).square().mean()))
+def _left_out(gram: Tensor, target: Tensor, folds: Sequence[Tensor], strength: float, weight: Tensor) -> Chosen:
+    answers = torch.empty_like(target)
+    for own, columns in _alike(weight, target):
+        root = own.sqrt()
+        # Half the digits suffice where the diagonal is not small beside the largest eigenvalue, and take half the time.
+        centred = _centred(gram, own)
+        matrix = _with_diagonal(centred if strength < 0.1 else centred.float(), strength)
+        residual = strength * torch.cholesky_inverse(torch.linalg.cholesky(matrix)).double()
+        residual -= root @ root.T / own.sum()
+        errors = residual @ (root * target[:, columns])
+        for rows in folds:
+            error = torch.linalg.solve(residual[rows][:, rows], errors[rows]) / root[rows]
+            answers[rows, columns] = target[rows, columns] - error
+    return Chosen(strength, answers, float((weight * (answers - target).square()).mean()))
 
 
-def solve(features: Tensor, target: Tensor, strength: float, gram: Tensor) -> tuple[Tensor, Tensor]:
+def solve(
+    features: Tensor, target: Tensor, strength: float, gram: Tensor, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Solve a ridge regression with an unpenalised intercept.
 
     Args:
@@ -76,20 +87,36 @@ def solve(features: Tensor, target: Tensor, strength: float, gram: Tensor) -> tu
         target: [N, D].
         strength: α.
         gram: Their inner products, [N, N].
+        weight: As for `choose_strength`.
 
     Returns:
         The weights [D, F] and the intercept [D].
     """
-    mean, level = features.mean(dim=0), target.double().mean(dim=0)
-    wanted = target.double() - level
-    if len(features) <= 2 * features.shape[1]:
-        solution = _solution(_with_diagonal(_centred(gram.double()), strength), wanted)
-        weight = ((solution - solution.mean(dim=0)).T.to(features)) @ features  # of centred features, without a copy
-    else:
-        centred = features - mean
-        moments = _with_diagonal((centred.T @ centred).double(), strength)
-        weight = _solution(moments, (centred.T @ wanted.to(centred)).double()).T.to(features)
-    return weight, level.to(weight) - weight @ mean
+    weight = torch.ones(len(target), 1) if weight is None else weight
+    solved = features.new_empty(target.shape[1], features.shape[1] + 1)
+    for own, columns in _alike(weight.double(), target.double()):
+        wanted, share = target[:, columns].double(), own / own.sum()
+        mean, level = share.T.to(features) @ features, share.T @ wanted
+        wanted, root = wanted - level, own.sqrt()
+        if len(features) <= 2 * features.shape[1]:
+            solution = root * _solution(_with_diagonal(_centred(gram.double(), own), strength), root * wanted)
+            # Of centred features, without a copy.
+            coefficients = (solution - share * solution.sum(dim=0)).T.to(features) @ features
+        else:
+            centred = root.to(features) * (features - mean)
+            moments = _with_diagonal((centred.T @ centred).double(), strength)
+            coefficients = _solution(moments, (centred.T @ (root * wanted).to(centred)).double()).T.to(features)
+        solved[columns, :-1], solved[columns, -1] = coefficients, (level.to(features) - mean @ coefficients.T)[0]
+    return solved[:, :-1], solved[:, -1]
+
+
+def _alike(weight: Tensor, target: Tensor) -> Iterator[tuple[Tensor, slice]]:
+    """Give weights [n, 1], and the columns of the target that have them."""
+    if weight.shape[1] == 1:
+        yield weight, slice(0, target.shape[1])
+        return
+    for at in range(target.shape[1]):
+        yield weight[:, at : at + 1], slice(at, at + 1)
 
 
 def _solution(matrix: Tensor, wanted: Tensor) -> Tensor:
@@ -107,8 +134,11 @@ def folds_of(samples: int, groups: Tensor | None) -> list[Tensor]:
     return [torch.from_numpy(np.flatnonzero(fold == one)) for one in np.unique(fold)]
 
 
-def _centred(gram: Tensor) -> Tensor:
-    return gram - gram.mean(dim=0) - gram.mean(dim=1, keepdim=True) + gram.mean()
+def _centred(gram: Tensor, weight: Tensor) -> Tensor:
+    """Return inner products of samples centred on their weighted mean, scaled by the roots of the weights [n, 1]."""
+    share, root = weight / weight.sum(), weight.sqrt()
+    mean = gram @ share
+    return root * (gram - mean - mean.T + share.T @ mean) * root.T
 
 
 def _with_diagonal(matrix: Tensor, strength: float) -> Tensor:

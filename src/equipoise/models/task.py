@@ -30,6 +30,9 @@ class Task(nn.Module, ABC):
 
     Args:
         names: Of the classes, the labels, or the columns of the target.
+
+    Attributes:
+        positive: The class or label that AUROC, AUPRC and recall are of; None for the mean over all.
     """
 
     kind: ClassVar[TaskKind]
@@ -37,6 +40,7 @@ class Task(nn.Module, ABC):
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
         self.names = tuple(map(str, names))
+        self.positive: str | None = None
 
     @property
     def size(self) -> int:
@@ -94,8 +98,18 @@ class Task(nn.Module, ABC):
         """Return the member whose answer this is, finite: the inverse of `answer`."""
 
     @abstractmethod
-    def member_loss(self, member: Tensor, label: Tensor) -> Tensor:
-        """Return the loss of a member without weights of classes or labels, one value per sample, [B]."""
+    def member_loss(self, member: Tensor, label: Tensor, *, weighted: bool = False) -> Tensor:
+        """Return the loss of a member, never smoothed, one value per sample, [B].
+
+        Args:
+            member: As `member` gives it.
+            label: As a part of the data holds it.
+            weighted: Apply the weights of classes or labels.
+        """
+
+    def sample_weights(self, label: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return how much each sample counts by its class, [B], or by each of its labels, [B, L]; None: all alike."""
+        return None
 
     @abstractmethod
     def nothing(self, like: Tensor) -> Tensor:
@@ -119,7 +133,8 @@ class Task(nn.Module, ABC):
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values from which `task_of` makes the task again; its buffers are saved with the weights."""
-        return {"kind": self.kind, "names": list(self.names)}
+        named = {} if self.positive is None else {"positive": self.positive}
+        return {"kind": self.kind, "names": list(self.names), **named}
 
 
 @final
@@ -176,9 +191,14 @@ class Classification(Task):
         """Return log-probabilities; a class without any chance gets the least there is."""
         return answer.clamp(min=torch.finfo(answer.dtype).tiny).log()
 
-    def member_loss(self, member: Tensor, label: Tensor) -> Tensor:
-        """Return the negative log-likelihood."""
-        return -member.gather(1, label[:, None])[:, 0]
+    def member_loss(self, member: Tensor, label: Tensor, *, weighted: bool = False) -> Tensor:
+        """Return the negative log-likelihood, times the weight of the class where weighted."""
+        loss, weights = -member.gather(1, label[:, None])[:, 0], self.sample_weights(label) if weighted else None
+        return loss if weights is None else weights * loss
+
+    def sample_weights(self, label: Tensor) -> Tensor | None:
+        """Return the weight of the class of each sample."""
+        return None if self.weight is None else self.weight.to(label.device)[label]
 
     def nothing(self, like: Tensor) -> Tensor:
         """Give every class the same probability."""
@@ -249,9 +269,13 @@ class MultiLabel(Task):
         """Return log-odds."""
         return answer.logit(eps=torch.finfo(answer.dtype).eps)
 
-    def member_loss(self, member: Tensor, label: Tensor) -> Tensor:
+    def member_loss(self, member: Tensor, label: Tensor, *, weighted: bool = False) -> Tensor:
         """Return the binary cross-entropy, the mean over labels."""
-        return self.loss(member, label.to(member.dtype), weighted=False)
+        return self.loss(member, label.to(member.dtype), weighted=weighted)
+
+    def sample_weights(self, label: Tensor) -> Tensor | None:
+        """Return the weight of each label where it is positive, and one elsewhere."""
+        return None if self.weight is None else torch.where(label > 0.5, self.weight.to(label.device), 1.0)
 
     def nothing(self, like: Tensor) -> Tensor:
         """Give every label even odds."""
@@ -331,7 +355,7 @@ class Regression(Task):
         """Return the numbers themselves."""
         return answer
 
-    def member_loss(self, member: Tensor, label: Tensor) -> Tensor:
+    def member_loss(self, member: Tensor, label: Tensor, *, weighted: bool = False) -> Tensor:  # noqa: ARG002
         """Return the loss between standardised numbers."""
         return self.loss(self.standardised(member), label)
 
@@ -357,7 +381,9 @@ def task_of(plain: Mapping[str, Any]) -> Task:
     """Return the task that `Task.as_dict` described."""
     kinds: dict[str, type[Task]] = {one.kind: one for one in (Classification, MultiLabel, Regression)}
     of_numbers = {key: plain[key] for key in ("loss", "ranges") if key in plain}
-    return kinds[plain["kind"]](plain["names"], **(of_numbers if plain["kind"] == "regression" else {}))
+    task = kinds[plain["kind"]](plain["names"], **(of_numbers if plain["kind"] == "regression" else {}))
+    task.positive = plain.get("positive")
+    return task
 
 
 def _weighted_sum(members: Tensor, weights: Tensor) -> Tensor:

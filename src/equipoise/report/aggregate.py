@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, final
 
-from equipoise.models.metrics import Metric
-from equipoise.report.headline import Headline, Row, baseline_name, headline_of, metric_of_row
+from equipoise.models.metrics import Metric, metric_of_row
+from equipoise.report.headline import Headline, Row, baseline_name, headline_of
 from equipoise.report.intervals import MeanStd as MeanStd
+from equipoise.report.intervals import RunInterval
 from equipoise.report.intervals import mean_std as mean_std
 from equipoise.study.job import shipped_decision
 
@@ -87,12 +88,19 @@ class RunGroup:
         path = self.path(*path)
         return mean_std([number(row, *path) for row in self.rows])
 
-    def interval(self, decision: str) -> tuple[float, float, float | None] | None:
-        """The 95 % interval of a decision's number, of a single run that has measured one, and of how many groups."""
+    @property
+    def counts(self) -> tuple[float, float] | None:
+        """The number of test samples of the first run, and of those of the positive class; None where none is."""
+        samples, events = (number(self.rows[0], "test", key) for key in ("samples", "events"))
+        return None if samples is None or events is None else (samples, events)
+
+    def interval(self, decision: str) -> RunInterval | None:
+        """The 95 % interval of a decision's number, of a single run that has measured one."""
         (decision,) = self.path(decision)
         ends = dig(self.rows[0], "test", f"{decision}_interval") if len(self.rows) == 1 else None
         known = [end for end in map(number, ends) if end is not None] if isinstance(ends, list) else []
-        return (known[0], known[1], number(self.rows[0], "test", "interval_groups")) if len(known) == 2 else None
+        groups = number(self.rows[0], "test", "interval_groups")
+        return RunInterval(known[0], known[1], groups, self.counts) if len(known) == 2 else None
 
     @cached_property
     def protocol(self) -> str | None:
@@ -174,7 +182,7 @@ def baseline_group(groups: Sequence[RunGroup]) -> RunGroup | None:
     for row in (row for group in groups for row in group.rows):
         value, name = number(row, "test", "baseline"), baseline_name(row)
         if value is not None:
-            keys = ("data", "fold", "split", "task", "metric")
+            keys = ("data", "fold", "split", "task", "metric", "positive")
             own = {"label": name, "method": name, "seed": None, "test": {"fused": value}}
             runs.setdefault((row.get("fold"), row.get("split")), {**own, **{key: row.get(key) for key in keys}})
     rows = tuple(sorted(runs.values(), key=_order))

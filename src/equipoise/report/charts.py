@@ -18,6 +18,7 @@ from equipoise.report.predictions import predictions_of_run
 from equipoise.report.rank_diagram import rank_diagram
 from equipoise.report.results import Results
 from equipoise.util.errors import BadInput, look_up
+from equipoise.util.extras import needs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -177,7 +178,8 @@ def _confusion(results: Results, groups: Sequence[RunGroup], data: str, decision
 
 def _roc(results: Results, groups: Sequence[RunGroup], data: str, decision: str) -> Figure:
     """Draw true against false positives: of two classes a line per method, otherwise a line per class or label."""
-    from sklearn.metrics import roc_auc_score, roc_curve
+    with needs("a receiver operating curve", "train"):
+        from sklearn.metrics import roc_auc_score, roc_curve
 
     pooled = _pooled(results, groups, decision, MOST_LINES)
     binary = pooled[0].label.ndim == 1 and len(pooled[0].names) == 2

@@ -13,8 +13,9 @@ from equipoise.models.metrics import METRICS
 from equipoise.report.aggregate import BASELINE, DECISIONS, SHIPPED, MeanStd, Row, RunGroup, dig, headline, modalities
 from equipoise.report.differences import Difference, compared_with
 from equipoise.report.headline import Headline
-from equipoise.report.intervals import MeanInterval
+from equipoise.report.intervals import MeanInterval, RunInterval
 from equipoise.report.kept import MOST_POOLED, PooledFolds, metrics_of, other_metric, pooled
+from equipoise.report.notes import events_of
 from equipoise.report.results import Results
 from equipoise.report.step_times import over
 from equipoise.util.errors import raise_all
@@ -55,7 +56,7 @@ class ResultColumn:
     better: Literal["higher", "lower"] | None = None
     by_protocol: bool = False
     timed: bool = False
-    interval_of: Callable[[RunGroup], tuple[float, float, float | None] | None] | None = None
+    interval_of: Callable[[RunGroup], RunInterval | None] | None = None
 
     @property
     def heading(self) -> str:
@@ -72,17 +73,24 @@ class ResultColumn:
             return Cell(self.written(mean), aside, (mean, deviation))
         mean, low, high = measured.mean, measured.low, measured.high
         if isinstance(measured, PooledFolds | MeanInterval):
-            groups = measured.groups if isinstance(measured, PooledFolds) else None
-            aside = "" if low is None or high is None else self.interval(low, high, groups)
+            groups, counts = (measured.groups, measured.counts) if isinstance(measured, PooledFolds) else (None, None)
+            aside = "" if low is None or high is None else self.interval(low, high, groups, counts)
             return Cell(self.written(mean), aside, (mean, low, high))
         interval = "" if low is None or high is None else f"[{self.written(low, '+')}, {self.written(high, '+')}]"
         interval += FEW if measured.from_few else ""
         return Cell(self.written(mean, "+"), interval, (mean, low, high))
 
-    def interval(self, low: float, high: float, groups: float | None) -> str:
-        """Write an interval, marked where it comes from a bootstrap over few groups."""
+    def interval(self, low: float, high: float, groups: float | None, counts: tuple[float, float] | None) -> str:
+        """Write an interval, marked where it comes from a bootstrap over few groups.
+
+        Args:
+            low: Its lower end.
+            high: Its upper end.
+            groups: How many groups were drawn from; None where it is no bootstrap.
+            counts: The number of samples, and of those of the positive class; None where no class is.
+        """
         few = FEW if groups is not None and groups < FEW_GROUPS else ""
-        return f"[{self.written(low)}, {self.written(high)}]{few}"
+        return f"[{self.written(low)}, {self.written(high)}]{few}{events_of(counts)}"
 
     def written(self, value: float, sign: str = "-") -> str:
         """Write a raw number as the column shows it."""
@@ -351,7 +359,7 @@ def measured(*path: str) -> Callable[[RunGroup], MeanStd | None]:
     return lambda group: group.of(*path)
 
 
-def _interval(decision: str) -> Callable[[RunGroup], tuple[float, float, float | None] | None]:
+def _interval(decision: str) -> Callable[[RunGroup], RunInterval | None]:
     return lambda group: group.interval(decision)
 
 

@@ -9,6 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.util.extras import needs
 from equipoise.util.files import inside
 
 if TYPE_CHECKING:
@@ -27,11 +28,8 @@ def modality_colours(names: Iterable[str]) -> dict[str, str]:
 @contextmanager
 def style() -> Generator[None]:
     """Set the look of a figure while it is drawn; matplotlib's settings are as before afterwards."""
-    try:
+    with needs("a figure", "plot"):
         import matplotlib as mpl
-    except ModuleNotFoundError:
-        msg = "figures need matplotlib, which is not installed; type: pip install 'equipoise[plot]'"
-        raise ModuleNotFoundError(msg) from None
     look: dict[Any, Any] = {
         "svg.hashsalt": "equipoise",  # the same numbers give the same file
         "font.size": 9.5,

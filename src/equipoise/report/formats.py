@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.report.columns import MISSING, Cell, ResultColumn, aligned
 from equipoise.report.table import ResultTable
+from equipoise.util.extras import needs
 from equipoise.util.files import csv_cell
 
 if TYPE_CHECKING:
@@ -203,13 +204,10 @@ def print_table(table: ResultTable, console: Console | None = None) -> None:
         table: The table to print.
         console: None is the standard output.
     """
-    try:
+    with needs("a table in the terminal", "train"):
         from rich import box
         from rich.console import Console
         from rich.table import Table
-    except ImportError as error:
-        msg = "a table in the terminal needs rich, which is not installed. Type: pip install rich"
-        raise ImportError(msg) from error
     console = console or Console()
     # Text objects throughout: a label may hold square brackets, which rich would take for its own mark-up.
     console.print(_text(table.title, "bold"))

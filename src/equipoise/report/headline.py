@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, final
 
-from equipoise.models.metrics import METRICS, Metric
+from equipoise.models.metrics import Metric, metric_of_row
 
 DIGITS = 3  # of a number that is no percentage
 Row = dict[str, Any]
@@ -23,6 +23,7 @@ class Headline:
         decimals: Digits after the point.
 
     Example:
+        >>> from equipoise.models.metrics import METRICS
         >>> Headline(METRICS["accuracy"]).in_words(0.575), Headline(METRICS["mae"], 2).in_words(4.5)
         ('57.5 %', '4.50')
     """
@@ -85,11 +86,6 @@ class Headline:
         return self.written(value) + (" %" if self.metric.percent else "")
 
 
-def metric_of_row(row: Row) -> Metric:
-    """Return the metric of a run; accuracy where a row of an earlier version says none."""
-    return METRICS.get(str(row.get("metric")), METRICS["accuracy"])
-
-
 def headline_of(row: Row, values: Iterable[float] = ()) -> Headline:
     """Return the headline of a study.
 
@@ -110,12 +106,16 @@ def baseline_name(row: Row) -> str:
     kind, metric = row.get("task") or "classes", metric_of_row(row)
     if kind == "regression":
         return "median" if metric.name == "mae" else "mean"
+    if metric.ranks:
+        return "chance"
     return "majority class" if kind == "classes" else "majority of each label"
 
 
 def same_headline(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Divide rows by task and metric, which are never in one table."""
+    """Divide rows by task and metric, which are never in one table, and by the class that the metric is of."""
     divided: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        divided.setdefault((str(row.get("task") or "classes"), metric_of_row(row).name), []).append(row)
+        metric = metric_of_row(row)
+        name = f"{metric.name} of {row['positive']}" if metric.of_class and row.get("positive") else metric.name
+        divided.setdefault((str(row.get("task") or "classes"), name), []).append(row)
     return divided

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
+from equipoise.util.extras import needs
+
 CONFIDENCE = 0.95
 Runs = Mapping[tuple[object, object, object], float]
 """A number of each run, under its fold, seed and split."""
@@ -39,6 +41,22 @@ class MeanInterval(NamedTuple):
     high: float | None
     count: int
     over: Literal["folds", "seeds"]
+
+
+class RunInterval(NamedTuple):
+    """The 95 % interval of a number of one run, by bootstrap.
+
+    Args:
+        low: Lower end.
+        high: Upper end.
+        groups: How many groups were drawn from, or samples, where there are no groups; None where nobody counted.
+        counts: The number of samples, and of those of the positive class or label; None where there is no such.
+    """
+
+    low: float
+    high: float
+    groups: float | None = None
+    counts: tuple[float, float] | None = None
 
 
 class SampledInterval(NamedTuple):
@@ -93,7 +111,8 @@ def interval_over(runs: Runs) -> MeanInterval | None:
     mean, deviation, count = middle
     low = high = None
     if deviation is not None:
-        from scipy.special import stdtrit  # a quarter of a second that other commands need not wait
+        with needs("an interval", "train"):
+            from scipy.special import stdtrit  # a quarter of a second that other commands need not wait
 
         half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(count)
         low, high = mean - half, mean + half

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from equipoise.measure.bootstrap import bootstrap_interval
-from equipoise.models.metrics import METRICS, Metric
+from equipoise.models.metrics import METRICS, Metric, events
 from equipoise.models.task import Task, task_of
 from equipoise.report.aggregate import MeanStd, RunGroup, mean_std
 from equipoise.report.intervals import SampledInterval
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_POOLED = 40  # methods, the best first: every one of them has its own bootstrap
-OF_CLASSES = ("balanced_accuracy", "macro_f1", "auroc", "auprc")
-"""Metrics that are a mean over the classes or labels that occur."""
 Found = TypeVar("Found")
 
 
@@ -32,6 +30,7 @@ class PooledFolds(NamedTuple):
         groups: How many groups are drawn, or samples, where there are no groups.
         grouped: Whether there are groups.
         folds: How many folds there are.
+        counts: The number of samples, and of those of the positive class or label; None where there is no such.
     """
 
     mean: float
@@ -40,6 +39,7 @@ class PooledFolds(NamedTuple):
     groups: int
     grouped: bool
     folds: int
+    counts: tuple[int, int] | None = None
 
 
 def pooled(results: Results, group: RunGroup, decision: str) -> PooledFolds | None:
@@ -83,7 +83,9 @@ def _pool(results: Results, group: RunGroup, decision: str) -> PooledFolds | Non
         return None
     low, high = bootstrap_interval(metric, torch.stack(answers), truth, task, groups) or (None, None)
     count = len(truth) if groups is None else int(groups.max()) + 1
-    return PooledFolds(mean.mean, low, high, count, groups is not None, len(folds))
+    positives = events(truth, task)
+    counts = None if positives is None else (len(truth), positives)
+    return PooledFolds(mean.mean, low, high, count, groups is not None, len(folds), counts)
 
 
 def difference_by_samples(results: Results, ours: RunGroup, theirs: RunGroup, decision: str) -> SampledInterval | None:
@@ -128,8 +130,9 @@ def _by_samples(results: Results, both: Sequence[RunGroup], decision: str) -> Sa
 
 def metrics_of(groups: Sequence[RunGroup]) -> list[Metric]:
     """List the metrics that fit the task of some runs."""
-    kind = str(groups[0].rows[0].get("task") or "classes")
-    return [metric for metric in METRICS.values() if kind in metric.kinds]
+    row = groups[0].rows[0]
+    kind = str(row.get("task") or "classes")
+    return [metric.titled(row.get("positive")) for metric in METRICS.values() if kind in metric.kinds]
 
 
 def other_metric(results: Results, group: RunGroup, metric: Metric, decision: str) -> MeanStd | None:
@@ -148,9 +151,16 @@ def other_metric(results: Results, group: RunGroup, metric: Metric, decision: st
     return _once(results, (metric.name, group.label, group.rows[0].get("config"), decision), compute)
 
 
+def over_classes(groups: Sequence[RunGroup]) -> bool:
+    """Return whether the metric of some runs is a mean over the classes or labels that occur."""
+    metric, named = groups[0].metric, groups[0].rows[0].get("positive") is not None
+    return metric.name in ("balanced_accuracy", "macro_f1") or (metric.of_class and not named)
+
+
 def class_notes(results: Results, groups: Sequence[RunGroup]) -> list[str]:
     """Name the classes of which a test part has no sample, where the metric is a mean over classes."""
-    if groups[0].metric.name not in OF_CLASSES:
+    metric, positive = groups[0].metric, groups[0].rows[0].get("positive")
+    if not (metric.of_class or over_classes(groups)):
         return []
     absent: dict[Any, tuple[str, ...]] = {}
     count, what = 0, "class"
@@ -163,6 +173,9 @@ def class_notes(results: Results, groups: Sequence[RunGroup]) -> list[str]:
     for fold, names in sorted(absent.items(), key=lambda one: str(one[0]).rjust(9)):
         folds.setdefault(names, []).append(fold)
     lacking = {names: some for names, some in folds.items() if names}
+    if metric.of_class and positive is not None:
+        without = [fold for names, some in lacking.items() if positive in names for fold in some]
+        return [f"{_where(without)} no sample of {positive}, and so no {metric.label}."] if without else []
     if not lacking:
         return []
     parts = [f"{_where(some)} no sample of {_and(names)}" for names, some in lacking.items()]
@@ -184,7 +197,9 @@ def _and(names: Sequence[str]) -> str:
 
 
 def _task(one: Predictions) -> Task:
-    return task_of({"kind": one.task, "names": one.names, "loss": "huber"})
+    positive = one.run.get("positive")
+    named = {"positive": positive} if positive in one.names else {}
+    return task_of({"kind": one.task, "names": one.names, "loss": "huber", **named})
 
 
 def _once(results: Results, key: object, compute: Callable[[], Found]) -> Found:

@@ -49,6 +49,7 @@ def notes_below(
         _runs(groups, rows),
         _splits(rows),
         _marks(groups, intervals=shown is None or bool({*DECISIONS, SHIPPED} & {*shown}), steps=has("step")),
+        _events(groups),
         _steps(rows) if has("step") else "",
         _intervals(differences, headline(groups), decision) if has("difference") else "",
         _mixtures(groups),
@@ -154,6 +155,19 @@ def _marks(groups: Sequence[RunGroup], *, intervals: bool, steps: bool) -> str:
     timed = sum(1 for group in groups if group.step)
     fastest = " Underlined: fastest of the three best." if steps and timed > 1 else ""
     return f"{deviation}Bold: best of its column{among}.{fastest}"
+
+
+def events_of(counts: tuple[float, float] | None) -> str:
+    """Write behind an interval of how many samples it is, and of how many of the positive class; "" without one."""
+    return "" if counts is None else f", {plural(int(counts[1]), 'event')} in {int(counts[0]):,}"
+
+
+def _events(groups: Sequence[RunGroup]) -> str:
+    """Say what an event is, where intervals count them."""
+    if not any(group.counts for group in groups):
+        return ""
+    chance = f" By chance the {groups[0].metric.label} is their share." if groups[0].metric.name == "auprc" else ""
+    return f"Events are samples of {groups[0].rows[0].get('positive')}.{chance}"
 
 
 def _steps(rows: Sequence[Row]) -> str:
@@ -290,9 +304,10 @@ def _without_baseline(groups: Sequence[RunGroup], baseline: str) -> str:
     reached = f"reaches {head.in_words(best.shipped.mean)} {head.label} on the test part"
     if ends := best.interval(SHIPPED):
         over = str(dig(best.rows[0], "test", "interval_over") or "groups")
-        count = "" if ends[2] is None else f" over {ends[2]:,.0f} {over}"
-        few = ", too few to tell" if ends[2] is not None and ends[2] < FEW_GROUPS else ""
-        reached += f" (95 % interval {head.written(ends[0])} to {head.written(ends[1])}, by bootstrap{count}{few})"
+        count = "" if ends.groups is None else f" over {ends.groups:,.0f} {over}"
+        few = ", too few to tell" if ends.groups is not None and ends.groups < FEW_GROUPS else ""
+        ends_in_words = f"{head.written(ends.low)} to {head.written(ends.high)}"
+        reached += f" (95 % interval {ends_in_words}, by bootstrap{count}{few}{events_of(ends.counts)})"
     elif best.shipped.deviation is not None:
         reached += (
             f" (mean of {plural(best.shipped.count, 'run')}, standard deviation {head.written(best.shipped.deviation)})"

@@ -16,6 +16,7 @@ from equipoise.report.columns import (
 )
 from equipoise.report.differences import differences_between
 from equipoise.report.headline import Row
+from equipoise.report.intervals import RunInterval
 from equipoise.report.notes import plural
 from equipoise.report.results import Results
 from equipoise.report.table import ResultTable, build_table
@@ -69,7 +70,7 @@ def _column(data: str, column: ResultColumn, lines: dict[str, RunGroup], *, seve
         own = lines.get(group.label)
         return None if own is None else column.of(own)
 
-    def interval_of(group: RunGroup) -> tuple[float, float, float | None] | None:
+    def interval_of(group: RunGroup) -> RunInterval | None:
         own = lines.get(group.label)
         return None if own is None or column.interval_of is None else column.interval_of(own)
 

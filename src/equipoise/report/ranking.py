@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, final
 
+from equipoise.models.metrics import metric_of_row
 from equipoise.report.aggregate import SHIPPED, MeanStd, RunGroup, headline, mean_std, measures_of, number
 from equipoise.report.columns import ResultColumn
 from equipoise.report.formats import text_table
-from equipoise.report.headline import Row, metric_of_row
+from equipoise.report.headline import Row
 from equipoise.report.notes import listed, plural
 from equipoise.report.results import Results
 from equipoise.report.table import ResultTable, build_table
 from equipoise.util.errors import BadInput
+from equipoise.util.extras import needs
 
 
 class Ranked(NamedTuple):
@@ -172,7 +174,8 @@ def critical_difference(methods: int, data: int) -> float:
         >>> round(critical_difference(4, 14), 2)
         1.25
     """
-    from scipy.stats import studentized_range  # a second that other commands need not wait
+    with needs("a critical difference", "train"):
+        from scipy.stats import studentized_range  # a second that other commands need not wait
 
     q = float(studentized_range.ppf(1 - LEVEL, methods, math.inf)) / math.sqrt(2)
     return q * math.sqrt(methods * (methods + 1) / (6 * data))
@@ -197,7 +200,8 @@ def mean_ranks(results: Results, measure: str = "shipped") -> MeanRanks | None:
     common = [label for label in every if all(label in own for own in merits.values())]
     if len(merits) < 2 or len(common) < 2:
         return None
-    from scipy.stats import friedmanchisquare, rankdata
+    with needs("a ranking", "train"):
+        from scipy.stats import friedmanchisquare, rankdata
 
     table = [[own[label] for label in common] for own in merits.values()]
     ranks = rankdata([[-merit for merit in line] for line in table], axis=1).mean(axis=0).tolist()

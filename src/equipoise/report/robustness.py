@@ -173,7 +173,7 @@ def _table(data: str, axis: Axis, decision: str, curves: Sequence[MethodCurve]) 
 
 def _headline(curves: Sequence[MethodCurve], decision: str) -> Headline:
     values = [value for curve in curves for at in curve.runs for value in values_at(curve, at, decision).values()]
-    return headline_of({"metric": curves[0].metric.name}, values)
+    return Headline(curves[0].metric, headline_of({"metric": curves[0].metric.name}, values).decimals)
 
 
 def _interval(curve: MethodCurve, runs: Runs) -> MeanInterval:

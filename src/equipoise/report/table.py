@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from equipoise.measure.bootstrap import FEW_GROUPS, RANKED
+from equipoise.measure.bootstrap import FEW_GROUPS
 from equipoise.report.aggregate import (
     BASELINE,
     DECISIONS,
@@ -29,7 +29,7 @@ from equipoise.report.columns import (
     usual_columns,
 )
 from equipoise.report.differences import Difference, differences_between
-from equipoise.report.kept import MOST_POOLED, OF_CLASSES, class_notes, pooled
+from equipoise.report.kept import MOST_POOLED, class_notes, over_classes, pooled
 from equipoise.report.notes import notes_below
 from equipoise.report.results import Results
 from equipoise.report.step_times import DOUBTED, doubt_note, load_of, time_note
@@ -215,13 +215,13 @@ def _interval_notes(
         known = [one for group in groups[:MOST_POOLED] for key in DECISIONS if (one := pooled(results, group, key))]
         counts |= {one.groups for one in known}
         what = "groups" if known[0].grouped else "samples"
-        metric = headline(groups).metric.name
+        metric = headline(groups).metric
         yield (
             f"Pooled: over the test samples of all {known[0].folds} folds together, mean over seeds; [low, high] is "
             f"the 95 % interval by bootstrap over {known[0].groups:,} {what}."
-            + (" A draw in which a class does not occur leaves it out of the mean." if metric in OF_CLASSES else "")
-            + (" Scores of the models of different folds are ranked together there." if metric in RANKED else "")
+            + (" A draw in which a class does not occur leaves it out of the mean." if over_classes(groups) else "")
+            + (" Scores of the models of different folds are ranked together there." if metric.ranks else "")
         )
     few = sorted(int(count) for count in counts if count is not None and count < FEW_GROUPS)
-    if few and any(cell.aside.endswith(FEW) for line in table.cells for cell in line):
+    if few and any(f"]{FEW}" in cell.aside for line in table.cells for cell in line):
         yield f"{FEW} from {' or '.join(map(str, few))} groups: too few to tell."

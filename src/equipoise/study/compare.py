@@ -23,6 +23,7 @@ from equipoise.training import launch
 from equipoise.training.launch import device_of
 from equipoise.training.trackers import Trackers
 from equipoise.util.errors import BadInput, FailedRuns, collect
+from equipoise.util.extras import needs
 from equipoise.util.files import inside, open_inside
 from equipoise.util.processes import threads
 
@@ -227,7 +228,8 @@ def diagnose(joint: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -
 def _interval(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return -math.inf, math.inf
-    from scipy.special import stdtrit  # a quarter of a second that other commands need not wait
+    with needs("an interval", "train"):
+        from scipy.special import stdtrit  # a quarter of a second that other commands need not wait
 
     half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
     return mean(values) - half, mean(values) + half

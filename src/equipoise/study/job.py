@@ -13,18 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
+import numpy as np
 import torch
 
 from equipoise.balance import collectives
+from equipoise.data.digests import sample_digests
 from equipoise.data.source import DataSet
 from equipoise.data.splits import Splits
+from equipoise.data.views import IN_THE_GRAPH
 from equipoise.measure import measure_run, peak_memory, step_seconds
 from equipoise.measure.outputs import Outputs
 from equipoise.measure.predictions import PREDICTIONS, as_npz, predictions_of
 from equipoise.measure.remarks import warnings_of
 from equipoise.measure.timing import PROTOCOL, StepTimes, trained_step
 from equipoise.models.fusion_model import FusionModel
-from equipoise.models.metrics import metric_of
+from equipoise.models.metrics import judged, metric_of
 from equipoise.study.portfolio import Made, make_model
 from equipoise.study.registry import Entry
 from equipoise.study.store import SCHEMA, Store, cannot_write, is_disk_error
@@ -36,13 +39,14 @@ from equipoise.training.step import own_code
 from equipoise.training.trackers import Trackers, flat_results
 from equipoise.util import VERSION
 from equipoise.util.errors import BadInput, raise_all
+from equipoise.util.extras import needs
 from equipoise.util.files import inside, write_atomic
 from equipoise.util.named import fingerprint
 from equipoise.util.processes import keep_freed_memory
 
 FORMAT, TASK_FORMAT = 1, 2
 """Of the description of a model that tells classes; and of any other, which readers of the first would take for one."""
-DESCRIPTION, WEIGHTS = "model.json", "model.safetensors"
+DESCRIPTION, WEIGHTS, SEEN = "model.json", "model.safetensors", "seen.safetensors"
 
 
 def save_model(
@@ -58,12 +62,13 @@ def save_model(
         members: What each member of a combined model is built from: encoder, features, fusion and unimodal. Of a single
             one the model itself; none where the row's settings say it.
     """
-    import safetensors.torch
+    with needs("saving a model", "train"):
+        import safetensors.torch
 
     content = {
         "format": FORMAT if splits.task.kind == "classes" else TASK_FORMAT,
         "classes": list(splits.classes),
-        "task": splits.task.as_dict(),
+        "task": judged(splits.task, row.get("positive")).as_dict(),
         "unimodal": model.unimodal,
         **({"members": list(members)} if members else {}),
         "inputs": _inputs(splits),
@@ -77,7 +82,23 @@ def save_model(
     except safetensors.SafetensorError as error:  # raised where the disk is full
         raise OSError(str(error)) from None
     unfinished.replace(inside(folder, WEIGHTS))
+    _save_digests(folder, splits, str(row.get("split")))
     write_atomic(folder, DESCRIPTION, json.dumps(content, indent=1) + "\n")
+
+
+def _save_digests(folder: Path, splits: Splits, key: str) -> None:
+    """Write digests of the samples that the model has seen, sorted, so that it knows them again; nothing of them else.
+
+    Sensors whose views are left to the caller do not count: what these compute may differ in the last digits.
+    """
+    import safetensors.numpy
+
+    views = splits.train.views
+    names = [name for name in splits.modalities if name not in views or isinstance(views[name], IN_THE_GRAPH)]
+    if names:
+        parts = {"train": splits.train, "validation": splits.validation}
+        digests = {name: np.sort(sample_digests(part, names, key)) for name, part in parts.items()}
+        write_atomic(folder, SEEN, safetensors.numpy.save(digests))
 
 
 def _inputs(splits: Splits) -> dict[str, dict[str, Any]]:
@@ -303,7 +324,8 @@ def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder, "curves.jsonl", "".join(json.dumps(record) + "\n" for record in trained.curves))
     published = f" on the test set, as the protocol {splits.protocol} was published" if splits.selects_on_test else ""
-    metric = metric_of(settings.metric, splits.task)
+    task = judged(splits.task, settings.positive)
+    metric = metric_of(settings.metric, task)
     rules = {"best": f"best {metric.label}", "loss": "lowest loss"}
     rule = rules.get(settings.select, settings.select)
     taken = trained.steps * len(trained.curves) if made.evidence is None else 0  # a portfolio knows its own budget
@@ -317,11 +339,14 @@ def _row(job: Job, made: Made, splits: Splits, folder: Path, workers: int | None
         "about": splits.about,
         "task": splits.task.kind,
         "metric": metric.name,
+        **({} if task.positive is None else {"positive": task.positive}),
         "selected": {"epoch": trained.epoch, "by": rule + published},
         **measured,
         "ships": shipped_decision(measured),
         **({} if made.evidence is None else {"portfolio": made.evidence}),
-        "warnings": warnings_of(measured["validation"], taken, weighted=settings.class_weight != "none"),
+        "warnings": warnings_of(
+            measured["validation"], taken, task, weighted=settings.class_weight != "none", trained=trained.steps > 0
+        ),
         "seconds": {**parts, "step": step, "total": trained.seconds, "cpu": computed},
         "timing": {"step": how, "parts": PROTOCOL, "workers": workers, **({} if times is None else times.as_dict())},
         "memory": peak_memory(torch.device(trained.device)),

@@ -28,7 +28,7 @@ from equipoise.models.votes import Votes, read_votes
 from equipoise.study.registry import Entry, all_methods
 from equipoise.training.closed_form import closed_form, why_not_solved
 from equipoise.training.settings import Settings
-from equipoise.training.step import model_problem
+from equipoise.training.step import model_problem, task_for
 from equipoise.training.trackers import Trackers
 from equipoise.training.train import Trained, train
 from equipoise.util.errors import BadInput
@@ -218,7 +218,8 @@ class Portfolio:
     ) -> None:
         self.entry, self.settings, self.splits, self.folder = entry, entry.settings, splits, folder
         self.on_epoch, self.trackers, self.how = on_epoch, trackers, how
-        self.metric = metric_of(entry.settings.metric, splits.task)
+        self.task = task_for(splits, entry.settings)
+        self.metric = metric_of(entry.settings.metric, self.task)
         self.total, self.done = sum(trainings_of(entry, splits.task.kind)), 0
         self.seconds = 0.0
         self.floor: Tensor | None = None  # the committee of the closed form, against which others earn their weight
@@ -302,7 +303,7 @@ class Portfolio:
 
     def _judge(self, members: Sequence[Member]) -> tuple[CommitteeFit, dict[str, Any]]:
         """Fit the committee of all heads of some members, and return it with its loss, metric and weights."""
-        task, votes = self.splits.task, [member.votes for member in members]
+        task, votes = self.task, [member.votes for member in members]
         fit = fit_combined(task, votes, self.floor)
         label = votes[0].label
         value = None

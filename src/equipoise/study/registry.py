@@ -23,7 +23,7 @@ from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput, look_up, raise_all
 from equipoise.util.named import imported, is_path, told
 
-WITH_COMMAS = ("encoder", "class_weight")
+WITH_COMMAS = ("encoder", "class_weight", "positive")
 """Settings whose one value may hold commas."""
 OR_YOUR_OWN = "or a class of your own by dotted path: my_file.Gap"
 

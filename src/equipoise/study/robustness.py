@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any, Literal, NamedTuple, final
 
 from equipoise.data.source import DataSet, share_of
-from equipoise.models.metrics import Metric, baseline, metric_of
+from equipoise.models.metrics import Metric, baseline, judged, metric_of
 from equipoise.study.compare import record_command
 from equipoise.study.executors import Cluster
 from equipoise.study.job import DIVERGED, ERROR, FoldSplits, Job, Measure, diverged
@@ -229,9 +229,11 @@ def _curves(plans: Sequence[_Planned], rows: Mapping[str, dict[str, Any]]) -> li
     found: dict[tuple[str, str, Axis], MethodCurve] = {}
     for one in plans:
         first = one.jobs[0]
-        metric = metric_of(first.entry.settings.metric, one.splits[first.fold].task)
+        settings = first.entry.settings
+        tasks = {fold: judged(splits.task, settings.positive) for fold, splits in one.splits.items()}
+        metric = metric_of(settings.metric, tasks[first.fold])
         constants = {
-            fold: baseline(splits.train.label, splits.test.label, metric, splits.task)
+            fold: baseline(splits.train.label, splits.test.label, metric, tasks[fold])
             for fold, splits in one.splits.items()
         }
         samples = round(mean(len(splits.train) for splits in one.splits.values()))

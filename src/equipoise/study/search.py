@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, final
 
 from equipoise.data.source import DataSet
-from equipoise.models.metrics import Metric, metric_of
+from equipoise.models.metrics import Metric, judged, metric_of
 from equipoise.study.compare import record_command
 from equipoise.study.executors import Cluster, Executor
 from equipoise.study.executors.remote import TRIES
@@ -17,16 +17,14 @@ from equipoise.study.tuning import Search, SearchResult, SearchTrial, headline
 from equipoise.training import checkpoint
 from equipoise.training.train import score_of
 from equipoise.util.errors import BadInput, FailedRuns
+from equipoise.util.extras import needs
 from equipoise.util.files import inside
 from equipoise.util.processes import threads
 
-try:
+with needs("equipoise tune", "tune"):
     import optuna
     from optuna.samplers import TPESampler
     from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
-except ModuleNotFoundError:
-    msg = "equipoise tune needs optuna, which is not installed; type: pip install 'equipoise[tune]'"
-    raise ModuleNotFoundError(msg) from None
 
 FILE, NAME = "tune.db", "tune"
 STARTS = 5  # trials that come to their end before any is pruned
@@ -69,7 +67,8 @@ def run_search(
     search = search._replace(base=job.entry)  # with the number of epochs that "auto" stands for
     record_command(out, command)
     with store.locked():
-        metric = metric_of(search.base.settings.metric, splits[None].task)
+        settings = search.base.settings
+        metric = metric_of(settings.metric, judged(splits[None].task, settings.positive))
         study = _open_study(inside(out, FILE), search, job, metric)
         scheduler = _Scheduler(study, search, job, store, trials, tries=TRIES if on is None else 1)  # clusters retry
         finished = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))

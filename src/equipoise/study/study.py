@@ -13,7 +13,7 @@ import torch
 from equipoise.data.source import DataSet, mark_task, mark_tokens
 from equipoise.data.splits import Splits
 from equipoise.models.choose import kinds_of
-from equipoise.models.metrics import METRICS, metric_of
+from equipoise.models.metrics import metric_of, metric_of_row
 from equipoise.study.executors import Cluster, Executor, RunFunction
 from equipoise.study.executors.local import RanksExecutor, local_executor, pending_on_ranks
 from equipoise.study.job import FoldSplits, Job, Measure, pending, run_job, shipped_decision
@@ -297,7 +297,7 @@ def run_progress(total: int, title: str, *, quiet: bool = False, where: str = ""
         progress.bar("", title, finished, total)
         decision = shipped_decision(content)
         value = None if kind == "failed" else content["validation"].get(decision)
-        label = METRICS[content.get("metric", "accuracy")].label
+        label = metric_of_row(content).label
         score = "done" if value is None else f"validation {label} {value:.3f} ({decision})"
         progress.line(f"{finished}/{total} {job.name}{where}: {content['reason'] if kind == 'failed' else score}")
 

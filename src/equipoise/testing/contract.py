@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast, final
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,6 +17,10 @@ from equipoise.balance.balancer import Balancer
 from equipoise.balance.losses import Table
 from equipoise.models.evaluation import cross_entropies
 from equipoise.models.hybrid_fusion import HybridFusion
+from equipoise.util.extras import needs
+
+with needs("equipoise.testing"):
+    import pytest
 
 Batch: TypeAlias = "tuple[dict[str, Tensor], Tensor]"  # inputs by modality, and labels
 

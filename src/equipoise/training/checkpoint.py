@@ -25,6 +25,7 @@ from equipoise.balance import collectives
 from equipoise.training.launch import broadcast, gather
 from equipoise.training.parallel import ParallelModel
 from equipoise.util.errors import BadInput
+from equipoise.util.extras import needs
 from equipoise.util.files import inside, link_problems
 
 WITHIN_EPOCH = 1.0  # seconds an epoch lasts at least before a checkpoint is written inside it
@@ -42,8 +43,9 @@ def _write(folder: Path, epoch: int, model: nn.Module, rest: dict[str, Any], bat
         rest: Optimiser, schedule, balancer, random state, curves.
         batch: How many batches of the next epoch are done.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_model
+    with needs("a checkpoint", "train"):
+        from safetensors import SafetensorError
+        from safetensors.torch import save_model
 
     name = f"epoch-{epoch:05d}" + (f"-batch-{batch:07d}" if batch else "")
     final, unfinished = inside(folder, name), inside(folder, "unfinished")
@@ -231,7 +233,8 @@ class Checkpoints:
         """
         if self._folder is None:
             return
-        from safetensors.torch import load_model
+        with needs("a checkpoint", "train"):
+            from safetensors.torch import load_model
 
         state, whole, content = self._state, self._model.full_model(), None
         if collectives.rank() == 0 and (newest := _newest(self._folder)) is not None:

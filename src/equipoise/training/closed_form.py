@@ -2,7 +2,8 @@
 
 One head reads all sensors, and one each of them. Its outputs become probabilities by one temperature per head; then
 all vote, as the committee of any model does. Strengths, temperatures and votes are chosen on training samples that were
-left out by groups, together with the validation part. The result is a `LateFusion`.
+left out by groups, together with the validation part. Where classes or labels have weights, samples count by them in
+all of this, as in the loss of a training. The result is a `LateFusion`.
 """
 
 from __future__ import annotations
@@ -69,12 +70,14 @@ def closed_form(splits: Splits, settings: Settings) -> Solved:
 
     Args:
         splits: The data.
-        settings: Of the run, of which the task counts: weights of classes are for training.
+        settings: Of the run, of which the task counts, with the weights of its classes or labels.
     """
     task = task_for(splits, settings)
     encoders = {name: FrozenFeatures(shape) for name, shape in splits.shapes.items()}
-    train = _read(_some(splits.train), encoders, fit=True)
-    checked = _read(_some(splits.validation), encoders, fit=False)
+    # Every weighted label is solved by itself: of fewer samples, so that all of them take no longer than one.
+    most = int(MOST_SAMPLES / (task.size if isinstance(task, MultiLabel) and task.weight is not None else 1) ** (1 / 3))
+    train = _read(_some(splits.train, most), encoders, fit=True)
+    checked = _read(_some(splits.validation, most), encoders, fit=False)
     model = LateFusion(encoders, task=task, fusion="concat", unimodal="head")
     heads = {ALL: getattr(model.fusion, "head"), **dict(model.heads)}  # noqa: B009 (a concatenation has one)
     solver = _Solver(task, train, checked)
@@ -102,6 +105,7 @@ class _Solver:
     def __init__(self, task: Task, train: _Read, checked: _Read) -> None:
         self.task, self.train, self.checked = task, train, checked
         self.target = _target(task, train.label)
+        self.weight = _weight(task, train.label)
         self.tried = torch.from_numpy(_evenly(len(self.target), TRIED))
         self.label = torch.cat([train.label[self.tried], checked.label])
         grams = {name: values @ values.T for name, values in train.features.items()}
@@ -119,23 +123,23 @@ class _Solver:
                 parameter.zero_()
             return torch.zeros(len(self.label), self.task.size, dtype=torch.float64)
         features, later = _side_by_side(self.train, name), _side_by_side(self.checked, name)
-        target, gram = self.target, self.grams[name]
+        target, weight, gram = self.target, self.weight, self.grams[name]
         groups = None if self.train.group is None else self.train.group[own]
-        chosen = choose_strength(gram[own][:, own], target[own], folds_of(len(own), groups))
+        chosen = choose_strength(gram[own][:, own], target[own], folds_of(len(own), groups), weight[own])
         strength = chosen.strength * math.sqrt(int(here.sum()) / len(own))
         if not here.all():
-            features, target, gram = features[here], target[here], gram[here][:, here]
-        weight, bias = solve(features, target, strength, gram)
+            features, target, weight, gram = features[here], target[here], weight[here], gram[here][:, here]
+        matrix, bias = solve(features, target, strength, gram, weight)
         left_out = torch.zeros(len(self.tried), self.task.size, dtype=torch.float64)
         left_out[rows] = chosen.left_out
-        outputs = torch.cat([left_out, (later @ weight.T + bias).double()])
+        outputs = torch.cat([left_out, (later @ matrix.T + bias).double()])
         there = self.checked.present.get(name, torch.ones(len(self.checked.label), dtype=torch.bool))
         known = torch.cat([here[self.tried], there])
         sharpness = _sharpness(self.task, outputs[known], self.label[known])
-        head.weight.copy_(sharpness * weight)
+        head.weight.copy_(sharpness * matrix)
         head.bias.copy_(sharpness * bias)
-        loss = self.task.loss(sharpness * outputs[known].float(), self.label[known], weighted=False).mean()
-        facts = {"strength": strength, "sharpness": sharpness, "loss": float(loss), "samples": int(here.sum())}
+        loss = _loss(self.task, sharpness * outputs[known].float(), self.label[known])
+        facts = {"strength": strength, "sharpness": sharpness, "loss": loss, "samples": int(here.sum())}
         self.evidence[name] = facts
         return sharpness * outputs
 
@@ -159,21 +163,32 @@ def _standard(task: Task, label: Tensor) -> Tensor:
     return task.standardised(label).double()
 
 
+def _weight(task: Task, label: Tensor) -> Tensor:
+    """Return how much samples count, [N, 1] or of each label [N, L], one on average, so that an α means the same."""
+    weight = task.sample_weights(label)
+    weight = torch.ones(len(label), 1) if weight is None else weight.reshape(len(label), -1)
+    return weight.double() / weight.double().mean(dim=0)
+
+
+def _loss(task: Task, outputs: Tensor, label: Tensor) -> float:
+    return float(task.member_loss(task.member(outputs), label, weighted=True).mean())
+
+
 def _sharpness(task: Task, outputs: Tensor, label: Tensor) -> float:
     """Find the factor, one over the temperature, under which outputs are the most likely; 1 for numbers."""
     if isinstance(task, Regression) or len(outputs) == 0:
         return 1.0
     outputs = outputs.float()
     candidates = np.geomspace(0.25, 64, 49)
-    losses = [float(task.loss(outputs * float(factor), label, weighted=False).mean()) for factor in candidates]
+    losses = [_loss(task, outputs * float(factor), label) for factor in candidates]
     return float(candidates[int(np.argmin(losses))])
 
 
-def _some(part: Part) -> Part:
+def _some(part: Part, most: int) -> Part:
     """Return as many samples of a part as are read, evenly spread over it, as encoders read them."""
     one = part.take(torch.arange(1)).ready().inputs
     size = sum(array.nbytes for array in one.values())
-    count = min(MOST_SAMPLES, max(1, MOST_BYTES // size))
+    count = min(most, max(1, MOST_BYTES // size))
     return part.take(torch.from_numpy(_evenly(len(part), count))).ready()
 
 

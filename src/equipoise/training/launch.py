@@ -26,6 +26,7 @@ from equipoise.balance.balancer import Balancer
 from equipoise.training.settings import Settings
 from equipoise.training.trackers import PROJECT, Trackers
 from equipoise.util.errors import BadInput, printable, raise_all
+from equipoise.util.extras import needs
 
 TIMEOUT = timedelta(hours=2)  # that ranks wait for each other: rank 0 measures while the others do
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -83,7 +84,8 @@ def accelerate_state(state: SharedState) -> Generator[None, None, None]:
 
 
 def _swap(state: SharedState) -> None:
-    from accelerate.state import AcceleratorState, GradientState, PartialState
+    with needs("training", "train"):
+        from accelerate.state import AcceleratorState, GradientState, PartialState
 
     for kind in (AcceleratorState, GradientState, PartialState):
         shared = kind._shared_state  # which its objects have as their attributes: changed in place
@@ -95,9 +97,10 @@ def _swap(state: SharedState) -> None:
 
 def make_accelerator(settings: Settings, trackers: Trackers, folder: Path | None) -> Any:
     """Make Accelerate's accelerator, with the precision, device and trackers of a run."""
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, PartialState
-    from accelerate.utils import patch_environment
+    with needs("training", "train"):
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState, PartialState
+        from accelerate.utils import patch_environment
 
     # A run may follow another of other precision in one process; `train` sees to it that no caller's state is there.
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -17,7 +17,9 @@ from equipoise.util.named import is_path
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Switch: TypeAlias = "bool | Literal['auto']"
 Fusion = Literal["concat", "sum", "gated", "film", "hybrid", "early"]
-MetricName = Literal["auto", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "auprc", "mae", "rmse", "r2"]
+MetricName = Literal[
+    "auto", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "auprc", "recall", "mae", "rmse", "r2"
+]
 MOST_EPOCHS, MOST_SAMPLES, MOST_FEATURES = 10**6, 2**31 - 1, 2**16
 _WEIGHTS = "none, balanced, or a number above zero for each class, such as 1,2,5"
 
@@ -55,10 +57,13 @@ class Settings:
             keep cross-entropy; it needs fusion=concat or sum, and knows no class weights and no modality dropout. Of
             labels: "auto", cross-entropy.
         metric: The number by which models are judged: in tables, in `select`, `patience` and tuning. "accuracy",
-            "balanced_accuracy", "macro_f1", "auroc" or "auprc" of classes and labels; "mae", "rmse" or "r2" of a
-            regression; "auto": accuracy of classes, mae of a regression, macro_f1 of labels.
-        class_weight: Weights of the classes in the training loss: "none"; "balanced", so that every class weighs alike;
-            or a number for each in their order, "1,2,5". Of labels, weights of their positives.
+            "balanced_accuracy", "macro_f1", "auroc", "auprc" or "recall" of classes and labels; "mae", "rmse" or "r2"
+            of a regression; "auto": accuracy of classes, mae of a regression, macro_f1 of labels.
+        positive: The class or label that auroc, auprc and recall are of, by its name, such as "died"; "auto": of two
+            classes the rarer one, and the mean over all of more classes and of labels.
+        class_weight: Weights of the classes in the training loss, the closed form and the committee: "none";
+            "balanced", so that every class weighs alike; or a number for each in their order, "1,2,5". Of labels,
+            weights of their positives.
         label_smoothing: The share of the target that is spread evenly over all classes in the training loss. Measured
             losses have none, and so have labels and numbers, whatever this says.
         augment: "auto" varies the training samples at random by the kind of each sensor, see `equipoise.data.augment`;
@@ -104,6 +109,7 @@ class Settings:
     task: Literal["auto", "classes", "regression", "labels"] = "auto"
     loss: Literal["auto", "huber", "mse", "mae", "tcmax"] = "auto"
     metric: MetricName = "auto"
+    positive: str = "auto"
     class_weight: str = "none"
     label_smoothing: float = 0.0
     augment: Literal["none", "auto"] = "none"

@@ -23,7 +23,7 @@ from equipoise.models.choose import build_encoders, own_encoders
 from equipoise.models.encoded import EncodedModel
 from equipoise.models.evaluation import evaluating
 from equipoise.models.fusion_model import FusionModel, Unimodal
-from equipoise.models.metrics import Metric
+from equipoise.models.metrics import Metric, judged
 from equipoise.models.own_model import OwnModel, build_own
 from equipoise.models.task import Classification, Regression, RegressionLoss, Task
 from equipoise.models.tcmax import tcmax_loss
@@ -288,8 +288,8 @@ def evaluate(
 
 
 def task_for(splits: Splits, settings: Settings) -> Task:
-    """Return the task of some data with loss, class weights and smoothing of the settings, for a model of its own."""
-    task = weighted_task(copy.deepcopy(splits.task), settings, splits.train.label)
+    """Return the task of some data for a model of its own: with loss, weights and positive class of the settings."""
+    task = weighted_task(copy.deepcopy(judged(splits.task, settings.positive)), settings, splits.train.label)
     known = {"classes": ("auto", "tcmax"), "labels": ("auto",), "regression": ("auto", *get_args(RegressionLoss))}
     if settings.loss not in known[task.kind]:
         expected = " or ".join(known[task.kind])

@@ -1,8 +1,9 @@
-"""Class weights: a training loss in which rare classes count as much as frequent ones."""
+"""Class weights: rare classes count as much as frequent ones, in training and in what is solved or fitted."""
 
 import torch
 from torch import Tensor
 
+from equipoise.models.metrics import judged
 from equipoise.models.task import Classification, MultiLabel, Task
 from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput
@@ -19,7 +20,8 @@ def weighted_task(task: Task, settings: Settings, label: Tensor) -> Task:
     what it meant without them. Labels: the positives of a label have the weight n_negative / n_positive, between 1/20
     and 20; negatives keep theirs, so that the loss is at most doubled.
 
-    Only the loss that is trained on has weights. Losses, likelihoods and committees of validation and test have none.
+    The loss that is trained on has weights, and so have closed-form heads, committees, and the choice among members of
+    an automatic model. Losses that are measured on validation and test have none.
 
     Args:
         task: Of the data.
@@ -41,11 +43,11 @@ def weighted_task(task: Task, settings: Settings, label: Tensor) -> Task:
     if isinstance(task, MultiLabel):
         positive = label.double().sum(dim=0)
         ratio = (len(label) - positive) / positive.clamp(min=1)
-        return MultiLabel(task.names, _tensor(given, ratio.clamp(1 / MOST, MOST)))
+        return judged(MultiLabel(task.names, _tensor(given, ratio.clamp(1 / MOST, MOST))), task.positive)
     count = torch.bincount(label, minlength=task.size).double()
     weight = _tensor(given, len(label) / (task.size * count.clamp(min=1))).double()
     mean = (weight * count).sum() / max(len(label), 1)
-    return Classification(task.names, (weight / mean).float())
+    return judged(Classification(task.names, (weight / mean).float()), task.positive)
 
 
 def _tensor(given: tuple[float, ...], balanced: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.util.errors import BadInput, Unreadable
+from equipoise.util.extras import NotInstalled, not_installed
 
 FORMULAS = ("=", "+", "-", "@", "|", "%")
 """The signs that begin a formula."""
@@ -24,7 +25,7 @@ def reading(path: str | Path) -> Generator[Path]:
 
     Raises:
         Unreadable: For anything about the file.
-        ModuleNotFoundError: If the package that reads such files is not installed; says what to type.
+        NotInstalled: If the package that reads such files is missing; says what to type.
     """
     path = Path(path)
     try:
@@ -33,11 +34,10 @@ def reading(path: str | Path) -> Generator[Path]:
         if path.stat().st_size == 0:
             raise Unreadable(f"{path}: empty, 0 bytes")
         yield path
-    except Unreadable:
+    except (Unreadable, NotInstalled):
         raise
     except ModuleNotFoundError as missing:
-        msg = f"reading {path} needs {missing.name}, which is not installed; type: pip install 'equipoise[media]'"
-        raise ModuleNotFoundError(msg, name=missing.name) from missing
+        raise not_installed(f"reading {path}", missing.name or str(missing), "media") from missing
     except Exception as why:  # given broken data, decoders raise whatever they like
         reason = (getattr(why, "strerror", None) or str(why)).strip() or type(why).__name__  # not the path once more
         raise Unreadable(f"{path}: cannot be decoded ({reason})") from why

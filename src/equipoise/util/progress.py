@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, final
 
 from equipoise.util.errors import printable
+from equipoise.util.extras import needs
 
 REFRESH = 0.1  # seconds between two updates of the bars
 
@@ -29,9 +30,10 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self.live:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Display
+            with needs("progress in a terminal", "train"):
+                from rich.console import Console
+                from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+                from rich.progress import Progress as Display
 
             text = TextColumn("{task.description}", markup=False)
             columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -78,8 +80,9 @@ def status_line(name: str, *, quiet: bool) -> Generator[Callable[[str], None]]:
     if quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
-        from rich.console import Console
-        from rich.text import Text
+        with needs("progress in a terminal", "train"):
+            from rich.console import Console
+            from rich.text import Text
 
         with Console(stderr=True).status("starting") as status:
             yield lambda text: status.update(Text(printable(text)))  # no mark-up: names may hold square brackets

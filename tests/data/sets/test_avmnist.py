@@ -257,6 +257,8 @@ def test_audio_mnist_is_brought_to_the_same_rate(own: Path, pairs: Pairs) -> Non
     make_takes(own / "audiomnist", rate=48_000, nested=True)
     (own / "audiomnist" / "data" / "audioMNIST_meta.txt").write_text("{}", encoding="utf-8")
     faster = opened(own, replace(MADE, snr=25.0))
+    assert {take.name for take in faster.takes} == set(expected)
+    assert len(faster.listed) == TRAIN + VALIDATION + TEST
     for take in faster.takes:
         assert abs(len(take.wave) - len(expected[take.name])) <= 160
     for number, clip in enumerate(faster.listed):

@@ -13,6 +13,7 @@ from equipoise.study.store import Store
 from equipoise.training.launch import device_of
 from equipoise.training.settings import Settings
 from equipoise.util.errors import BadInput
+from equipoise.util.extras import not_installed
 
 RunFunction = Callable[..., dict[str, Any]]
 """Does a job: (job, splits, folder, on_epoch) → row."""
@@ -160,7 +161,7 @@ def cluster_of(text: str | None) -> Cluster | None:
 
     Raises:
         BadInput: If it names no cluster.
-        ModuleNotFoundError: If the package for it is missing.
+        NotInstalled: If the package for it is missing; says what to type.
     """
     if text is None:
         return None
@@ -169,6 +170,5 @@ def cluster_of(text: str | None) -> Cluster | None:
     if cluster is None:
         raise BadInput(f"--on {text}: {EXPECTED}")
     if importlib.util.find_spec(cluster.package) is None:
-        msg = f"--on {kind} needs {cluster.package}, which is not installed; type: pip install 'equipoise[{kind}]'"
-        raise ModuleNotFoundError(msg)
+        raise not_installed(f"--on {kind}", cluster.package, kind)
     return cluster
