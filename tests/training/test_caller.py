@@ -89,7 +89,7 @@ def test_two_commands_into_one_folder_are_both_recorded(tmp_path: Path, equipois
         ended = equipoise("train", "--data", "generated", "--method", method, "--out", tmp_path, *WORDS)
         assert ended.code == 0, ended.err
     first, second = (
-        f"equipoise train --data generated --method {method} --out {tmp_path} {' '.join(WORDS)}"
+        f"equipoise train --data generated --method {method} --out {tmp_path.name} {' '.join(WORDS)}"
         for method in ("msl", "mimo")
     )
     dated = r"# \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d"

@@ -17,7 +17,7 @@ from equipoise.util.errors import BadInput, collect
 def find_data(saved: SavedModel) -> str | None:
     """Return the name or the file that a run was trained on, or None if the file is not here."""
     data = saved.row["data"]
-    return data if data in {**all_data(), **PUBLISHED} or Path(data).exists() else None
+    return data if data in {**all_data(), **PUBLISHED} or Path(data).is_file() else None
 
 
 def data_of_run(saved: SavedModel, data: str | None = None, split: str | None = None) -> Splits:

@@ -16,6 +16,7 @@ from equipoise.deploy.deployable import LENGTH, VALID, InputSpec
 from equipoise.models.encoders import real_steps
 from equipoise.study.job import SEEN
 from equipoise.util.errors import BadInput, first_line
+from equipoise.util.extras import needs
 from equipoise.util.files import inside
 
 PARTS = ("train", "validation")
@@ -43,8 +44,9 @@ class SeenSamples:
         Raises:
             BadInput: If the file is damaged.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        with needs("a saved model", "predict"):
+            from safetensors import SafetensorError
+            from safetensors.numpy import load_file
 
         path = inside(folder, SEEN)
         if not path.is_file():

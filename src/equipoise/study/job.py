@@ -91,7 +91,8 @@ def _save_digests(folder: Path, splits: Splits, key: str) -> None:
 
     Sensors whose views are left to the caller do not count: what these compute may differ in the last digits.
     """
-    import safetensors.numpy
+    with needs("saving a model", "train"):
+        import safetensors.numpy
 
     views = splits.train.views
     names = [name for name in splits.modalities if name not in views or isinstance(views[name], IN_THE_GRAPH)]
