@@ -64,7 +64,8 @@ def test_nothing_runs_from_a_pickle(name: str, protocol: int, tmp_path: Path) ->
     content = pickle.dumps(bombs(mark)[name], protocol=protocol)
     for containers, expected in ((True, "expected a pickle of numpy arrays"), (False, "expected an array of objects")):
         with pytest.raises(
-            pickle.UnpicklingError, match=rf"{expected}.*, found (\S+, which is not run|the instruction)"
+            pickle.UnpicklingError,
+            match=rf"{expected}.*, found (\S+, which is not run|a dictionary|an object of a class)",
         ):
             read(content, containers=containers)
     assert not mark.exists()
@@ -137,7 +138,7 @@ NESTED = {"list": [1, 2], "tuple": (1,), "dict": {}, "set": {1}, "array": np.arr
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 @pytest.mark.parametrize("kind", NESTED)
 def test_containers_in_an_array_of_objects_are_refused_with_what_to_type(kind: str, protocol: int) -> None:
-    found = r"(a dictionary|a set|instruction DICT|__builtin__\.set|builtins\.set|list|tuple|arrays of objects)"
+    found = r"(a dictionary|a set|__builtin__\.set|builtins\.set|list|tuple|arrays of objects)"
     with pytest.raises(pickle.UnpicklingError, match=rf"text, numbers, or arrays of numbers, found .*{found}.*; save"):
         read(pickle.dumps(boxed("a", NESTED[kind]), protocol), containers=False)
 

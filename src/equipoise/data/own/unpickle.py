@@ -25,7 +25,7 @@ ADVICE = "save text as labels.astype(str), and lists of different length as arra
 
 _TYPES = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|[SU]\d{1,9}|O8?")
 _VALUES = (str, bytes, bytearray, int, float, type(None), np.generic, np.ndarray, list, tuple, dict)
-_NAMES = {"EMPTY_DICT": "a dictionary", "EMPTY_SET": "a set", "NEWOBJ": "an object of a class"}
+_NAMES = {"EMPTY_DICT": "a dictionary", "DICT": "a dictionary", "EMPTY_SET": "a set", "NEWOBJ": "an object of a class"}
 _STEPS = """
 PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING
 SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 EMPTY_TUPLE
