@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.own.npz import read_array
+from equipoise.data.own.unpickle import load_pickle
 from equipoise.data.splits import Splits, split_by_group
 
 
@@ -77,7 +77,9 @@ def people_of(fold: int | None, folds: int = len(PEOPLE)) -> dict[str, tuple[int
 def _windows() -> tuple[dict[str, Tensor], Tensor, Tensor]:
     path = _verified_file()
     with path.open("rb") as file:
-        content = read_array(file, path.stat().st_size).tolist()  # the dictionary inside an array without dimensions
+        np.lib.format.read_magic(file)
+        np.lib.format.read_array_header_1_0(file)
+        content = load_pickle(file).tolist()  # the dictionary inside an array without dimensions
     windows, label, person = [], [], []
     for series, exercise, subject in zip(content["X"], content["y"], content["subject"], strict=True):
         starts = range(0, len(series) - WINDOW + 1, STRIDE)

@@ -5,6 +5,7 @@ As a program: `python mutated_pickles.py COUNT SEED` reads so many, in little me
 
 from __future__ import annotations
 
+import io
 import pickle
 import pickletools
 import random
@@ -40,7 +41,8 @@ def contents() -> list[Any]:
         {"a": [1, -(2**40), 1e300], 7: ("x", None, True, b"\x00\xff", b"")},
         [shared, shared, {"again": shared}, {2.5: 2}],
         [np.asfortranarray(np.arange(6).reshape(2, 3))],
-        boxed(boxed(np.float64(1), "x"), None, [np.int8(3)]),
+        boxed(np.float64(1), "x", None, np.arange(4.0), np.int8(3)),
+        boxed("a", None, [np.int8(3)]),
         *arrays,
     ]
 
@@ -166,11 +168,12 @@ def read_mutated(count: int, seed: int) -> dict[str, int]:
     """
     draw, known, found = random.Random(seed), wholes(), {"refused": 0, "loaded": 0}
     for whole in known:
-        touch(load_pickle(whole))
+        touch(load_pickle(io.BytesIO(whole)))
     for _ in range(count):
         content = mutated(draw.choice(known), draw.choice(known), draw)
+        containers = draw.random() < 0.7
         try:
-            loaded = load_pickle(content)
+            loaded = load_pickle(io.BytesIO(content), containers=containers)
         except pickle.UnpicklingError:
             found["refused"] += 1
             continue
@@ -178,6 +181,8 @@ def read_mutated(count: int, seed: int) -> dict[str, int]:
             raise AssertionError(f"{content!r} raised {escaped!r}") from escaped
         try:
             touch(loaded)
+            if isinstance(loaded, np.ndarray) and not containers:
+                assert not any(isinstance(value, (list, tuple, dict)) for value in loaded.ravel().tolist())
         except Exception as escaped:
             raise AssertionError(f"{content!r} gave what is no plain data: {escaped!r}") from escaped
         found["loaded"] += 1

@@ -117,8 +117,8 @@ def read_npy(path: str | Path) -> np.ndarray:
 def read_array(file: Any, size: int) -> np.ndarray:
     """Read an array from the bytes of an ``.npy``, whose header must fit their number; else raise a ValueError."""
     shape, fortran, dtype = _read_header(file)
-    if dtype.hasobject:  # Python's own values, or arrays; whatever else it holds is refused, not run
-        array = load_pickle(file)
+    if dtype.hasobject:  # text, as pandas saves a column, or arrays; whatever else it holds is refused, not run
+        array = load_pickle(file, containers=False)
         plain = isinstance(array, np.ndarray)
         if not plain or array.shape != shape or array.dtype.kind != "O":
             found = f"{array.dtype} of shape {array.shape}" if plain else type(array).__name__

@@ -1,7 +1,7 @@
-"""Reading pickles without running them: text, numbers, arrays and plain containers of these, and nothing else.
+"""Reading pickles without running them: text, numbers and arrays of these; those of a data set also hold containers.
 
-A pickle is a program. `pickletools` takes it apart, and what an honest one makes is made here, instruction by
-instruction: no name in it is looked up, nothing in it is called, and memory is counted before it is taken.
+Python's reader that is written in Python does the work, with the instructions and names of this page and no others.
+What makes arrays is written anew, since numpy's own believes a file that says where in memory an object lies.
 """
 
 import math
@@ -9,41 +9,44 @@ import pickle
 import pickletools
 import re
 import sys
-from typing import Any, BinaryIO, Literal, NoReturn, final
+from typing import Any, BinaryIO, ClassVar, NoReturn, final
 
 import numpy as np
 
-from equipoise.util.processes import free_memory, memory_problem
+from equipoise.util.processes import MUCH, free_memory, memory_problem
 
-DEEPEST = 20  # containers in each other
 COST = 200  # bytes of memory that an instruction takes, about
+DEEPEST = 20  # containers in each other
 NUMBERS = 2**15  # keys that are numbers: unlike those of text, they can be chosen so that a dictionary takes n² steps
 MOST_AXES = 64  # as numpy has it
+CONTAINERS = "expected a pickle of numpy arrays, numbers, text and plain containers"
+OBJECTS = "expected an array of objects to hold text, numbers, or arrays of numbers"
+ADVICE = "save text as labels.astype(str), and lists of different length as arrays or as files with a .csv manifest"
 
 _TYPES = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|[SU]\d{1,9}|O8?")
-_KNOWN = {
-    "numpy.ndarray",
-    "numpy.dtype",
-    "numpy.core.multiarray._reconstruct",
-    "numpy.core.multiarray.scalar",
-    "numpy.core.numeric._frombuffer",
-    "_codecs.encode",
-    "builtins.bytes",
-    "__builtin__.bytes",
-}
-_OTHER = ([], [pickletools.anyobject])
-_ATOMS = {each.name for each in pickletools.opcodes if each.arg and each.stack_after not in _OTHER}
-_MARK, _UNBUILT = object(), object()
+_VALUES = (str, bytes, bytearray, int, float, type(None), np.generic, np.ndarray, list, tuple, dict)
+_NAMES = {"EMPTY_DICT": "a dictionary", "DICT": "a dictionary", "EMPTY_SET": "a set", "NEWOBJ": "an object of a class"}
+_STEPS = """
+PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING
+SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 EMPTY_TUPLE
+TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET GLOBAL
+STACK_GLOBAL REDUCE"""
+_CODES = [ord(each.code) for each in pickletools.opcodes if each.name in _STEPS.split()]
 
 
-def load_pickle(file: BinaryIO | bytes) -> Any:
-    """Read a pickle; raise a `pickle.UnpicklingError` if it holds anything but plain data, is damaged or too large."""
+def load_pickle(file: BinaryIO, *, containers: bool = True) -> Any:
+    """Read a pickle; raise a `pickle.UnpicklingError` if it holds anything but plain data, is damaged or too large.
+
+    Args:
+        file: Is read twice, from where it stands.
+        containers: Whether lists, tuples and dictionaries may hold each other; else it is one array of objects.
+    """
     try:
-        return _Machine().run(file)
-    except pickle.UnpicklingError:
-        raise
+        return (_Containers if containers else _Reader)(file).load()
     except Exception as why:  # an instruction that got what it cannot use; there are dozens of ways
-        raise pickle.UnpicklingError(f"refused a damaged pickle: {type(why).__name__}: {why!s:.200}") from None
+        found = why if type(why) is _RefusedError else f"it damaged: {type(why).__name__}: {why!s:.200}"
+        message = f"{CONTAINERS}, found {found}" if containers else f"{OBJECTS}, found {found}; {ADVICE}"
+        raise pickle.UnpicklingError(message) from None
 
 
 def check_values(array: np.ndarray) -> None:
@@ -57,191 +60,142 @@ def check_values(array: np.ndarray) -> None:
             raise ValueError("expected text, found numbers that are no letters")
 
 
-def _refuse(why: str) -> NoReturn:
-    raise pickle.UnpicklingError(f"refused {why}")
+@final
+class _RefusedError(Exception):
+    pass
+
+
+def _refuse(found: str) -> NoReturn:
+    raise _RefusedError(found)
+
+
+def _is_boxed(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.hasobject
 
 
 @final
-class _Box:
-    """A value that holds others, and its cost once these are written out as often as it holds them."""
-
-    def __init__(self, value: Any, cost: int = COST, depth: int = 1, *, data: bool = True) -> None:
-        self.value, self.cost, self.depth, self.data = value, cost, depth, data
-        self.held = False  # by another: from then on nothing is added to it, so that none holds itself
+class _Type:
+    def __init__(self, code: str, *_: object) -> None:
+        self.dtype = np.dtype(code) if _TYPES.fullmatch(code) else _refuse(f"the type {code:.20}")
 
 
-@final
-class _Name(str):
-    """A name in a pickle."""
+class _Reader(pickle._Unpickler):  # the one written in C has no table of instructions
+    deepest, most = 1, MUCH // COST
+    dispatch: ClassVar[dict[int, Any]] = {code: pickle._Unpickler.dispatch[code] for code in _CODES}
+    stack: list[Any]
+    metastack: list[list[Any]]
+    memo: dict[int, Any]
 
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file, encoding="latin1")  # Python 2 wrote bytes as strings
+        self.file, self.room, self.used, self.unfilled = file, free_memory(), 0, dict[int, np.ndarray]()
+        self.makers = {
+            "numpy.ndarray": _RefusedError,  # named beside each array, and not called
+            "numpy.dtype": _Type,
+            "numpy.core.multiarray._reconstruct": self.make_array,
+            "numpy.core.multiarray.scalar": lambda kind, content: self.fill(np.empty(0), (), kind, False, content)[()],
+            "numpy.core.numeric._frombuffer": lambda content, kind, shape, order: self.fill(
+                np.empty(0), shape, kind, order == "F", content
+            ),
+            "_codecs.encode": self.encode,
+            "builtins.bytes": lambda: b"",
+            "__builtin__.bytes": lambda: b"",
+        }
 
-@final
-class _Machine:
-    """Carries out the instructions that plain data needs. Containers, arrays, types and names are boxed."""
-
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
-        self.room, self.used, self.numbers = free_memory(), 0, 0
-
-    def run(self, file: BinaryIO | bytes) -> Any:
-        for opcode, argument, _ in pickletools.genops(file):
+    def load(self) -> Any:
+        start = self.file.tell()
+        for count, (step, argument, _) in enumerate(pickletools.genops(self.file)):  # also refuses claims of length
+            if ord(step.code) not in self.dispatch:
+                _refuse(_NAMES.get(step.name, f"the instruction {step.name}"))
+            if isinstance(argument, int) and argument.bit_length() > 64:
+                _refuse(f"a number of {argument.bit_length():,} bits")
             self.take(COST + (len(argument) if isinstance(argument, (str, bytes, bytearray)) else 0))
-            self.step(opcode.name, argument)
-        value, left = self.packed(1).value[0], self.stack
-        return value if not left else _refuse("a pickle with something left over: expected one value")
+            if count > self.most:
+                _refuse(f"more than {self.most:,} instructions")
+        self.file.seek(start)
+        value = super().load()
+        self.memo.clear()  # it holds this reader too
+        if self.stack or self.metastack or self.unfilled:
+            _refuse("something left over")
+        self.check(value)
+        return value
 
     def take(self, size: int) -> None:
         self.used += size
         if self.used > self.room:
-            _refuse(f"a pickle that {memory_problem(self.used, self.room)}")
+            _refuse(f"what {memory_problem(self.used, self.room)}")
 
-    def step(self, name: str, argument: Any) -> None:
-        match name:
-            case "PROTO" | "FRAME" | "STOP":
-                return
-            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
-                self.memo[len(self.memo) if argument is None else argument] = self.stack[-1]
-                return
-            case "GET" | "BINGET" | "LONG_BINGET":
-                made = self.memo[argument]
-            case "MARK" | "NONE" | "NEWTRUE" | "NEWFALSE":
-                made = {"MARK": _MARK, "NEWTRUE": True, "NEWFALSE": False}.get(name)
-            case "EMPTY_LIST" | "EMPTY_DICT" | "EMPTY_TUPLE":
-                made = _Box({"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple}[name]())
-            case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
-                made = self.packed(int(name[5:] or 0), only_data=False)
-                made.value = tuple(made.value)
-            case "LIST":
-                made = self.packed()
-            case "APPEND" | "APPENDS":
-                items, (made,) = self.packed(int(name == "APPEND")), self.pop(1)
-                self.extended(made, items, list).extend(items.value)
-            case "DICT" | "SETITEM" | "SETITEMS":
-                items, made = self.packed(2 * (name == "SETITEM")), _Box({}) if name == "DICT" else self.pop(1)[0]
-                keys = list(map(self.key, items.value[::2]))
-                self.extended(made, items, dict).update(zip(keys, items.value[1::2], strict=True))
-            case "GLOBAL" | "STACK_GLOBAL":
-                words = ".".join(argument.split(" ", 1) if argument else self.pop(2))
-                made = _Box(_name(words.replace("numpy._core.", "numpy.core.", 1)), data=False)
-            case "REDUCE":
-                made = _called(*(box.value for box in self.pop(2)))
-            case "BUILD":
-                made, state = self.pop(2)
-                _build(made, state)
-            case _ if name in _ATOMS:
-                if isinstance(argument, int) and argument.bit_length() > 64:
-                    _refuse(f"a number of {argument.bit_length():,} bits: expected at most 64")
-                made = argument
-            case _:
-                _refuse(f"the instruction {name}: expected those of plain data")
-        self.stack.append(made)
+    def check(self, value: Any) -> None:
+        """Refuse what is no data, and containers without an end, written out as often as others hold them."""
+        left = [([value], 0)]
+        while left:
+            held, depth = left.pop()
+            items = held.ravel().tolist() if isinstance(held, np.ndarray) else held
+            items = list(items.values()) if isinstance(items, dict) else items
+            self.take(COST * len(items))
+            if odd := [kind.__name__ for kind in set(map(type, items)) if not issubclass(kind, _VALUES)]:
+                _refuse(f"{odd[0]}, which is no value")
+            inner = [item for item in items if isinstance(item, (list, tuple, dict)) or _is_boxed(item)]
+            if inner and depth == self.deepest:
+                _refuse(type(inner[0]).__name__ + (f" inside of {depth} containers" if depth > 1 else ""))
+            left += [(item, depth + 1) for item in inner]
 
-    def pop(self, count: int) -> list[Any]:
-        """Take so many values off the stack; 0 for those above the last mark, and the mark."""
-        start = len(self.stack) - count
-        if not count:
-            start = 1 + next(place for place in reversed(range(len(self.stack))) if self.stack[place] is _MARK)
-        values = self.stack[start:]
-        if len(values) < count or any(value is _MARK for value in values):
-            _refuse("a damaged pickle: expected more on its stack")
-        del self.stack[start - (not count) :]
-        return values
+    def find_class(self, module: str, name: str) -> Any:
+        known = self.makers.get(f"{module}.{name}".replace("numpy._core.", "numpy.core.", 1))
+        return known or _refuse(f"{module}.{name}, which is not run")
 
-    def packed(self, count: int = 0, *, only_data: bool = True) -> _Box:
-        """Return values off the stack in a box."""
-        items = self.pop(count)
-        boxes = [item for item in items if type(item) is _Box]
-        cost, depth = (
-            COST * len(items) + sum(box.cost for box in boxes),
-            1 + max((box.depth for box in boxes), default=0),
-        )
-        data = all(box.data for box in boxes)
-        for box in boxes:
-            box.held = True
-        if only_data and not data:
-            _refuse("a name, a type or an unfinished array that stands for nothing: expected plain data")
-        if depth > DEEPEST:
-            _refuse(f"containers in each other, more than {DEEPEST} deep: expected at most so many")
-        if cost > self.room:
-            _refuse(f"what {memory_problem(cost, self.room)}, written out")
-        return _Box([item.value if type(item) is _Box else item for item in items], cost, depth, data=data)
+    def encode(self, text: str, codec: str) -> bytes:
+        self.take(len(text))
+        return text.encode("latin1") if codec in ("latin1", "latin-1") else _refuse(f"the code {codec:.20}")
 
-    def extended(self, box: Any, items: _Box, kind: type) -> Any:
-        """Return the content of a box that is to be extended."""
-        if type(box) is not _Box or type(box.value) is not kind or box.held:
-            _refuse(f"to add to anything but a {kind.__name__} that is being made")
-        box.cost, box.depth = box.cost + items.cost, max(box.depth, items.depth)
-        return box.value
+    def make_array(self, *_: object) -> np.ndarray:
+        array = np.empty(0)
+        return self.unfilled.setdefault(id(array), array)
 
-    def key(self, key: Any) -> Any:
-        """Return a key; Python hashes what is nested by recursion, without a limit."""
-        if not isinstance(key, (str, bytes, int, float, np.integer, np.floating, type(None))):
-            _refuse(f"a key of the type {type(key).__name__}: expected text or a number")
-        self.numbers += not isinstance(key, (str, bytes))
-        if self.numbers > NUMBERS:
-            _refuse(f"more than {NUMBERS:,} keys that are numbers: expected text")
-        return key
+    def build(self) -> None:
+        state, made = self.stack.pop(), self.stack[-1]
+        if type(made) is _Type:
+            made.dtype = made.dtype.newbyteorder(state[1]) if state[1] in ("<", ">") else made.dtype
+        else:
+            self.fill(self.unfilled[id(made)], *state[1:])
+            del self.unfilled[id(made)]
+
+    def fill(self, array: np.ndarray, shape: Any, kind: _Type, fortran: object, content: Any) -> np.ndarray:
+        dtype = kind.dtype if type(kind) is _Type else _refuse("an array without a type")
+        if isinstance(content, (str, bytearray)):
+            content = self.encode(content, "latin1") if isinstance(content, str) else bytes(content)
+        expected, each = (list, 1) if dtype.hasobject else (bytes, dtype.itemsize)
+        fits = type(shape) is tuple and len(shape) <= MOST_AXES and type(content) is expected
+        count = math.prod(shape) if fits and all(type(axis) is int and axis >= 0 for axis in shape) else -1
+        if count < 0 or len(content) != count * each or (count > 1 and not each):
+            _refuse(f"an array of shape {shape!s:.100} and a content that does not fit it")
+        if dtype.hasobject and any(id(item) in self.unfilled or _is_boxed(item) for item in content):
+            _refuse("arrays of objects inside of each other")  # very deep, they would end the process
+        self.take(0 if dtype.isnative else len(content))  # numpy shares the bytes where it can
+        state: Any = (1, shape, dtype, bool(fortran), content)
+        array.__setstate__(state)
+        check_values(array)
+        return array
+
+    dispatch[pickle.BUILD[0]] = build
 
 
-def _name(words: str) -> _Name:
-    if words not in _KNOWN:
-        expected = "expected a pickle of numpy arrays, numbers, strings and plain containers"
-        advice = "A pickle can run any program; if you trust this one, convert it to .npz yourself"
-        _refuse(f"to load {words}: {expected}. {advice}")
-    return _Name(words)
+@final
+class _Containers(_Reader):
+    deepest, most, numbers = DEEPEST, sys.maxsize, 0
+    dispatch: ClassVar[dict[int, Any]] = {
+        **_Reader.dispatch,
+        pickle.EMPTY_DICT[0]: lambda self: self.append({}),
+        pickle.DICT[0]: lambda self: _refuse("the instruction DICT") if self.pop_mark() else self.append({}),
+        pickle.SETITEM[0]: lambda self: self.put([self.stack.pop(-2), self.stack.pop()]),
+        pickle.SETITEMS[0]: lambda self: self.put(self.pop_mark()),
+    }
 
-
-def _called(name: object, arguments: Any) -> Any:
-    """Return what a call makes that an honest pickle of plain data has in it."""
-    match (str(name) if type(name) is _Name else "", *arguments):
-        case "numpy.core.multiarray._reconstruct", _Name("numpy.ndarray"), (0,), b"b" | "b":
-            return _Box(_UNBUILT, data=False)
-        case "numpy.dtype", str(code), *_ if _TYPES.fullmatch(code):
-            return _Box(np.dtype(code), data=False)
-        case "numpy.core.multiarray.scalar", dtype, content:
-            return _Box(_array((), dtype, "C", content)[()], depth=0)
-        case "numpy.core.numeric._frombuffer", content, dtype, shape, ("C" | "F") as order:
-            array = _array(shape, dtype, order, content)
-            return _Box(array, COST + array.nbytes, 0)
-        case "_codecs.encode", str(text), "latin1" | "latin-1":
-            return text.encode("latin1")
-        case (("builtins.bytes" | "__builtin__.bytes"),):
-            return b""
-    return _refuse(f"to call {name} of {arguments!r:.100}: expected what makes a plain array")
-
-
-def _build(box: _Box, state: _Box) -> None:
-    """Give a type its order of bytes, or an array its content."""
-    if isinstance(box.value, np.dtype):
-        order = state.value[1]
-        box.value = box.value.newbyteorder(order) if order in ("<", ">") else box.value
-        return
-    if box.value is not _UNBUILT:
-        _refuse(f"to change a {type(box.value).__name__}: expected an array or a type that has no content yet")
-    _, shape, dtype, fortran, content = state.value
-    box.value = _array(shape, dtype, "F" if fortran else "C", content)
-    box.depth = state.depth if dtype.hasobject else 0
-    box.cost, box.data = state.cost + box.value.nbytes, True
-
-
-def _array(shape: Any, dtype: Any, order: Literal["C", "F"], content: Any) -> np.ndarray:
-    """Make an array; its shape, type and content have to agree."""
-    plain = isinstance(dtype, np.dtype) and type(shape) is tuple and len(shape) <= MOST_AXES
-    if not plain or not all(type(size) is int and size >= 0 for size in shape):
-        _refuse("an array without a shape or a type")
-    content = content.encode("latin1") if isinstance(content, str) else content  # as Python 2 wrote bytes
-    expected, kind = math.prod(shape) * (1 if dtype.hasobject else dtype.itemsize), list if dtype.hasobject else bytes
-    if not isinstance(content, (kind, bytearray)) or len(content) != expected:
-        _refuse(f"an array of shape {shape} and type {dtype}: expected its shape, type and content to agree")
-    if dtype.hasobject:
-        array = np.empty(len(content), object)
-        for place, value in enumerate(content):
-            array[place] = value
-        return array.reshape(shape, order=order)
-    native = dtype.newbyteorder("=")
-    if not content:
-        return np.zeros(shape, native) if dtype.itemsize or math.prod(shape) < 2 else _refuse("items of no size")
-    array = np.frombuffer(content, dtype).reshape(shape, order=order)
-    check_values(array)
-    return array if dtype.isnative else array.astype(native)
+    def put(self, items: list[Any]) -> None:
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            self.numbers += not isinstance(key, (str, bytes))
+            if not isinstance(key, (str, bytes, int, float, np.number, type(None))) or type(self.stack[-1]) is not dict:
+                _refuse(f"{type(key).__name__} as a key of {type(self.stack[-1]).__name__}")
+            if self.numbers > NUMBERS:
+                _refuse(f"more than {NUMBERS:,} keys that are numbers")
+            self.stack[-1][key] = value

@@ -14,6 +14,7 @@ from equipoise.data.own.unpickle import load_pickle
 from equipoise.data.prepare.original import Clip, DecodedClips, Problems, some
 from equipoise.util.errors import Unreadable
 from equipoise.util.files import reading
+from equipoise.util.processes import memory_problem
 
 PART_OF = {"train": "train", "valid": "validation", "test": "test"}
 
@@ -57,6 +58,8 @@ def read_pickles(paths: Mapping[str, Path], problems: Problems) -> dict[str, Any
     for name, path in paths.items():
         try:
             with reading(path), path.open("rb") as file:
+                if why := memory_problem(path.stat().st_size, of=path.name):
+                    raise Unreadable(f"{path}: {why}")
                 content[name] = load_pickle(file)
         except Unreadable as problem:
             problems.append(str(problem))
