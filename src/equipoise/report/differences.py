@@ -127,12 +127,16 @@ def _difference(
     if found is None:
         return None
     mean, low, high, count, over = found
-    copies = low is not None and high is not None and math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12)
-    if over == "seeds" and (low is None or (copies and results is not None)):
-        # One pair, or copies of one: no interval over runs can be told.
+    if over == "seeds" and _is_point(low, high):  # one pair, or copies of one: no interval over runs can be told
         sampled = _by_samples(group, base, measure, pairs, results)
         low, high, count, over = sampled or (None, None, count, over)
+    if _is_point(low, high):
+        low = high = None
     return Difference(group.label, base.label, mean, low, high, count, over, group.metric.higher)
+
+
+def _is_point(low: float | None, high: float | None) -> bool:
+    return low is None or high is None or math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def _by_samples(
