@@ -315,7 +315,7 @@ def test_a_pickle_that_needs_more_memory_than_is_free_is_refused(
 
 
 def test_an_array_of_too_many_objects_is_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpickle._Reader, "most", 10_000)
+    monkeypatch.setattr(unpickle, "LONGEST", 10_000)
     assert len(read(pickle.dumps(boxed(*range(4_000)), 4), containers=False)) == 4_000
     with pytest.raises(pickle.UnpicklingError, match=r"found more than 10,000 instructions; save text as labels"):
         read(b"(" + b"N" * 11_000 + b"l.", containers=False)

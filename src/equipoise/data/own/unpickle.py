@@ -17,6 +17,7 @@ from equipoise.util.processes import MUCH, free_memory, memory_problem
 
 COST = 200  # bytes of memory that an instruction takes, about
 DEEPEST = 20  # containers in each other
+LONGEST = MUCH // COST  # instructions for an array of objects
 NUMBERS = 2**15  # keys that are numbers: unlike those of text, they can be chosen so that a dictionary takes n² steps
 MOST_AXES = 64  # as numpy has it
 CONTAINERS = "expected a pickle of numpy arrays, numbers, text and plain containers"
@@ -42,7 +43,7 @@ def load_pickle(file: BinaryIO, *, containers: bool = True) -> Any:
         containers: Whether lists, tuples and dictionaries may hold each other; else it is one array of objects.
     """
     try:
-        return (_Containers if containers else _Reader)(file).load()
+        return _Reader(file, containers=containers).load()
     except Exception as why:  # an instruction that got what it cannot use; there are dozens of ways
         found = why if type(why) is _RefusedError else f"it damaged: {type(why).__name__}: {why!s:.200}"
         message = f"{CONTAINERS}, found {found}" if containers else f"{OBJECTS}, found {found}; {ADVICE}"
@@ -79,16 +80,19 @@ class _Type:
         self.dtype = np.dtype(code) if _TYPES.fullmatch(code) else _refuse(f"the type {code:.20}")
 
 
+@final
 class _Reader(pickle._Unpickler):  # the one written in C has no table of instructions
-    deepest, most = 1, MUCH // COST
     dispatch: ClassVar[dict[int, Any]] = {code: pickle._Unpickler.dispatch[code] for code in _CODES}
     stack: list[Any]
     metastack: list[list[Any]]
     memo: dict[int, Any]
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, *, containers: bool) -> None:
         super().__init__(file, encoding="latin1")  # Python 2 wrote bytes as strings
         self.file, self.room, self.used, self.unfilled = file, free_memory(), 0, dict[int, np.ndarray]()
+        self.numbers, self.deepest, self.most = 0, DEEPEST if containers else 1, sys.maxsize if containers else LONGEST
+        if containers:
+            vars(self)["dispatch"] = {**self.dispatch, **_DICTIONARIES}
         self.makers = {
             "numpy.ndarray": _RefusedError,  # named beside each array, and not called
             "numpy.dtype": _Type,
@@ -177,20 +181,6 @@ class _Reader(pickle._Unpickler):  # the one written in C has no table of instru
         check_values(array)
         return array
 
-    dispatch[pickle.BUILD[0]] = build
-
-
-@final
-class _Containers(_Reader):
-    deepest, most, numbers = DEEPEST, sys.maxsize, 0
-    dispatch: ClassVar[dict[int, Any]] = {
-        **_Reader.dispatch,
-        pickle.EMPTY_DICT[0]: lambda self: self.append({}),
-        pickle.DICT[0]: lambda self: _refuse("the instruction DICT") if self.pop_mark() else self.append({}),
-        pickle.SETITEM[0]: lambda self: self.put([self.stack.pop(-2), self.stack.pop()]),
-        pickle.SETITEMS[0]: lambda self: self.put(self.pop_mark()),
-    }
-
     def put(self, items: list[Any]) -> None:
         for key, value in zip(items[::2], items[1::2], strict=True):
             self.numbers += not isinstance(key, (str, bytes))
@@ -199,3 +189,13 @@ class _Containers(_Reader):
             if self.numbers > NUMBERS:
                 _refuse(f"more than {NUMBERS:,} keys that are numbers")
             self.stack[-1][key] = value
+
+    dispatch[pickle.BUILD[0]] = build
+
+
+_DICTIONARIES: dict[int, Any] = {
+    pickle.EMPTY_DICT[0]: lambda reader: reader.append({}),
+    pickle.DICT[0]: lambda reader: _refuse("the instruction DICT") if reader.pop_mark() else reader.append({}),
+    pickle.SETITEM[0]: lambda reader: reader.put([reader.stack.pop(-2), reader.stack.pop()]),
+    pickle.SETITEMS[0]: lambda reader: reader.put(reader.pop_mark()),
+}
