@@ -17,6 +17,7 @@ from equipoise.deploy.recorded import expected
 from equipoise.util.errors import BadInput, unknown_name
 
 MOST = 8 * 2**20  # bytes of a question
+SAMPLES = 10_000  # of a question
 SECONDS = 10.0  # in which the head of a request has to be there, and then its body
 
 
@@ -113,7 +114,7 @@ def create_app(run: str, *, most: int = MOST, seconds: float = SECONDS) -> FastA
         """Answer; in threads of the server's own, so that requests do not wait for each other to arrive."""
         readings = question.sensors.items()
         given = {name: reading.values if reading.present and reading.valid else None for name, reading in readings}
-        return model.predict(given, question.decision).as_dict()
+        return model.predict(given, question.decision, most=SAMPLES).as_dict()
 
     @app.exception_handler(BadInput)
     def refuse(_: Request, problem: BadInput) -> JSONResponse:

@@ -51,6 +51,13 @@ def test_raw_samples_get_the_answers_of_the_prepared_ones(run: tuple[Predictor, 
                 assert answer.sensors == [tuple(name for name in predictor.sensors if name in subset)] * len(TEST)
 
 
+def test_a_limit_of_samples_is_kept(run: tuple[Predictor, Splits]) -> None:
+    predictor, _ = run
+    assert len(predictor.predict({predictor.sensors[0]: [None] * 7}, most=7).answer) == 7
+    with pytest.raises(BadInput, match="expected at most 7 samples at once, found 8"):
+        predictor.predict({predictor.sensors[0]: [None] * 8}, most=7)
+
+
 def test_one_sample_is_answered_as_among_many(run: tuple[Predictor, Splits]) -> None:
     predictor, _ = run
     raw = rows_of(recorded(), TEST)

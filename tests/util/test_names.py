@@ -59,3 +59,11 @@ def test_every_bad_name_is_reported() -> None:
 def test_a_near_miss_gets_a_hint() -> None:
     assert unknown_name("vidoe", ["audio", "video"]).endswith("Did you mean 'video'?")
     assert "mean" not in unknown_name("zzz", ["audio", "video"])
+
+
+@pytest.mark.parametrize("ending", ["_valid", "_used", "_head"])
+def test_outputs_of_an_exported_model_are_taken(ending: str) -> None:
+    (problem,) = name_problems(["cam", f"cam{ending}"])
+    assert "an exported model has it beside 'cam'" in problem
+    assert name_problems([f"cam{ending}", "radar"]) == []
+    assert len(name_problems(["committee", "fused_low", "committee_high"])) == 3

@@ -139,7 +139,9 @@ def _check_samples(samples: Samples, report: DataReport, tokens: Collection[str]
         return
     if samples.group is None:
         report.warnings.append(f"{UNGROUPED}; give group where there are persons or recordings")
-    names = samples.names or [str(number) for number in range(len(assignment.marks))]
+    names = samples.names
+    if names is None or len(names) != len(assignment.marks):
+        names = [str(number) for number in range(len(assignment.marks))]
     rows = {part: np.flatnonzero(assignment.marks == number) for number, part in enumerate(PARTS)}
     parts, numbers = parts_of(samples, assignment.marks), dict.fromkeys(samples.inputs, "standardised")
     numbers |= dict.fromkeys(samples.views, "bytes, divided by 255")

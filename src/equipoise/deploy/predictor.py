@@ -64,6 +64,7 @@ class Predictor:
         decision: Decision = "committee",
         *,
         many: bool = False,
+        most: int | None = None,
         on_batch: Callable[[int, int], None] | None = None,
     ) -> Prediction:
         """Answer to one sample or many.
@@ -76,6 +77,7 @@ class Predictor:
                 may name the samples, as the index of a DataFrame does.
             decision: "committee": the vote of all heads at hand. "fused": the fused head decides.
             many: Read arrays as many samples where they might be one, such as [1] of a sensor that gives one number.
+            most: Refuse more samples than these, as a server should; None for any number.
             on_batch: Called with the samples done and their number.
 
         Raises:
@@ -84,6 +86,8 @@ class Predictor:
         self.check_decision(decision)
         recorded = read_recorded(self.saved.input_specs, inputs, self.words, many=many)
         total, parts = len(recorded), []
+        if most is not None and total > most:
+            raise BadInput(f"expected at most {most:,} samples at once, found {total:,}")
         for start in range(0, total, BATCH):
             some = {name: value[start : start + BATCH] for name, value in recorded.inputs.items()}
             parts.append(self.run(some))

@@ -127,7 +127,12 @@ _TAKEN = {
     "split": "it is the column of the train, validation and test marks in a data file",
     "group": "it is the column of the persons, speakers or videos in a data file",
     "id": "it is the column of the names of the samples in a data file",
+    **dict.fromkeys(
+        ("committee", "committee_low", "committee_high", "fused_low", "fused_high"),
+        "it is an output of an exported model",
+    ),
 }
+_BESIDE = ("_valid", "_used", "_head")
 
 
 _ENDINGS = {"_length": "it holds the lengths of ragged time", "_present": "it says which samples have a sensor"}
@@ -135,7 +140,7 @@ _ENDINGS = {"_length": "it holds the lengths of ragged time", "_present": "it sa
 
 def name_problems(names: Iterable[object]) -> list[str]:
     """List what is wrong with each name that no modality may have; an empty list means that all are fine."""
-    problems = []
+    problems, names = [], list(names)
     for name in names:
         if not isinstance(name, str):
             problems.append(f"A modality's name must be a string, found {name!r}: write {str(name)!r}.")
@@ -143,6 +148,9 @@ def name_problems(names: Iterable[object]) -> list[str]:
             plain = name.replace(".", "_")
             problems.append(f"No modality may be called {name!r}: dots separate modules in PyTorch; write {plain!r}.")
         elif why := _TAKEN.get(name) or next((why for end, why in _ENDINGS.items() if name.endswith(end)), None):
+            problems.append(f"No modality may be called {name!r}: {why}. Choose another name.")
+        elif other := next((one for one in names for end in _BESIDE if name == f"{one}{end}"), None):
+            why = f"an exported model has it beside {other!r}"
             problems.append(f"No modality may be called {name!r}: {why}. Choose another name.")
     return problems
 

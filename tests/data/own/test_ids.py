@@ -109,3 +109,11 @@ def test_predictions_of_a_study_have_the_names(tmp_path: Path) -> None:
     columns = found.columns()
     assert list(columns)[5:7] == ["row", "id"]
     assert list(columns["id"]) == [NAMES[row] for row in np.flatnonzero(PARTS == 2)]
+
+
+def test_one_id_too_few_is_an_error_of_the_check(tmp_path: Path) -> None:
+    report = check_data(str(written(tmp_path, ".npz", NAMES[:-1])))
+    assert report.errors == [
+        f"expected one entry per sample in every array, found a {SAMPLES}, label {SAMPLES}, "
+        f"split {SAMPLES}, id {SAMPLES - 1}"
+    ]

@@ -331,6 +331,14 @@ def test_parts_as_given() -> None:
 # -- all that is wrong --
 
 
+def test_windows_beyond_counting_are_refused_before_they_are_cut() -> None:
+    slow = made(rates={"imu": 1e-9, "radar": 1e-9, "ecg": 1e-9}, labels=[(0.0, 1e10, "walk")])
+    assert any("windows, expected at most 2,000,000; look at its rate" in one for one in problems(slow, window=1))
+    several = [made(seed=seed) for seed in range(3)]
+    found = problems(*several, window=1, stride="0.000019s")  # a million each
+    assert any("windows, found 3,0" in one for one in found), found
+
+
 def test_everything_wrong_is_said_at_once() -> None:
     times = np.arange(100) / 5
     times[50] = 3

@@ -30,6 +30,7 @@ from equipoise.util.processes import memory_problem
 
 LabelAt = Literal["auto", "majority", "mean", "end"]
 AT_ONCE = 256  # windows that are cut at once
+MOST_WINDOWS = 2_000_000
 LABEL_AT = ("auto", "majority", "mean", "end")
 
 
@@ -129,6 +130,9 @@ def cut_windows(
     if not cut:
         return no_windows(problems)
     starts = [_starts(one, name, long, every, problems) for one, name in zip(read, names, strict=True)]
+    if (count := sum(map(len, starts))) > MOST_WINDOWS:
+        problems.append(f"expected at most {MOST_WINDOWS:,} windows, found {count:,}; type a larger stride")
+        return no_windows(problems)
     unlabelled = unlabelled and not any(len(one.values) for one in read)
     labels = _Labels(np.zeros(0), np.ones(sum(map(len, starts)), bool), "")
     if not unlabelled:
@@ -210,6 +214,10 @@ def _starts(one: ReadRecording, name: str, window: float, stride: float, problem
     count = int(np.floor((last - first - window + slack) / stride)) + 1
     if count < 1:
         problems.append(f"{name}: expected at least one window of {window:g} s, found {last - first:.6g} s in all")
+    if count > MOST_WINDOWS:
+        cut = f"{last - first:.6g} s in windows every {stride:g} s are {count:,} windows"
+        problems.append(f"{name}: {cut}, expected at most {MOST_WINDOWS:,}; look at its rate, window and stride")
+        return np.zeros(0)
     return first + stride * np.arange(max(0, count))
 
 
