@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from equipoise.data.splits import Part, Splits
 from equipoise.models import encoder_for
 from equipoise.util.errors import BadInput
 from made_up import MadeUp, make_source
+from memory_peak import takes_less_than
 
 SIZE = 300
 SHORT: dict[str, Any] = {"sound": None, "label": np.arange(60) % 3, "group": np.arange(60) // 5}
@@ -425,6 +427,30 @@ def test_several_labels_are_counted(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "test: no samples of hf" in found.warnings
     assert any("labels are uneven: 50 training samples of af, 1 of hf" in warning for warning in found.warnings)
     assert "several of them" in run(capsys, data=path).out
+
+
+def test_thousands_of_classes_are_counted_in_little_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    label, split = np.arange(15_000) // 3, np.tile(["train", "train", "validation", "train", "test", "test"], 2500)
+    path = saved(tmp_path / "my.npz", imu=some(15_000, 2), sound=None, label=label, split=split, group=None)
+    check_data(str(path))  # what is loaded once is loaded
+    with takes_less_than(50):
+        found = check_data(str(path))
+    pairs = Counter(zip(label.tolist(), split.tolist(), strict=True))
+    assert found.classes == {
+        str(name): {part: pairs[name, part] for part in ("train", "validation", "test")} for name in range(5000)
+    }
+    out = run(capsys, data=path).out
+    assert re.search(r"^… 4960 more *\nsamples", out, re.MULTILINE)
+    assert len(out.splitlines()) < 70
+
+
+def test_arrays_that_cannot_be_read_make_no_copies(tmp_path: Path) -> None:
+    path = saved(tmp_path / "my.npz", imu=np.zeros((SIZE, 0)), sound=None)
+    (error,) = check_data(str(path)).errors
+    assert (
+        error
+        == f"imu: expected [N, D], [N, C, T], [N, C, H, W] or [N, C, T, H, W], found an array of shape ({SIZE}, 0)"
+    )
 
 
 def test_a_word_says_the_task(tmp_path: Path) -> None:

@@ -189,8 +189,12 @@ def _count_labels(parts: Mapping[str, Part], kind: TaskKind, names: Sequence[str
             for at, name in enumerate(names)
         }
     else:
-        ones = {key: np.eye(len(names))[label] if kind == "classes" else label for key, label in labels.items()}
-        counts = {key: table.sum(axis=0).astype(int).tolist() for key, table in ones.items()}
+        counts = {
+            key: (
+                np.bincount(label, minlength=len(names)) if kind == "classes" else label.sum(axis=0).astype(int)
+            ).tolist()
+            for key, label in labels.items()
+        }
         report.classes = {name: {key: counts[key][at] for key in parts} for at, name in enumerate(names)}
     if len(labels["train"]) and len(labels["test"]):
         report.baseline = _baseline(kind, names, labels["train"], labels["test"])
@@ -240,7 +244,8 @@ def _describe(parts: Mapping[str, Part], numbers: Mapping[str, str], report: Dat
 
 
 def _compare(parts: Mapping[str, Part], names: Mapping[str, Sequence[str]], report: DataReport) -> None:
-    report.errors += _duplicates(parts, names)
+    if parts["train"].inputs:  # without any that could be read, all samples are alike
+        report.errors += _duplicates(parts, names)
     report.warnings += _oddities(parts, report)
 
 

@@ -212,6 +212,16 @@ def test_a_header_is_compared_with_what_follows(shape: str, tmp_path: Path) -> N
     assert samples_of_npz(path).problems[0].startswith("a: ")
 
 
+@pytest.mark.parametrize("shape", ["(100000000000000, 0)", "(100000000000000, 0, 3)"])
+@pytest.mark.parametrize("name", ["a", "b", "label", "group", "split", "classes", "a_length", "a_present", "id"])
+def test_any_number_of_samples_without_numbers_is_refused(name: str, shape: str, tmp_path: Path) -> None:
+    members = {"a": npy(np.ones((6, 2))), "label": npy(np.arange(6) % 2)}
+    path = packed(tmp_path / "my.npz", **{**members, name: header(shape)})
+    problems = samples_of_npz(path).problems
+    assert any(problem.startswith(f"{name}: expected") for problem in problems)
+    assert len(problems) == 1 + any(str(10**14) in one for one in problems if one.startswith("expected one entry"))
+
+
 def test_an_archive_larger_than_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, a=np.zeros((1000, 1000)), label=np.arange(1000) % 2)

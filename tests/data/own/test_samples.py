@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.data.own import draw as rules
+from equipoise.data.own.arrays import read_samples
 from equipoise.data.own.draw import SHARES, assign_groups, draw, draw_fold, fold_count, hold_out, unevenness
 from equipoise.data.splits import Splits
 
@@ -206,3 +207,31 @@ def test_parts_have_many_names(words: tuple[object, ...]) -> None:
     found = from_arrays({"a": np.arange(30)}, np.arange(30) // 3 % 2, split=split, standardise=False)
     assert found.validation.inputs["a"].flatten().tolist() == list(range(1, 30, 3))
     assert found.test.inputs["a"].flatten().tolist() == list(range(2, 30, 3))
+
+
+# -- more than can be counted --
+
+
+def test_groups_by_classes_beyond_the_memory_are_refused_in_one_message() -> None:
+    count = 60_000  # groups of 30,000 classes: a table of 13 GiB
+    samples = read_samples({"a": np.zeros((count, 1), np.float32)}, np.arange(count) // 2, group=np.arange(count))
+    expected = "group: expected at most 268,435,456 counts of a class in a group to draw parts by"
+    found = "found 60,000 groups of 30,000 classes"
+    advice = "give split; or, if label holds numbers to predict, type task=regression"
+    for fold in (None, 0):
+        assert samples.assign(fold).problems == (f"{expected}, {found}; {advice}",)
+    assert samples.for_task("regression").assign().problems == ()
+
+
+def test_parts_that_are_given_need_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    label, group = np.arange(24) % 2, np.arange(24) // 2
+    given = {"a": np.zeros((24, 1))}
+    monkeypatch.setattr(rules, "MOST_BYTES", 8 * 12 * 2)
+    assert read_samples(given, label, group=group).assign().problems == ()  # just as many as there may be
+    monkeypatch.setattr(rules, "MOST_BYTES", 8 * 12 * 2 - 1)
+    (problem,) = read_samples(given, label, group=group).assign().problems
+    assert "found 12 groups of 2 classes" in problem
+    split = np.repeat(["train", "validation", "test"], 8)
+    assert read_samples(given, label, group=group, split=split).assign().problems == ()
+    (problem,) = read_samples(given, label, group=group, split=np.repeat(["train", "test"], 12)).assign().problems
+    assert "found 12 groups of 2 classes" in problem

@@ -271,6 +271,8 @@ def read_modality(
 def _filled(name: str, given: Any) -> tuple[Any, np.ndarray]:
     """Return a list of samples with another one, as zeros, in the place of each None, and which these are."""
     listed = isinstance(given, (list, tuple)) or (isinstance(given, np.ndarray) and given.dtype == object)
+    if not listed and 0 in (shape := as_numpy(given).shape)[1:]:  # of which there may be any number in no memory
+        raise BadInput(f"{name}: expected {EXPECTED}, found an array of shape {shape}")
     if not listed or not len(given):
         return given, np.zeros(size_of(given) or 0, bool)
     gone = np.array([row is None for row in given])
@@ -325,7 +327,9 @@ def _there(given: Any) -> np.ndarray:
     if isinstance(given, (list, tuple)) or (isinstance(given, np.ndarray) and given.dtype == object):
         return np.array([row is not None for row in given], bool) if size_of(given) else np.zeros(0, bool)
     array = as_numpy(given)
-    if array.dtype.kind != "f" or not array.ndim or not array.size:
+    if not array.size:
+        return np.zeros(0, bool)
+    if array.dtype.kind != "f" or not array.ndim:
         return np.ones(array.shape[:1] or 0, bool)
     return np.asarray((~np.isnan(array)).reshape(len(array), -1).any(axis=1))
 

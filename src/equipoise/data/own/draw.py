@@ -13,6 +13,7 @@ TRAIN, VALIDATION, TEST = 0, 1, 2
 SHARES = (0.6, 0.2, 0.2)
 DEALT = (TRAIN, TEST, VALIDATION, TRAIN, TRAIN)  # so a class of three is in every part, and of one in the training part
 MOST_FOLDS, FEWEST_FOLDS = 5, 3
+MOST_BYTES = 2**31  # of the samples of each class in each group
 TRIES, STEPS = 50, 20_000  # a try takes a step per group
 
 
@@ -140,6 +141,16 @@ def class_counts(label: np.ndarray, group: np.ndarray) -> np.ndarray:
     counts = np.zeros((int(group.max()) + 1, len(classes)))
     np.add.at(counts, (group, numbers), 1)
     return counts
+
+
+def table_problem(label: np.ndarray, group: np.ndarray) -> str:
+    """Say that there are too many groups and classes to draw parts by group; "" where there are not."""
+    groups, classes = len(np.unique(group)), len(np.unique(label))
+    if 8 * groups * classes <= MOST_BYTES:
+        return ""
+    expected = f"expected at most {MOST_BYTES // 8:,} counts of a class in a group to draw parts by"
+    advice = "give split; or, if label holds numbers to predict, type task=regression"
+    return f"group: {expected}, found {groups:,} groups of {classes:,} classes; {advice}"
 
 
 def unevenness(counts: np.ndarray, shares: Sequence[float], places: np.ndarray) -> float:

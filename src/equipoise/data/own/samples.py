@@ -20,6 +20,7 @@ from equipoise.data.own.draw import (
     fold_count,
     fold_marks,
     hold_out,
+    table_problem,
 )
 from equipoise.data.own.labels import WITHIN, Labels, read_labels, training_problems
 from equipoise.data.views import View
@@ -145,6 +146,9 @@ class Samples:
         if self.label is None:
             return Assignment(problems=tuple(self._torn()))
         label, group = self.label.strata, None if self.group is None else self.group.numbers
+        drawn = fold is not None or self.marks is None or not (self.marks == VALIDATION).any()
+        if group is not None and drawn and (problem := table_problem(label, group)):
+            return Assignment(problems=(problem,))
         within = WITHIN[self.label.kind]
         problems: list[str] = []
         place: np.ndarray | None = None
