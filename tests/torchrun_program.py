@@ -209,7 +209,7 @@ def with_statistics(splits: Splits) -> dict[str, Any]:
         seen.append(torch.cat([buffer.double().flatten() for buffer in buffers]))
         return work(model, *rest, **how)
 
-    training = patched(step, "losses_of", partial(spied, step.losses_of))
+    training = patched(step, "step_arguments", partial(spied, step.step_arguments))
     with training, patched(loop, "evaluate", partial(spied, loop.evaluate)):
         found = trained(splits, "mimo", {"encoder": "auto", "epochs": 1})
     return {**found, "statistics": torch.stack(seen)}

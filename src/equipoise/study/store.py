@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, final
 from equipoise.util.errors import BadInput
 from equipoise.util.files import inside, open_inside
 from equipoise.util.processes import LOCK_SECONDS, lock, memory_problem
-from equipoise.util.schema import ANYTHING, TEXT, every, or_null, record, whole
+from equipoise.util.schema import ANYTHING, TEXT, every, or_null, record, rule, whole
 
 SCHEMA = 1
 JsonObject = dict[str, Any]
@@ -117,8 +117,11 @@ _ROW = record(
     {"config": TEXT},
     {
         **dict.fromkeys(("seed", "fold"), or_null(whole(-(2**63), 2**64))),
-        **dict.fromkeys(("split", "task", "metric"), or_null(TEXT)),
+        **dict.fromkeys(("split", "metric"), or_null(TEXT)),
         **dict.fromkeys(("run", "params", "code"), _PLAIN),
+        "task": rule(
+            "a text, or the facts of a simulated task", lambda task: task is None or isinstance(task, str | dict)
+        ),
     },
 )
 """What everybody who groups rows relies on."""

@@ -13,7 +13,7 @@ TRAIN, VALIDATION, TEST = 0, 1, 2
 SHARES = (0.6, 0.2, 0.2)
 DEALT = (TRAIN, TEST, VALIDATION, TRAIN, TRAIN)  # so a class of three is in every part, and of one in the training part
 MOST_FOLDS, FEWEST_FOLDS = 5, 3
-MOST_BYTES = 2**31  # of the samples of each class in each group
+MOST_BYTES = 2**29  # of the samples of each class in each group
 TRIES, STEPS = 50, 20_000  # a try takes a step per group
 
 
