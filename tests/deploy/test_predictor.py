@@ -271,6 +271,87 @@ def test_bad_input_is_told_with_what_was_expected(run: tuple[Predictor, Splits],
         run[0].predict({"vector": np.zeros(4)}, decision)
 
 
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (np.array([1 + 5j, 2]), "complex128"),
+        (np.array([2, 3], "m8[ns]"), "timedelta64[ns]"),
+        (np.array([2, 3], "M8[ns]"), "datetime64[ns]"),
+    ],
+)
+def test_columns_that_hold_no_numbers_are_refused(run: tuple[Predictor, Splits], values: np.ndarray, kind: str) -> None:
+    for others in (values, np.zeros(2)):
+        table = pd.DataFrame({"vector_0": values, **{f"vector_{number}": others for number in (1, 2, 3)}})
+        with pytest.raises(BadInput) as caught:
+            run[0].predict(table)
+        lines = [
+            f"column vector_{number}: expected numbers, found values of type {kind}"
+            for number in range(4 if others is values else 1)
+        ]
+        assert str(caught.value).splitlines()[: len(lines)] == lines
+
+
+def test_whole_numbers_and_truth_values_in_columns_are_numbers(run: tuple[Predictor, Splits]) -> None:
+    table = pd.DataFrame({"vector_0": [1, 0], "vector_1": [True, False], "vector_2": [0.5, 2], "vector_3": [3, 4]})
+    given = np.array([[1, 1, 0.5, 3], [0, 0, 2, 4]])
+    np.testing.assert_array_equal(run[0].predict(table).probabilities, run[0].predict({"vector": given}).probabilities)
+
+
+@pytest.mark.parametrize("whole", [[[0.0] * 4], [9.0]])
+def test_one_sensor_in_two_forms_is_refused(run: tuple[Predictor, Splits], whole: list[Any]) -> None:
+    table = pd.DataFrame({"vector": whole, **{f"vector_{number}": [9.0] for number in range(4)}})
+    for given in (table, table[table.columns[::-1]]):
+        with pytest.raises(BadInput) as caught:
+            run[0].predict(given)
+        assert str(caught.value) == "column vector: expected it or the columns vector_0, vector_1, …; found both"
+    twice = pd.DataFrame(np.zeros((1, 5)), columns=["vector_0", "vector_1", "vector_2", "vector_3", "vector_0"])
+    with pytest.raises(BadInput, match=r"^column vector_0: expected one of this name, found 2$"):
+        run[0].predict(twice)
+
+
+class Endless:
+    """Says that it has very many entries."""
+
+    def __len__(self) -> int:
+        return 2**62
+
+    def __getitem__(self, number: int) -> float:
+        return 0.0
+
+
+def in_itself() -> list[Any]:
+    odd: list[Any] = [True]
+    odd.append(odd)
+    return odd
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_numpy_cannot_read_is_refused_by_name(run: tuple[Predictor, Splits]) -> None:
+    ragged = [torch.zeros(2), torch.zeros(3)]
+    odd: list[Any] = [
+        Endless(),
+        in_itself(),
+        torch.nested.nested_tensor(ragged),
+        torch.zeros(2, dtype=torch.cfloat).conj(),
+    ]
+    for each in odd:
+        given = {"vector": np.zeros((2, 4)), "speech": np.zeros((2, 3, 8))}
+        for name in ("vector", "vector_present", "id", "speech_length"):
+            with pytest.raises(BadInput, match=f"^{name}: expected .* found what numpy cannot read: ."):
+                run[0].predict({**given, name: each})
+        with pytest.raises(BadInput, match="unknown decision"):
+            run[0].predict(given, each)
+
+
+def test_samples_beyond_memory_are_refused_before_they_are_read(run: tuple[Predictor, Splits]) -> None:
+    """A broadcast array takes no memory until it is read: 10^12 vectors of 4 floats are 14.6 TiB."""
+    for value in (np.float32(1), np.float32("nan"), np.int8(1)):
+        with pytest.raises(
+            BadInput, match=r"found 1,000,000,000,000, and reading them needs about [\d,.]+ GiB of memory"
+        ):
+            run[0].predict({"vector": np.broadcast_to(value, (10**12, 4))})
+
+
 def test_plain_values_and_tables() -> None:
     classes = Prediction("classes", ("a", "b"), [("x", "y")], "committee", probabilities=np.array([[0.25, 0.75]]))
     assert classes.answer == ["b"]

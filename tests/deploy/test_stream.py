@@ -165,6 +165,47 @@ def test_a_sensor_that_falls_silent_is_not_waited_for_without_end(predictor: Pre
     assert [answer.end for answer in stream.push(second)] == [204]  # it stays off
 
 
+@pytest.mark.parametrize("lagging", [False, True])
+def test_a_gap_takes_no_memory_however_long(predictor: Predictor, lagging: bool) -> None:
+    """An hour of a sensor that gives 10^9 steps a second would be 3.6 · 10^12 steps of zeros."""
+    stream = predictor.stream(rates={**RATES, "wrist": 10**9}, stride=600)
+    hour = {"wrist": None, "camera": None, "heat": np.zeros(3600), "ankle": None}
+    answers = [] if lagging else stream.push(hour)
+    if lagging:
+        assert stream.push({name: chunk for name, chunk in hour.items() if name != "ankle"}) == []
+        assert stream.push({"wrist": np.zeros((3, 40)), "camera": None}) == []
+        answers = stream.push({"ankle": None})
+    assert [(answer.end, answer.prediction.sensors) for answer in answers] == [
+        (1 + 600 * number, ("heat",)) for number in range(6)
+    ]
+    assert len(stream._buffers["wrist"].values) <= 40
+    assert stream._buffers["wrist"].count == 3600 * 10**9 + 40 * lagging
+
+
+def test_strides_are_at_least_a_step(predictor: Predictor) -> None:
+    for rates, stride in ((RATES, 1e-5), (RATES, 0.0499), ({}, 0.9)):
+        with pytest.raises(BadInput, match=r"^stride: expected at least one step of the fastest sensor, 1 / [^\n]*$"):
+            predictor.stream(rates=rates, stride=stride)
+    predictor.stream(rates=RATES, stride=0.05)
+    for rate in (3, 30, 44100, 48000):
+        predictor.stream(rate=rate, stride=1 / rate)
+    with pytest.raises(BadInput, match=r"^rates: expected the fastest at most 1,000,000,000 times as fast"):
+        predictor.stream(rates={**RATES, "wrist": 1e10})
+
+
+@pytest.mark.parametrize("odd", [3, 0, [], "wrist", object()])
+def test_odd_arguments_of_a_stream_are_refused(predictor: Predictor, odd: Any) -> None:
+    with pytest.raises(BadInput, match=r"^rates: expected \{sensor: samples per second"):
+        predictor.stream(rates=odd)
+    if not isinstance(odd, str):
+        with pytest.raises(BadInput, match=r"^monitor: expected a SensorMonitor, its file, True or False; found"):
+            predictor.stream(monitor=odd)
+    decisions: list[Any] = [odd, None, {}]
+    for decision in decisions:
+        with pytest.raises(BadInput, match=r"unknown decision .*; expected one of fused, committee"):
+            predictor.stream(decision=decision)
+
+
 def test_a_reading_that_no_model_can_compute_with_is_named(predictor: Predictor) -> None:
     given = recording()
     given["wrist"][0, 50] = 1e25  # at 2.5 s

@@ -123,8 +123,11 @@ class Predictor:
                 name = self.saved.row["data"]
                 data = f" --data {shlex.quote(name)}" if is_file(name) else ""
                 raise BadInput(f"no such file: {monitor}. Make it: equipoise monitor {self.saved.folder}{data}")
+        if not isinstance(monitor, (SensorMonitor, Path, str, bool, type(None))):
+            raise BadInput(f"monitor: expected a SensorMonitor, its file, True or False; found {monitor!r}")
         watch = SensorMonitor.load(monitor) if isinstance(monitor, (str, Path)) else monitor or None
-        return Stream(self, rate=rate, rates=rates or {}, stride=stride, decision=decision, monitor=watch)
+        rates = {} if rates is None else rates
+        return Stream(self, rate=rate, rates=rates, stride=stride, decision=decision, monitor=watch)
 
     def run(self, inputs: Outputs) -> Outputs:
         """Run the graph."""

@@ -13,6 +13,8 @@ as a vector, is one vector that is missing. A sample without any sensor is answe
 `sensors` are empty.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -28,6 +30,7 @@ from equipoise.data.own.manifest import ManifestColumn, join_vectors
 from equipoise.data.views import LogSTFT, TimeLast, VideoFrames
 from equipoise.deploy.deployable import LENGTH, VALID, InputSpec
 from equipoise.util.errors import BadInput, raise_all, unknown_name
+from equipoise.util.processes import memory_problem
 
 PRESENT, AXIS = "_present", "_axis"
 PASSED_OVER = ("label", "split", "group", "classes", "id")
@@ -98,6 +101,11 @@ def read_recorded(
     inputs: dict[str, Tensor] = {}
     single = single or not (rows or framed or many)  # every sensor is None: one sample that has none
     count = next(iter(sizes.values()), 1)
+    needed = sum(count * math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values())
+    needed += sum(rows.size for rows in lists.values() if isinstance(rows, np.ndarray))  # which of them are NaN
+    if why := memory_problem(needed):
+        problems.append(f"expected samples that fit into memory, found {count:,}, and reading them {why}; give fewer")
+        raise_all(problems)
     for name, spec in specs.items():
         try:
             inputs |= _tensors(name, spec, lists.get(name), columns, count, words or {})
@@ -137,6 +145,8 @@ def _columns(given: Any) -> tuple[dict[str, Any], bool]:
         return dict(given), False
     if type(given).__module__.partition(".")[0] != "pandas" or not hasattr(given, "columns"):
         raise BadInput(f"expected {{sensor: array, …}} or a DataFrame, found {type(given).__name__}")
+    counts = Counter(map(str, given.columns))
+    raise_all(f"column {name}: expected one of this name, found {counts[name]}" for name in counts if counts[name] > 1)
     columns, numbers, problems = {}, [], list[str]()
     for name in given.columns:
         values = given[name].to_numpy()
@@ -144,11 +154,24 @@ def _columns(given: Any) -> tuple[dict[str, Any], bool]:
             columns[str(name)] = list(values)
         elif name in PASSED_OVER or str(name).endswith((PRESENT, LENGTH)):
             columns[str(name)] = values
+        elif values.dtype.kind not in "biuf":
+            problems.append(f"column {name}: expected numbers, found values of type {values.dtype}")
         else:
             numbers.append(ManifestColumn(str(name), "numbers", values))
-    joined = {column.name: column.values for column in join_vectors(numbers, problems)}
+    joined = join_vectors(numbers, problems)
+    counts = Counter([*columns, *(column.name for column in joined)])
+    twice = [name for name in counts if counts[name] > 1]
+    problems += [f"column {name}: expected it or the columns {name}_0, {name}_1, …; found both" for name in twice]
     raise_all(problems)
-    return {**columns, **joined}, True
+    return {**columns, **{column.name: column.values for column in joined}}, True
+
+
+def _array(name: str, given: Any) -> np.ndarray:
+    """Return a column beside the sensors as an array."""
+    try:
+        return as_numpy(given)
+    except (ValueError, TypeError) as why:
+        raise BadInput(f"{name}: expected one value per sample, found what numpy cannot read: {why}") from None
 
 
 def _ids(given: Any, columns: Mapping[str, Any], count: int) -> list[Any] | None:
@@ -158,9 +181,10 @@ def _ids(given: Any, columns: Mapping[str, Any], count: int) -> list[Any] | None
         ids = None if list(given.index) == list(range(count)) else list(given.index)
     if ids is None:
         return None
-    if np.size(as_numpy(ids)) != count:
-        raise BadInput(f"id: expected a name for each of {count} samples, found {np.size(as_numpy(ids))}")
-    plain = as_numpy(ids).reshape(-1).tolist() if not isinstance(ids, list) else ids
+    names = _array("id", ids)
+    if names.size != count:
+        raise BadInput(f"id: expected a name for each of {count} samples, found {names.size}")
+    plain = names.reshape(-1).tolist() if not isinstance(ids, list) else ids
     return [each if isinstance(each, (int, str)) else str(each) for each in plain]
 
 
@@ -255,6 +279,7 @@ def _tensors(
     elif not valid.all():
         rows = np.where(valid.reshape(-1, *[1] * (rows.ndim - 1)), rows, np.zeros((), rows.dtype))
     real = columns.get(name + LENGTH) if spec.ragged else None
+    real = None if real is None else _array(name + LENGTH, real)
     values, lengths, there = read_sensor(name, spec, rows, real, words.get(name))
     steps = {} if lengths is None else {name + LENGTH: lengths}
     return {name: values, **steps, name + VALID: torch.from_numpy(valid) & there}
@@ -269,7 +294,7 @@ def _valid(name: str, rows: Any, present: Any) -> np.ndarray:
         valid = np.ones(len(rows), bool)
     if present is None:
         return valid
-    told = as_numpy(present).reshape(-1)
+    told = _array(f"{name}{PRESENT}", present).reshape(-1)
     if told.dtype.kind not in "bi" or len(told) != len(valid) or not np.isin(told, (0, 1)).all():
         raise BadInput(f"{name}{PRESENT}: expected true or false for each of {len(valid)} samples, found {told[:5]}")
     return valid & told.astype(bool)

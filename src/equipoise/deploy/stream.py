@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from equipoise.deploy.saved_model import SavedModel
     from equipoise.models.late_fusion import Decision
 
+
+SPREAD = 10**9
+"""Times that the fastest sensor may be faster than the slowest, so that steps can be counted in 64 bits."""
+
+ROUNDED = 1 - Fraction(1, 10**9)
+"""One step, less what a stride of 1 / 30 loses when it is written as a decimal number."""
 
 PATIENCE = 100
 """Windows, or strides where these are longer, that a sensor may be behind the others."""
@@ -75,46 +81,41 @@ class _Buffer:
         spec: What the model expects.
         rate: Samples per second.
         axis: Of time in one sample; None where a sample has no time, and counts as one step.
-        values: [n, …], one step each.
-        valid: Which of them are real, [n].
-        first: The number of the first step held, from the start of the stream.
+        values: [n, …], one step each; a step that is not there is not held.
+        numbers: Of the steps held, from the start of the stream, [n].
+        count: Steps since the start of the stream, there or not.
     """
 
     spec: InputSpec
     rate: Fraction
     axis: int | None
     values: Tensor
-    valid: Tensor
-    first: int = 0
+    numbers: Tensor
+    count: int = 0
 
     @property
     def steps(self) -> int:
         return 1 if self.axis is None else self.spec.shape[self.axis]
 
-    @property
-    def count(self) -> int:
-        """Steps since the start of the stream."""
-        return self.first + len(self.values)
-
     def add(self, values: Tensor, valid: Tensor) -> None:
-        self.values, self.valid = torch.cat([self.values, values]), torch.cat([self.valid, valid])
-
-    def add_gap(self, until: int) -> None:
-        """Fill up to a step with steps that are not there."""
-        missing = max(0, until - self.count)
-        self.add(self.values.new_zeros(missing, *self.values.shape[1:]), torch.zeros(missing, dtype=torch.bool))
+        """Take the next steps, of which some are not there."""
+        numbers = torch.arange(self.count, self.count + len(valid))
+        self.values, self.numbers = torch.cat([self.values, values[valid]]), torch.cat([self.numbers, numbers[valid]])
+        self.count += len(valid)
 
     def window(self, end: int) -> tuple[Tensor, Tensor]:
         """Return the sample that ends before a step, with an axis of one sample, and whether all of it is there."""
-        rows = slice(end - self.steps - self.first, end - self.first)
-        values = self.values[rows]
+        start = end - self.steps
+        low, high = torch.searchsorted(self.numbers, torch.tensor([start, end])).tolist()
+        values = self.values.new_zeros(self.steps, *self.values.shape[1:])
+        values[self.numbers[low:high] - start] = self.values[low:high]
         one = values if self.axis is None else values.movedim(0, self.axis).unsqueeze(0)
-        return one, self.valid[rows].all().reshape(1)
+        return one, torch.tensor([high - low == self.steps])
 
     def forget(self, until: int) -> None:
         """Drop the steps before one."""
-        dropped = min(max(0, until - self.first), len(self.values))
-        self.values, self.valid, self.first = self.values[dropped:], self.valid[dropped:], self.first + dropped
+        dropped = int(torch.searchsorted(self.numbers, min(max(0, until), self.count)))
+        self.values, self.numbers = self.values[dropped:], self.numbers[dropped:]
 
 
 @final
@@ -153,7 +154,7 @@ class Stream:
     ) -> None:
         specs = predictor.saved.input_specs
         raise_all(_problems(specs, rate, rates, stride))
-        known = {name: rates.get(name, 1 if rate is None else rate) for name in specs}
+        known = _known(specs, rate, rates)
         self._predictor, self._decision = predictor, decision
         self._buffers = {name: _empty(spec, _exact(known[name])) for name, spec in specs.items()}
         self.window = max(buffer.steps / buffer.rate for buffer in self._buffers.values())
@@ -189,13 +190,14 @@ class Stream:
         for name, (values, valid) in read.items():
             self._buffers[name].add(values, valid)
         for name in off:
-            self._buffers[name].add_gap(math.floor(clock * self._buffers[name].rate))
+            buffer = self._buffers[name]
+            buffer.count = max(buffer.count, math.floor(clock * buffer.rate))
         answers = []
         while all(buffer.count >= self._end(buffer) for buffer in self._buffers.values()):
             answers.append(self._answer())
             self._number += 1
-            for buffer in self._buffers.values():
-                buffer.forget(self._end(buffer) - buffer.steps)
+        for buffer in self._buffers.values():
+            buffer.forget(self._end(buffer) - buffer.steps)
         return answers
 
     def _late(self, until: Mapping[str, Fraction], clock: Fraction) -> Iterator[str]:
@@ -234,7 +236,7 @@ class Stream:
         except (ValueError, TypeError) as why:
             raise BadInput(f"{name}: expected an array of numbers, found what numpy cannot read: {why}") from None
         if np.size(array) == 0:
-            return buffer.values[:0], buffer.valid[:0]
+            return buffer.values[:0], torch.zeros(0, dtype=torch.bool)
         if buffer.axis is None:
             read = read_recorded({name: buffer.spec}, {name: chunk}, words)
             return read.inputs[name], read.inputs[name + VALID]
@@ -265,7 +267,7 @@ def _empty(spec: InputSpec, rate: Fraction) -> _Buffer:
     if len(spec.shape) in (2, 4) and not spec.spatial:
         axis = 0 if isinstance(spec.view, TimeLast) else 1
     step = spec.shape if axis is None else (*spec.shape[:axis], *spec.shape[axis + 1 :])
-    return _Buffer(spec, rate, axis, torch.zeros(0, *step, dtype=spec.dtype), torch.zeros(0, dtype=torch.bool))
+    return _Buffer(spec, rate, axis, torch.zeros(0, *step, dtype=spec.dtype), torch.zeros(0, dtype=torch.int64))
 
 
 def _exact(number: float) -> Fraction:
@@ -273,9 +275,16 @@ def _exact(number: float) -> Fraction:
     return Fraction(str(number))
 
 
+def _known(specs: Iterable[str], rate: float | None, rates: Mapping[str, float]) -> dict[str, float]:
+    """Return the samples per second of every sensor."""
+    return {name: rates.get(name, 1 if rate is None else rate) for name in specs}
+
+
 def _problems(
     specs: Mapping[str, InputSpec], rate: float | None, rates: Mapping[str, float], stride: float | None
 ) -> list[str]:
+    if not isinstance(rates, Mapping):
+        return [f"rates: expected {{sensor: samples per second, …}}, found {rates!r}"]
     problems = [f"rates: unknown sensor: {unknown_name(name, specs)}" for name in rates if name not in specs]
     given = {"rate": rate, "stride": stride, **{f"rates[{name!r}]": value for name, value in rates.items()}}
     for key, value in given.items():
@@ -284,6 +293,15 @@ def _problems(
     if rates and rate is None:
         missing = [name for name in specs if name not in rates]
         problems += [f"rates: expected samples per second of every sensor, found none of {name!r}" for name in missing]
+    if not problems:
+        known = _known(specs, rate, rates).values()
+        slowest, fastest = min(known), max(known)
+        if _exact(fastest) > SPREAD * _exact(slowest):
+            least = f"expected the fastest at most {SPREAD:,} times as fast as the slowest"
+            problems.append(f"rates: {least}; found {slowest!r} and {fastest!r}")
+        if stride is not None and _exact(stride) * _exact(fastest) < ROUNDED:
+            step = f"one step of the fastest sensor, 1 / {fastest!r}"
+            problems.append(f"stride: expected at least {step}; found {stride!r}")
     for name, spec in specs.items():
         if isinstance(spec.before, VideoFrames):
             problems.append(

@@ -85,9 +85,11 @@ def collect(*readers: Callable[[], Any]) -> list[Any]:
 
 def look_up(kind: str, name: str, known: Mapping[str, Any], otherwise: str = "") -> Any:
     """Return an entry by name; an unknown name raises `BadInput` with the nearest one, and what else may be typed."""
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name.lower(), known, n=1)
+    near = []
+    if isinstance(name, str):
+        if name in known:
+            return known[name]
+        near = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name.lower(), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
     raise BadInput(f"unknown {kind} {name!r}; {hint}" + (f" ({otherwise})" if otherwise else ""))
 

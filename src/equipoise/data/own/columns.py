@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.data.own.draw import PARTS
-from equipoise.util.errors import BadInput, printable
+from equipoise.util.errors import BadInput, first_line, printable
 from equipoise.util.processes import memory_problem
 
 MARKS = {"0": 0, "train": 0, "1": 1, "validation": 1, "val": 1, "valid": 1, "2": 2, "test": 2}
@@ -50,7 +50,18 @@ class Groups:
 
 
 def as_numpy(given: Any) -> np.ndarray:
-    """Return a tensor, list or array as a numpy array; what a masked one hides is NaN, or None."""
+    """Return a tensor, list or array as a numpy array; what a masked one hides is NaN, or None.
+
+    Raises:
+        ValueError: Where there is no such array; or TypeError.
+    """
+    try:
+        return _as_numpy(given)
+    except (RuntimeError, MemoryError) as why:  # nested tensors, objects that say that they are endless
+        raise ValueError(first_line(why)) from None
+
+
+def _as_numpy(given: Any) -> np.ndarray:
     if isinstance(given, Tensor):
         if given.is_meta:
             raise BadInput("expected tensors with numbers in them, found one on the device meta, which holds none")
