@@ -210,11 +210,10 @@ def test_lengths_of_a_missing_sensor_are_not_read() -> None:
     agree(found, predicted(model, inputs, ["mlp"]))
 
 
-@pytest.mark.parametrize("name", ["committee", "a_valid", "a_head"])
+@pytest.mark.parametrize("name", ["committee", "a_valid", "a_head", "a_used", "fused_low"])
 def test_a_sensor_with_the_name_of_another_input_or_output_is_refused(name: str) -> None:
-    model = LateFusion({"a": MLP(2, 2), name: MLP(2, 2)}, classes=2)
     with pytest.raises(ValueError, match=f"may be called '{name}'"):
-        Deployable(model, examples={"a": torch.zeros(1, 2), name: torch.zeros(1, 2)})
+        LateFusion({"a": MLP(2, 2), name: MLP(2, 2)}, classes=2)
 
 
 # -- what happens to raw inputs --

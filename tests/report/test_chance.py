@@ -27,8 +27,10 @@ from equipoise.report import (
     tables,
     write_page,
 )
+from equipoise.report import differences as module
 from equipoise.report.differences import Difference, differences_between
 from equipoise.report.gain import gain
+from equipoise.report.intervals import SampledInterval
 from equipoise.report.table import main_table
 from equipoise.study.compare import compare
 from equipoise.study.registry import entries
@@ -76,6 +78,13 @@ def test_another_split_is_no_pair() -> None:
 @pytest.mark.parametrize("seeds", range(2, 12))
 def test_copies_of_one_run_have_no_interval(seeds: int) -> None:
     rows = [row(label, value, seed) for label, value in (("msl", 0.7), ("mimo", 0.771)) for seed in range(seeds)]
+    (found,) = differences_between(aggregate(rows), results=Results(Path("x"), rows, {}))
+    assert (found.low, found.high, found.verdict) == (None, None, "too few to tell")
+
+
+def test_an_interval_of_no_width_over_two_groups_is_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_by_samples", lambda *_: SampledInterval(0.003, 0.003, 2, "groups"))
+    rows = [row(label, value + seed, seed) for label, value in (("msl", 0.7), ("mimo", 0.703)) for seed in range(3)]
     (found,) = differences_between(aggregate(rows), results=Results(Path("x"), rows, {}))
     assert (found.low, found.high, found.verdict) == (None, None, "too few to tell")
 

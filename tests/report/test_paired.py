@@ -135,15 +135,6 @@ def test_one_pair_has_no_interval() -> None:
     assert (difference.low, difference.high, difference.verdict) == (None, None, "too few to tell")
 
 
-@pytest.mark.parametrize("folds", [[None, None, None], [0, 1, 2]], ids=["seeds", "folds"])
-def test_equal_differences_have_no_interval(folds: list[int | None]) -> None:
-    values = {"msl": (0.5, 0.6, 0.7), "mimo": (0.51, 0.61, 0.71)}
-    rows = [row(each, values[each][seed], seed, folds[seed]) for each in values for seed in range(3)]
-    (difference,) = paired_differences(rows)
-    assert difference.mean == pytest.approx(0.01)
-    assert (difference.low, difference.high, difference.verdict) == (None, None, "too few to tell")
-
-
 def test_only_runs_on_the_same_split_are_pairs() -> None:
     assert paired_differences([row("msl", 0.5), {**row("mimo", 0.6), "split": "another"}]) == []
     assert paired_differences([row("msl", 0.5, seed=0), row("mimo", 0.6, seed=1)]) == []

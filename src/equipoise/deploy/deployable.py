@@ -266,11 +266,3 @@ def _problems(model: FusionModel, specs: Mapping[str, InputSpec]) -> Iterator[st
     for name in model.encoders:
         if name not in specs:
             yield f"Deployable expected the input of {name!r}; found {sorted(specs)}. Pass input_specs, or examples."
-    taken = {COMMITTEE, *(f"{name}{suffix}" for name in specs for suffix in (VALID, LENGTH, HEAD, USED))}
-    taken |= {f"{answer}{end}" for answer in (COMMITTEE, FUSED) for end in (LOW, HIGH)}
-    for name in specs:
-        if name in taken:
-            yield (
-                f"No sensor of an exported model may be called {name!r}: that is an input or output of the graph by "
-                "itself. Rename it in the data and train again."
-            )

@@ -127,10 +127,11 @@ def _difference(
     if found is None:
         return None
     mean, low, high, count, over = found
-    if over == "seeds" and _is_point(low, high):  # one pair, or copies of one: no interval over runs can be told
+    if over == "seeds" and (low is None or (_is_point(low, high) and results is not None)):
+        # One pair, or copies of one: no interval over runs can be told.
         sampled = _by_samples(group, base, measure, pairs, results)
         low, high, count, over = sampled or (None, None, count, over)
-    if _is_point(low, high):
+    if results is not None and _is_point(low, high):
         low = high = None
     return Difference(group.label, base.label, mean, low, high, count, over, group.metric.higher)
 

@@ -215,7 +215,7 @@ def test_parts_have_many_names(words: tuple[object, ...]) -> None:
 def test_groups_by_classes_beyond_the_memory_are_refused_in_one_message() -> None:
     count = 60_000  # groups of 30,000 classes: a table of 13 GiB
     samples = read_samples({"a": np.zeros((count, 1), np.float32)}, np.arange(count) // 2, group=np.arange(count))
-    expected = "group: expected at most 268,435,456 counts of a class in a group to draw parts by"
+    expected = "group: expected at most 67,108,864 counts of a class in a group to draw parts by"
     found = "found 60,000 groups of 30,000 classes"
     advice = "give split; or, if label holds numbers to predict, type task=regression"
     for fold in (None, 0):
