@@ -49,6 +49,14 @@ def cut(name: str, array: np.ndarray, start: int, end: int) -> np.ndarray:
     return array[:, start:end] if name in ("wrist", "ankle") else array[start:end]
 
 
+def chunk_of(given: dict[str, Any], second: int) -> dict[str, Any]:
+    """What the sensors gave in one second."""
+    return {
+        name: cut(name, array, int(second * RATES[name]), int((second + 1) * RATES[name]))
+        for name, array in given.items()
+    }
+
+
 def chunked(given: dict[str, np.ndarray], draws: random.Random) -> Iterator[dict[str, Any]]:
     """Samples in chunks of random sizes, each sensor at its own pace."""
     at = dict.fromkeys(given, 0)
@@ -116,10 +124,7 @@ def test_a_sensor_that_is_off_is_not_waited_for_and_comes_back_in_time(predictor
     given, healthy = recording(), predictor.stream(rates=RATES, stride=1).push(recording())
     stream, answers = predictor.stream(rates=RATES, stride=1), []
     for second in range(SECONDS):
-        chunk: dict[str, Any] = {
-            name: cut(name, array, int(second * RATES[name]), int((second + 1) * RATES[name]))
-            for name, array in given.items()
-        }
+        chunk = chunk_of(given, second)
         answers += stream.push({**chunk, "ankle": None} if 4 <= second < 6 else chunk)
     assert [answer.end for answer in answers] == [answer.end for answer in healthy]
     for answer, other in zip(answers, healthy, strict=True):
@@ -133,11 +138,7 @@ def test_a_sensor_stays_off_until_its_samples_come_again(predictor: Predictor) -
     given, healthy = recording(), predictor.stream(rates=RATES, stride=1).push(recording())
     stream, answers = predictor.stream(rates=RATES, stride=1), []
     for second in range(SECONDS):
-        chunk: dict[str, Any] = {
-            name: cut(name, array, int(second * RATES[name]), int((second + 1) * RATES[name]))
-            for name, array in given.items()
-            if name != "ankle" or second not in (4, 5, 6)
-        }
+        chunk = chunk_of({name: given[name] for name in given if name != "ankle" or second not in (4, 5, 6)}, second)
         answers += stream.push({**chunk, "ankle": None} if second == 4 else chunk)
     assert [answer.end for answer in answers] == [answer.end for answer in healthy]
     used = [answer.end for answer in answers if "ankle" not in answer.prediction.sensors]

@@ -131,7 +131,7 @@ class Deployable(nn.Module):
         examples: Inputs as for `LateFusion.forward`, of any batch size; needed where `input_specs` is None.
 
     Raises:
-        ValueError: If two inputs or outputs would share a name, or modalities and input_specs do not match.
+        ValueError: If the model knows no task, or modalities and input_specs do not match.
     """
 
     def __init__(
