@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parents[1]
-METHODS = "msl,ew,mimo,ogm,ogmge,agm,mslr,mses,dgl,mlb,arl,cggm,mcr,pdmp,mgda,mmpareto,unimodal,ensemble"
+METHODS = "msl,ew,mimo,ogm,ogmge,agm,mslr,mses,dgl,mlb,arl,cggm,mcr,mgda,mmpareto,unimodal,ensemble"
 NOT_RESULTS = ("seconds", "memory", "versions", "version", "config", "path", "run", "schema")
 
 

@@ -28,7 +28,7 @@ def encoders(kind: str) -> dict[str, nn.Module]:
 def gradient(kind: str, name: str | None, dtype: torch.dtype | None, factor: float) -> Tensor:
     torch.manual_seed(0)
     balancer = METHODS[name]() if name is not None else None
-    model = LateFusion(encoders(kind), 5, unimodal=balancer.unimodal if balancer is not None else "head").cuda()
+    model = LateFusion(encoders(kind), 5, unimodal=balancer.needs.view if balancer is not None else "head").cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs = {key: torch.randn(256, *shape, device="cuda") for key, shape in SHAPES[kind].items()}
     # Labels that can be learnt: with random ones the gradients of samples nearly cancel, and rounding is left.

@@ -117,7 +117,8 @@ def make_row(number: int, runs: int, chance: random.Random) -> dict[str, Any]:
 
 def epoch(number: int, chance: random.Random) -> dict[str, Any]:
     losses = {name: chance.random() for name in ("fused", *SENSORS)}
-    table = {objective: {block: chance.random() for block in (*SENSORS, "heads")} for objective in losses}
+    blocks = {"fused": (*SENSORS, "fused head"), **{name: (name, "own heads") for name in SENSORS}}
+    table = {objective: {block: chance.random() for block in blocks[objective]} for objective in losses}
     return {"epoch": number, "seconds": 0.1, "train": losses, "validation": losses, "table": table}
 
 

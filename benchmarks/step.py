@@ -37,7 +37,7 @@ METHODS: dict[str, Callable[[], equipoise.Balancer]] = {
     "relearn": equipoise.Relearn,
     "dgl": equipoise.DGL,
     "mlb": equipoise.MLB,
-    "pdmp": equipoise.PDMP,
+    "barrier": equipoise.Barrier,
     "mgda": equipoise.MGDA,
     "mmpareto": equipoise.MMPareto,
 }
@@ -49,7 +49,7 @@ class Runner:
     def __init__(self, make: Callable[[], equipoise.Balancer] | None, device: torch.device, classes: int = 6) -> None:
         torch.manual_seed(0)
         balancer = make() if make is not None else None
-        view = balancer.unimodal if balancer is not None else None
+        view = balancer.needs.view if balancer is not None else None
         encoders = {"audio": ResNet18(1), "video": ResNet18(3)}
         self.model = LateFusion(encoders, classes, unimodal=view).to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)

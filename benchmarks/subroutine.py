@@ -89,7 +89,7 @@ def steps_for(shapes: str, device: torch.device) -> dict[str, TimedStep]:
     found: dict[str, TimedStep] = {BARE: bare_step(plain, mover(plain))}
     for name, make in OURS.items():
         balancer = make()
-        model = model_for(shapes, balancer.unimodal, device)
+        model = model_for(shapes, balancer.needs.view, device)
         optimizer = mover(model)
         found[name] = timed_step(model, balancer.to(device).attach(model, optimizer=optimizer), optimizer)
     for name, (imitate, unimodal) in IMITATED.items():

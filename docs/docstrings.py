@@ -107,8 +107,13 @@ def _argument(parameter: inspect.Parameter) -> str:
         kind = kind if isinstance(kind, str) else inspect.formatannotation(kind)
         written += ": " + TYPE_PREFIXES.sub("", kind).replace("torch.nn.modules.module.Module", "nn.Module")
     if parameter.default is not parameter.empty:
-        written += f" = {parameter.default!r}"
+        written += f" = {default_of(parameter)}"
     return written
+
+
+def default_of(parameter: inspect.Parameter) -> str:
+    """A default as it is typed; what a dataclass makes anew for each is an empty mapping."""
+    return "{}" if repr(parameter.default) == "<factory>" else repr(parameter.default)
 
 
 def _sections(text: str) -> Iterator[tuple[str, str]]:

@@ -99,19 +99,20 @@ def idea(name: str, colours: dict[str, Any]) -> None:
     d.card(562, 30, 410, 288)
     d.text(767, 58, "loss = balancer(losses)", weight=600, size=16)
     d.text(767, 80, "fills one small table c[objective, block]", "faint", size=14)
-    columns = {"encoder audio": 706, "encoder video": 806, "heads": 906}
+    columns = {"encoder audio": 682, "encoder video": 764, "fused head": 846, "own heads": 928}
     for title, x in columns.items():
         first, _, second = title.partition(" ")
-        d.text(x, 112 if second else 122, first, second or "ink", size=14, weight=600)
-        d.text(x, 130, second, second or "ink", size=14, weight=600)
-    rows = {"fused": ("1", "1", "1"), "audio": ("2.7", "–", "2.7"), "video": ("–", "7.3", "7.3")}
+        colour = next((word for word in (second, first) if word in colours), "ink")
+        d.text(x, 112, first, colour, size=14, weight=600)
+        d.text(x, 130, second, colour, size=14, weight=600)
+    rows = {"fused": ("1", "1", "1", "–"), "audio": ("2.7", "–", "–", "2.7"), "video": ("–", "7.3", "–", "7.3")}
     for y, (objective, cells) in zip((168, 212, 256), rows.items(), strict=True):
         d.text(582, y + 5, f'f<tspan font-size="11" dy="4">{objective}</tspan>', objective, size=17, anchor="start")
         for x, cell in zip(columns.values(), cells, strict=True):
             if cell != "–":
                 share = min(float(cell) / 10, 1) * 0.5 + 0.06
                 d.parts.append(
-                    f'<rect x="{x - 40}" y="{y - 18}" width="80" height="36" rx="6" fill="{colours[objective]}" '
+                    f'<rect x="{x - 36}" y="{y - 18}" width="72" height="36" rx="6" fill="{colours[objective]}" '
                     f'fill-opacity="{share:.2f}"/>'
                 )
             d.text(x, y + 5, cell, "faint" if cell == "–" else "ink", size=15, weight=600)
@@ -131,7 +132,7 @@ FLOORS = (  # from the top: each package may import those on the floors below it
     {"measure": "outputs, protocols, faults, timing"},
     {"training": "train, step, settings, optimisers, checkpoint, cuda_graph, parallel"},
     {"methods": "one file, one paper", "data": "splits, feed; own/ prepare/ sets/"},
-    {"balance": "balancer, losses, routes, autograd", "models": "late fusion, encoders", "media": "sound, video"},
+    {"balance": "balancer, coefficients, needs, delivery", "models": "late fusion, encoders", "media": "sound, video"},
     {"util": "errors, files, processes, pool, progress"},
 )
 ROOM_COLOURS = {"balance": "audio", "methods": "audio", "models": "third", "media": "third", "data": "third",

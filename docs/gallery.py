@@ -178,7 +178,7 @@ def shares(axes: Axes, colours: Colours, run: Watched) -> None:
     """Audio's share of the uni-modal weight in the three runs that follow the uni-modal one."""
     found = re.findall(r"^(optimum .*?) +fused +([\d.]+) %", run.printed, re.MULTILINE)
     for number, ((title, right), colour) in enumerate(zip(found, ("video", "audio", "third"), strict=True), start=1):
-        audio, video = (run.coefficients(number, name, name) for name in ("audio", "video"))
+        audio, video = (run.coefficients(number, name, "own heads") for name in ("audio", "video"))
         values = torch.tensor(audio) / (torch.tensor(audio) + torch.tensor(video))
         smooth = nn.functional.avg_pool1d(values[None], 8, stride=1)[0]
         axes.plot(100 * smooth, color=colours[colour], lw=1.8, label=f"{title}: {right} % right")

@@ -1,31 +1,38 @@
-"""Pages that the documentation makes: one per method, their table, the list of public names, and the tutorial."""
+"""Pages that the documentation makes: one per method, their tables, the list of public names, and the tutorial."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tutorial
-from docstrings import ROOMS, anchor, doc, docstring, methods, names, prose, signature
+from docstrings import ROOMS, anchor, default_of, doc, docstring, methods, names, signature
 
-from equipoise import Balancer
-from equipoise.balance.method import MethodHooks
+from equipoise import Balancer, Mixing, Needs, Weighting
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
 INVENTORY = Path(__file__).parent.parent / "tests" / "api_surface.txt"
-# What a user calls on a balancer; the rest of its public methods serve the engine.
-ON_A_BALANCER = ("forward", "attach", "end_epoch", "table", "active")
+# What a user calls on a balancer, what a method answers, and what it uses; other public methods serve the engine.
+MEMBERS: dict[type, tuple[str, ...]] = {
+    Balancer: ("forward", "attach", "end_epoch", "metrics_due", "table", "answer"),
+    Weighting: ("weigh",),
+    Mixing: ("mix",),
+}
+EVENTS = ("regulariser", "transform", "on_backward", "on_step", "on_epoch")
+USED = ("add_state", "add_given_state", "add_copy", "add_generator", "active", "gated", "check_arguments")
 VIEWS = {
     "head": 'from heads that train with the encoders: `LateFusion(…, unimodal="head")`',
     "detached": 'from heads on detached features: `LateFusion(…, unimodal="detached")`',
     "split": 'the shares of an additive fused head, `LateFusion(…, unimodal="split")`, or heads of their own',
 }
+OUTPUTS = {"head": "head", "detached": "head on detached features", "split": "share"}
 
 
 # -- what the package says of itself --
@@ -68,28 +75,69 @@ def method_table(folder: str) -> str:
     return "\n".join(rows)
 
 
+def needs_table() -> str:
+    """What each method needs with its default arguments, as its `Needs` say."""
+    titles = ("output of a modality", "encoders attached", "optimiser", "scores", "metrics per epoch")
+    rows = [f"| method | {' | '.join((*titles, 'further objectives', 'tasks'))} |", "|---" * 8 + "|"]
+    return "\n".join(
+        [*rows, *(f"| {' | '.join((method.__name__, *_cells(method().needs)))} |" for method in methods())]
+    )
+
+
+def _cells(needs: Needs) -> tuple[str, ...]:
+    output = OUTPUTS[needs.view] if needs.losses else "–"
+    if needs.model:
+        output += f", model with {', '.join(needs.model)}"
+    scores = ", ".join(needs.given_scores) or ("one loss per sample" if needs.logarithmic else "–")
+    return (
+        output,
+        "yes" if needs.encoders else "–",
+        "yes" if needs.optimizer else "for Adam" if needs.factors else "–",
+        scores,
+        ", ".join(needs.metrics) + (", in some epochs" if needs.due is not None and needs.metrics else "") or "–",
+        needs.further + (", or approximate" if needs.instead else "") or "–",
+        f"not {', '.join(needs.tasks)}" if needs.tasks else "any",
+    )
+
+
+def fields_table() -> str:
+    """The fields of `Needs` with their defaults, as its docstring says."""
+    given = doc(Needs).partition("Args:\n")[2]
+    said = re.findall(r"^    (\w+): (.+?)$(?=\n    \w+: |\Z)", given, re.MULTILINE | re.DOTALL)
+    defaults = {name: default_of(one) for name, one in inspect.signature(Needs).parameters.items()}
+    rows = [f"| `{name}` | `{defaults[name]}` | {' '.join(text.split())} |" for name, text in said]
+    return "\n".join(["| field | default | what it says |", "|---|---|---|", *rows])
+
+
 # -- the pages --
 
 
 def method_page(method: type[Balancer]) -> str:
     """One method: what it does, what it needs, how it is called."""
     name, made = method.__name__, method()
-    needs = [f"Uni-modal losses: {VIEWS[made.unimodal or 'head']}."]
-    if made.route == "loss" or not made.needs_encoders:
-        needs.append("`attach` is not needed; a model can be attached all the same.")
-    else:
+    wants, views = made.needs, VIEWS[made.needs.view]
+    needs = [f"Uni-modal losses: {views if wants.losses else f'none; where given, {views}'}."]
+    if wants.encoders:
         needs.append("`balancer.attach(model)`, or `balancer.attach(model, encoders={…})` for a model of your own.")
-    if made.modulates:
+    else:
+        needs.append("`attach` is not needed; a model can be attached all the same.")
+    if wants.warning:
         needs.append("`attach(…, optimizer=optimizer)`, see [adaptive optimisers](../faq.md#adaptive-optimisers).")
-    if made.needs:
-        example = ", ".join(f'"{need}": …' for need in made.needs)
-        always = type(made).needs_now is MethodHooks.needs_now
-        when = "After every epoch" if always else "After the epochs for which `balancer.needs_now` asks for it,"
-        where = ", on validation data" if always else ""
+    if wants.given_scores:
+        needs.append(f"Scores of each modality, `balancer(losses, scores={{…}})`: {' and '.join(wants.given_scores)}.")
+    elif wants.logarithmic:
+        needs.append("One loss per sample, cross-entropies or the like; else `balancer(losses, scores={…})`.")
+    if wants.further:
+        without = f"; without them it takes {wants.instead}" if wants.instead else ""
+        needs.append(f"Objectives “{wants.further} …”, one per modality, `balancer(losses, further={{…}})`{without}.")
+    if wants.metrics:
+        example = ", ".join(f'"{need}": …' for need in wants.metrics)
+        when = "After every epoch" if wants.due is None else "After the epochs for which `balancer.metrics_due` asks,"
+        where = ", on validation data" if wants.due is None else ""
         needs.append(f'{when} `balancer.end_epoch({{"audio": {{{example}}}, …}})`{where}.')
     needs.append(
         "Accumulation: decides anew at each micro-batch; `Window` refuses it."
-        if made.route == "gram"
+        if isinstance(made, Mixing)
         else "Accumulation: exact with [`Window`](../distributed.md#accumulation)."
     )
     setup = f">>> import torch\n>>> from equipoise import {name}\n"
@@ -113,9 +161,9 @@ def methods_page() -> str:
             "Every method is called the same way, `loss = balancer(losses)`, and can be replaced by any other. Each "
             "page here is the docstring of its class.",
             method_table(""),
-            "*Backward passes* are passes through the encoders. MGDA and MMPareto need two where each uni-modal loss "
-            "reaches its own encoder only, and K + 1 where it reaches others too: encoders that share parameters, or "
-            "attend to each other. Which of the two holds is read off the graph of each step.",
+            "*Backward passes* are passes through the encoders. MGDA, MMPareto and Barrier need two where each "
+            "uni-modal loss reaches its own encoder only, and K + 1 where it reaches others too: encoders that share "
+            "parameters, or attend to each other. Which of the two holds is read off the graph of each step.",
             "To compare methods fairly, give each the same tuning budget on validation data, and put two controls "
             "beside MIMO: `EW(weight=λ/K)`, since the penalty λ also enlarges the step, and joint training at a larger "
             "learning rate. The [FAQ](../faq.md#larger-step) shows both.",
@@ -140,7 +188,8 @@ def api_page() -> str:
             told.add(id(item))
             blocks += _entry(title, name, item)
         if title == "equipoise":
-            blocks += ["### What a method answers", prose(doc(MethodHooks), ""), *_members(MethodHooks)]
+            blocks += ["### What a method may answer besides", *_members(Balancer, EVENTS)]
+            blocks += ["### What a method uses", *_members(Balancer, USED)]
     pages = ", ".join(f"[`{each.__name__}`](methods/{each.__name__.lower()}.md)" for each in methods())
     blocks.insert(3, f"The methods have pages of their own: {pages}.")
     blocks += [
@@ -162,10 +211,10 @@ def _entry(room: str, name: str, item: Any) -> list[str]:
     return [*head, *_members(item)] if inspect.isclass(item) else head
 
 
-def _members(owner: type) -> list[str]:
-    names = ON_A_BALANCER if owner is Balancer else [name for name in vars(owner) if not name.startswith("_")]
+def _members(owner: type, chosen: Sequence[str] = ()) -> list[str]:
+    own = [name for name in vars(owner) if not name.startswith("_")]
     blocks = []
-    for name in names:
+    for name in chosen or MEMBERS.get(owner, own):
         member = inspect.getattr_static(owner, name)
         member = getattr(owner, name) if isinstance(member, (classmethod, staticmethod)) else member
         text = doc(member)

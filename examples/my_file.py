@@ -3,24 +3,29 @@
 equipoise compare --data generated --methods msl,my_file.Gap --out runs/own model=my_file.Model gap.strength=2
 """
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 
-from equipoise import Balancer, LossValues, Weights
+from equipoise import Coefficients, Losses, Needs, Weighting
 from equipoise.models.task import Task
+from equipoise.util.annotated import Tried
 
 
-class Gap(Balancer):
+class Gap(Weighting):
     """Weigh each uni-modal loss by how far it lies above the smallest: f_mm + Σ_k (1 + s · (f_k − min_j f_j)) f_k."""
 
-    def __init__(self, strength: float = 1.0) -> None:
+    needs = Needs(encoders=False)
+
+    def __init__(self, strength: Annotated[float, Tried(0.1, 1.0, 10.0)] = 1.0) -> None:
         super().__init__()
         self.strength = strength
 
-    def weigh(self, values: LossValues) -> Weights:
+    def weigh(self, losses: Losses) -> Coefficients:
         """The fused loss at one, every uni-modal loss by its gap."""
-        behind = values.unimodal - values.unimodal.min()
-        return Weights(torch.cat([torch.ones_like(behind[:1]), 1 + self.strength * behind]))
+        behind = losses.unimodal - losses.unimodal.min()
+        return Coefficients.shared(torch.cat([torch.ones_like(behind[:1]), 1 + self.strength * behind]))
 
 
 class Model(nn.Module):

@@ -45,7 +45,7 @@ def train(balancer: Balancer, rate: float, trajectory: Trajectory | None = None)
             loss.backward()
             optimizer.step()
             table = balancer.table
-            shares.append(table.at("audio", "heads") / table.values[1:, -1].sum())
+            shares.append(table.at("audio", "own heads") / table.values[1:, -1].sum())
     right = model.predict(unseen).argmax(dim=1) == answers
     return 100 * right.float().mean().item(), torch.stack(shares).mean().item()
 

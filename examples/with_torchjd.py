@@ -7,7 +7,7 @@ from torchjd.autojac import backward, jac_to_grad
 
 from equipoise import MGDA, LateFusion
 from equipoise.data.bundled import two_sensors
-from equipoise.integrations.torchjd import FromTorchJD, ToTorchJD
+from equipoise.integrations.torchjd import ToTorchJD, from_torchjd
 from equipoise.models import MLP
 
 torch.manual_seed(0)
@@ -31,7 +31,7 @@ def fresh() -> tuple[LateFusion, torch.optim.Optimizer]:
 
 
 model, optimizer = fresh()
-balancer = FromTorchJD(PCGrad()).attach(model)
+balancer = from_torchjd(PCGrad()).attach(model)
 for _ in range(4):
     for rows in torch.randperm(len(data.train)).split(30):
         optimizer.zero_grad()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
-from equipoise import Balancer
+from equipoise import Balancer, Mixing, Weighting
 
 ROOT = Path(__file__).parent.parent
 LISTED = ROOT / "tests" / "api_surface.txt"
@@ -26,22 +26,24 @@ ROOMS = [
 ]
 INTEGRATIONS = ROOT / "src" / "equipoise" / "integrations"  # each loads a library, so they are read and not imported
 HELPERS = {"__init__", "sklearn_base"}  # which the others share
-# What a user calls on a balancer, and what the author of a method answers; the rest serves the engine.
-ON_A_BALANCER = {"active", "add_state", "attach", "check_arguments", "end_epoch", "forward", "table"}
-ANSWERED = {
-    "act",
-    "advance",
-    "attached",
-    "generators",
-    "learn",
-    "mix",
-    "phase",
-    "refine",
-    "remarks",
-    "score",
-    "stepped",
-    "touches",
-    "weigh",
+# What a user calls on a balancer, what the author of a method answers, and what this one uses; the rest serves the
+# engine.
+ON_A_BALANCER = {"answer", "attach", "end_epoch", "forward", "metrics_due", "table"}
+ANSWERED = {"mix", "on_backward", "on_epoch", "on_step", "regulariser", "transform", "weigh"}
+USED = {
+    "active",
+    "add_copy",
+    "add_generator",
+    "add_given_state",
+    "add_state",
+    "attachment",
+    "check_arguments",
+    "copied",
+    "copy_encoder",
+    "gated",
+    "generator",
+    "on_host",
+    "tensors_of",
 }
 NOT_PUBLIC = "equipoise.paper"  # what makes the paper's figures; pages use it to check themselves
 IMPORTS = re.compile(r"^\s*from (equipoise[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
@@ -102,7 +104,7 @@ def entry(name: str, item: Any, public: list[Any]) -> Iterator[str]:
         owner = next(each for each in item.__mro__ if member in vars(each))
         if not owner.__module__.startswith("equipoise") or any(hasattr(base, member) for base in above):
             continue
-        if item is Balancer and member not in ON_A_BALANCER | ANSWERED:
+        if item in (Balancer, Mixing, Weighting) and member not in ON_A_BALANCER | ANSWERED | USED:
             continue
         if isinstance(vars(owner)[member], property):
             yield f"{name}.{member}"

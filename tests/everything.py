@@ -15,7 +15,6 @@ from equipoise import (
     CGGM,
     DGL,
     EW,
-    GAP,
     MCR,
     MGDA,
     MIMO,
@@ -25,16 +24,19 @@ from equipoise import (
     MSLR,
     OGM,
     OGMGE,
-    PDMP,
     SMP,
     Balancer,
+    Barrier,
     InfoReg,
+    Mixing,
     MMPareto,
     PrimalDual,
     Relearn,
     Unimodal,
+    Weighting,
     Window,
 )
+from equipoise.balance.reading import Given
 from equipoise.testing import balanced, batch, beside, losses_of
 
 Data = tuple[dict[str, Tensor], Tensor]
@@ -50,6 +52,7 @@ METHODS: dict[str, Callable[[], Balancer]] = {
     "msl": MSL,
     "ew": lambda: EW(0.5),
     "unimodal": Unimodal,
+    "barrier": Barrier,
     "mgda": MGDA,
     "mgda-features": lambda: MGDA(at="features"),
     "mmpareto": MMPareto,
@@ -58,6 +61,7 @@ METHODS: dict[str, Callable[[], Balancer]] = {
     "ogm": OGM,
     "ogmge": OGMGE,
     "agm": lambda: AGM(strength=1.5, form="fast"),
+    "agm-published": lambda: AGM(strength=1.5, form="published"),
     "mslr": lambda: MSLR(memory=1),
     "mses": lambda: MSES(patience=0),
     "smp": lambda: SMP(stage=2),
@@ -67,20 +71,38 @@ METHODS: dict[str, Callable[[], Balancer]] = {
     "mlb": lambda: MLB(ceiling=1.5),
     "arl": ARL,
     "arl-released": lambda: ARL(form="released"),
-    "pdmp": PDMP,
     "cggm": CGGM,
-    "gap": lambda: GAP(modality="audio"),
-    "gap-released": lambda: GAP(modality="audio", form="released", start=1),
     "mcr": lambda: MCR(penalty=0.5),
     "mcr-collaborative": lambda: MCR(penalty=0.5, game="collaborative", weight=0.3),
 }
 
-_ROUTES = {name: make().route for name, make in METHODS.items()}
-LOSS_ROUTE = [name for name, route in _ROUTES.items() if route == "loss"]
-GRADIENT_PATH = [name for name, route in _ROUTES.items() if route != "loss"]
-MIXING = [name for name, route in _ROUTES.items() if route == "gram"]
-WEIGHING = [name for name, route in _ROUTES.items() if route != "gram"]
-MODULATING = [name for name, make in METHODS.items() if make().modulates]
+_MADE = {name: make() for name, make in METHODS.items()}
+SUMS = [name for name, one in _MADE.items() if not one.needs.takes_gradients]
+GRADIENT_PATH = [name for name, one in _MADE.items() if one.needs.takes_gradients]
+MIXING = [name for name, one in _MADE.items() if isinstance(one, Mixing)]
+WEIGHING = [name for name, one in _MADE.items() if isinstance(one, Weighting)]
+MODULATING = [name for name, one in _MADE.items() if one.needs.factors]
+
+# What holds of the engine whatever the method, such as ranks, precision or compilers, is tried with one of each shape
+# of answer; test_coefficients.py says if a method has another shape.
+SHAPES = [
+    "ew",  # one weighted sum, by weights that are known beforehand
+    "mimo",  # by weights that follow from the losses, and from a state that each step of an optimiser moves
+    "primaldual-scaled-heads",  # by a state that moves on with each backward pass
+    "msl",  # the fused loss alone, the other losses on own heads
+    "ogm",  # that, times a factor for each encoder
+    "mlb",  # a sum times a factor for each encoder, and another for heads
+    "dgl",  # a sum without the fused loss, and the fused loss alone for its head
+    "mcr",  # a sum for each encoder, of further objectives too
+    "agm-published",  # further objectives in the place of the fused loss
+    "mgda",  # a mixture of each encoder's gradients that these decide
+    "mgda-features",  # decided where encoders end
+    "cggm",  # a factor by scores that are given, and a loss of its own, made of gradients
+    "inforeg",  # a loss of its own, made of copies of the encoders
+    "ogmge",  # a factor, and a change of gradients, by a generator of random numbers
+    "relearn",  # a change of encoders after a step, by copies
+]
+ONE_SUM = [*SUMS, "inforeg"]  # by one plain backward pass
 
 
 def metrics(modalities: Sequence[str], epoch: int, shift: float = 0.0) -> dict[str, dict[str, float]]:
@@ -128,9 +150,24 @@ def train(
 def opened(window: Window, losses: Sequence[dict[str, Tensor]], **more: Any) -> AbstractContextManager[None]:
     """Open a window on the losses of micro-batches, with scores for a method that needs some."""
     balancer = window.balancer
-    scored = balancer.scored_by or balancer.scored_samples
-    scores = [beside(balancer, one)["scores"] for one in losses] if scored else None
+    scores = [beside(balancer, one)["scores"] for one in losses] if balancer.needs.given_scores else None
     return window.open(losses, scores=scores, **more)
+
+
+def factors_of(
+    balancer: Balancer, losses: dict[str, Tensor], scores: dict[str, Tensor] | None = None
+) -> dict[str, float]:
+    """The factors that a method answers to some losses, by modality; no step is taken."""
+    with torch.no_grad():
+        answer = balancer.decide(balancer.read(Given(losses, scores)).losses)
+    assert answer is not None
+    assert answer.factors is not None
+    return dict(zip(balancer.modalities, answer.factors.tolist(), strict=True))
+
+
+def score_of(balancer: Balancer, losses: Tensor) -> float:
+    """The score of a modality whose samples have these losses."""
+    return float(balancer.read(Given({"fused": losses, "audio": losses})).losses.scores)
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:

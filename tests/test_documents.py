@@ -27,7 +27,7 @@ from torch import nn
 import equipoise
 import settled
 from documentation import NO_NUMBER, OWN_FILES, ROOT, TRAINS, Command, assert_in_the_gallery, commands_of, load, pages
-from equipoise import Balancer
+from equipoise import Balancer, Mixing, Weighting
 from equipoise.cli.main import app
 from equipoise.paper import reproduce
 from equipoise.paper.published import stand_in
@@ -122,7 +122,7 @@ def test_examples_in_docstrings(name: str) -> None:
 def test_the_method_of_the_contributing_guide_passes_its_contract(tmp_path: Path) -> None:
     (tmp_path / "test_proportional.py").write_text(script(ROOT / "CONTRIBUTING.md"), encoding="utf-8")
     printed = run("-m", "pytest", "-q", "-W", "error", "--doctest-modules", "test_proportional.py", cwd=tmp_path)
-    assert re.search(r"^[5-9]\d passed|^\d{3,} passed", printed, re.MULTILINE), printed
+    assert re.search(r"^[4-9]\d passed|^\d{3,} passed", printed, re.MULTILINE), printed
 
 
 # -- what docstrings of methods hold --
@@ -140,7 +140,8 @@ class TestDocstringOfMethod:
         assert HOOKS.cost(method)
 
     def test_cost_fits_the_route(self, method: type[Balancer]) -> None:
-        second = method().route == "gram" or method is equipoise.CGGM  # whose direction term is differentiated too
+        # The direction term of CGGM is differentiated too.
+        second = issubclass(method, Mixing) or method is equipoise.CGGM
         assert (HOOKS.cost(method) != "1") == second
 
     def test_becomes_a_page(self, method: type[Balancer]) -> None:
@@ -152,7 +153,7 @@ class TestDocstringOfMethod:
 
 def test_every_method_is_documented() -> None:
     exported = {each for each in vars(equipoise).values() if isinstance(each, type) and issubclass(each, Balancer)}
-    assert exported - {Balancer} == set(METHODS)
+    assert exported - {Balancer, Mixing, Weighting} == set(METHODS)
 
 
 def test_every_public_name_is_documented() -> None:
@@ -165,6 +166,21 @@ def test_every_public_name_is_documented() -> None:
         assert f"\n{made_by}" in page
 
 
+# -- tables that are made --
+
+
+@pytest.mark.parametrize(("page", "made"), [("docs/loops.md", "needs_table"), ("CONTRIBUTING.md", "fields_table")])
+def test_a_table_is_what_the_package_says(page: str, made: str) -> None:
+    """Copy what docs/hooks.py makes into the page, where this fails."""
+    table = getattr(HOOKS, made)()
+    assert f"\n\n{table}\n\n" in (ROOT / page).read_text(encoding="utf-8"), table
+
+
+def test_every_field_of_needs_is_said() -> None:
+    assert [row.split("`")[1] for row in HOOKS.fields_table().splitlines()[2:]] == [*vars(equipoise.Needs())]
+    assert len(HOOKS.needs_table().splitlines()) == 2 + len(METHODS)
+
+
 # -- the README --
 
 
@@ -174,9 +190,9 @@ def fenced(language: str) -> str:
     return found[1]
 
 
-def readme_table(first_title: str) -> list[list[str]]:
-    """The rows of the README's table whose first column has this title."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def readme_table(first_title: str, page: str = "README.md") -> list[list[str]]:
+    """The rows of a page's table whose first column has this title."""
+    text = (ROOT / page).read_text(encoding="utf-8")
     body = text.split(f"\n| {first_title} |")[1].split("\n\n")[0].split("\n")[2:]
     return [[cell.strip() for cell in row.strip().strip("|").split("|")] for row in body]
 
@@ -263,6 +279,35 @@ def test_controls_stay_below_mimo(base: str, replacements: list[tuple[str, str]]
     balanced, control = percentages(example("balanced.py")), percentages(printed_by(source))
     assert balanced[0] > control[0]
     assert balanced[2] > control[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", readme_table("trained by", "docs/loops.md"), ids=" ".join)
+def test_clipping_leaves_what_the_page_on_loops_says(row: list[str]) -> None:
+    made, threshold, *told = row
+    bound = float(threshold.replace("none", "inf"))
+    source = (ROOT / "examples" / "balanced.py").read_text(encoding="utf-8")
+    changes = {
+        "MIMO(penalty=10.0, smoothing=0.1)": "MSL()" if made == "joint training" else made.strip("`"),
+        "import MIMO,": "import MIMO, MSL,",
+        "\nfor _ in range(20):": "balancer.attach(model, optimizer=optimizer)\n\nfor _ in range(20):",
+        "loss.backward()": "loss.backward(); clip(model.parameters())",
+    }
+    for old, new in changes.items():
+        assert old in source
+        source = source.replace(old, new)
+    norms: list[torch.Tensor] = []
+
+    def clip(parameters: Iterator[nn.Parameter]) -> None:
+        norms.append(nn.utils.clip_grad_norm_(parameters, bound))
+
+    with redirect_stdout(io.StringIO()) as printed, torch.random.fork_rng():
+        exec(compile(source, "example", "exec"), {"clip": clip})
+    lengths = torch.stack(norms)
+    clipped, left = (lengths > bound).float().mean(), (bound / lengths).clamp(max=1).mean()
+    found = [100 * float(clipped), float(left), percentages(printed.getvalue())[2]]
+    for number, value, within in zip(told, found, (3.0, 0.03, 2.0), strict=True):
+        assert float(number) == pytest.approx(value, abs=within)
 
 
 @pytest.mark.slow

@@ -188,6 +188,7 @@ def test_a_file_is_one_idea(name: str) -> None:
 # -- the tree --
 
 SOURCES = {path: ast.parse(path.read_text("utf-8")) for path in sorted(Path(equipoise.__path__[0]).rglob("*.py"))}
+METHODS = "equipoise.methods."
 QUESTION = re.compile(r"(What|Whether|Who|How|Where|When|Which|It|So|That|This)\b")
 
 
@@ -210,3 +211,28 @@ def test_a_docstring_starts_with_a_verb_or_a_noun() -> None:
     nodes = [(path, node) for path, tree in SOURCES.items() for node in ast.walk(tree) if isinstance(node, documented)]
     assert len(nodes) > 1000
     assert [(path.name, text) for path, node in nodes if QUESTION.match(text := ast.get_docstring(node) or "")] == []
+
+
+def test_what_serves_every_method_names_none() -> None:
+    """The balancer, the models and the training step: what one method needs it says of itself."""
+    root = Path(equipoise.__path__[0])
+    served = [path for path in SOURCES if path.relative_to(root).parts[0] in ("balance", "models")]
+    named = {name for name, item in vars(equipoise.methods).items() if inspect.isclass(item)}
+    assert len(named) > 20
+    assert len(served) > 30
+    hits = []
+    for path in [*served, root / "training" / "step.py"]:
+        foreign = named - _own_words(SOURCES[path])
+        text = path.read_text("utf-8").splitlines()
+        found = ((number, foreign.intersection(re.findall(r"\w+", line))) for number, line in enumerate(text, start=1))
+        hits += [f"{path.relative_to(root)}:{number}: {', '.join(sorted(words))}" for number, words in found if words]
+    assert not hits, "\n".join(hits)
+
+
+def _own_words(tree: ast.Module) -> set[str]:
+    """The names by which a module means something of its own, or of another package than the methods."""
+    found = {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+             if isinstance(target, ast.Name)}  # fmt: skip
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    apart = [node for node in imports if node.module != "equipoise" and not f"{node.module}.".startswith(METHODS)]
+    return found | {alias.asname or alias.name for node in apart for alias in node.names}

@@ -3,8 +3,10 @@
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Table, Weights
+from equipoise.balance.balancer import Balancer, Mixing, Weighting
+from equipoise.balance.coefficients import Coefficients, Losses, Table
+from equipoise.balance.delivery import Gram
+from equipoise.balance.needs import Needs
 from equipoise.balance.theory import Trajectory, least_squares
 from equipoise.balance.window import Window
 from equipoise.methods import (
@@ -13,7 +15,6 @@ from equipoise.methods import (
     CGGM,
     DGL,
     EW,
-    GAP,
     MCR,
     MGDA,
     MIMO,
@@ -23,8 +24,8 @@ from equipoise.methods import (
     MSLR,
     OGM,
     OGMGE,
-    PDMP,
     SMP,
+    Barrier,
     InfoReg,
     MMPareto,
     ModDrop,
@@ -68,7 +69,6 @@ __all__ = [
     "CGGM",
     "DGL",
     "EW",
-    "GAP",
     "MCR",
     "MGDA",
     "MIMO",
@@ -78,21 +78,25 @@ __all__ = [
     "MSLR",
     "OGM",
     "OGMGE",
-    "PDMP",
     "SMP",
     "Balancer",
+    "Barrier",
+    "Coefficients",
+    "Gram",
     "HybridFusion",
     "InfoReg",
     "LateFusion",
-    "LossValues",
+    "Losses",
     "MMPareto",
+    "Mixing",
     "ModDrop",
+    "Needs",
     "PrimalDual",
     "Relearn",
     "Table",
     "Trajectory",
     "Unimodal",
-    "Weights",
+    "Weighting",
     "Window",
     "encoder_for",
     "fit_committee",

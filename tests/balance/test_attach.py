@@ -1,14 +1,20 @@
 """Finding encoders and optimisers in what users have."""
 
+from __future__ import annotations
+
 import copy
+import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from equipoise import EW, MGDA, MIMO, MSL, OGM
-from equipoise.balance.attach import Attachment, layers, moves_with_the_gradient
-from equipoise.testing import SmallModel, batch, gradients_of, losses_of, names
+from equipoise import EW, MGDA, MIMO, MSL, OGM, HybridFusion, LateFusion
+from equipoise.balance.attach import Attachment, layers
+from equipoise.models.fusion_model import Unimodal as View
+from equipoise.testing import SmallModel, attached, balanced, batch, gradients_of, losses_of, names
+from everything import METHODS, SHAPES
 
 
 class Own(nn.Module):
@@ -93,20 +99,6 @@ def test_parameters_are_looked_up_at_each_call() -> None:
     assert bool(gradients_of(model)["encoders.audio.0.weight"].any())
 
 
-def test_a_factor_on_the_gradient_is_one_on_the_step_for_sgd_only() -> None:
-    for kind in (torch.optim.SGD, torch.optim.ASGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
-        moves = []
-        for factor in (1.0, 0.25):
-            parameter = nn.Parameter(torch.tensor([1.0, 2.0]))
-            optimizer = kind([parameter], lr=0.1)
-            parameter.grad = factor * torch.tensor([0.3, -0.7])
-            before = parameter.detach().clone()
-            optimizer.step()
-            moves.append(parameter.detach() - before)
-        proportional = torch.allclose(moves[1], 0.25 * moves[0], rtol=1e-3)
-        assert proportional == moves_with_the_gradient(optimizer), kind
-
-
 def test_something_that_is_no_optimiser_is_refused() -> None:
     with pytest.raises(TypeError, match=r"optimizer should be a torch\.optim\.Optimizer or a list of them, found str"):
         OGM().attach(SmallModel(names(2)), optimizer="sgd")
@@ -131,3 +123,121 @@ def test_nothing_of_the_model_is_registered_or_changed() -> None:
     assert not list(balancer.children())
     assert set(model.state_dict()) == before
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+# -- heads that are not uni-modal --
+
+
+class Attending(nn.Module):
+    """Encoders whose features attend to each other before heads read them; those named alone stay by themselves."""
+
+    def __init__(self, alone: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoders = nn.ModuleDict({name: nn.Linear(3, 4) for name in names(3)})
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.heads = nn.ModuleDict({name: nn.Linear(4, 3) for name in ("fused", *names(3))})
+        self.alone = alone
+        self.double()
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        own = {name: encoder(inputs[name]) for name, encoder in self.encoders.items()}
+        tokens = torch.stack(list(own.values()), dim=1)
+        met, _ = self.attention(tokens, tokens, tokens, need_weights=False)
+        features = {"fused": met.mean(dim=1), **dict(zip(own, met.unbind(dim=1), strict=True))}
+        features |= {name: own[name] for name in self.alone}
+        return {name: self.heads[name](feature) for name, feature in features.items()}
+
+
+NOT_UNIMODAL = "attach: the losses of {} reach the encoders of other modalities: their heads stand behind a part where"
+
+
+# Where responses are given, a modality's own output may be its response, which reaches all encoders by its definition.
+OWN = [name for name in SHAPES if METHODS[name]().needs.further != "response"]
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_heads_behind_cross_attention_are_warned_of_once(method: str) -> None:
+    model, data = Attending(), batch(names(3))
+    balancer = attached(METHODS[method](), model)
+    with pytest.warns(UserWarning, match=NOT_UNIMODAL.format("'audio', 'video', 'text'")) as caught:
+        balanced(balancer, losses_of(model, data)).backward()
+    assert len(caught) == 1
+    for _ in range(2):  # where a warning is an error
+        balanced(balancer, losses_of(model, data)).backward()
+    assert "not uni-modal, since other encoders are reached: audio, video, text" in balancer.table.notes
+
+
+@pytest.mark.parametrize(("alone", "named"), [(("audio",), "'video', 'text'"), (("audio", "text"), "'video'")])
+def test_the_modality_whose_head_is_not_its_own_is_named(alone: tuple[str, ...], named: str) -> None:
+    model = Attending(alone)
+    balancer = attached(EW(), model)
+    with pytest.warns(UserWarning, match=NOT_UNIMODAL.format(named)):
+        balancer(losses_of(model, batch(names(3)))).backward()
+    reached = {name: set(row) for name, row in balancer.table.numbers().items() if name != "fused"}
+    assert all(len(columns & set(names(3))) == (1 if name in alone else 3) for name, columns in reached.items())
+
+
+def test_the_warning_points_to_the_line_that_called_the_balancer() -> None:
+    model = Attending()
+    with pytest.warns(UserWarning, match="reach the encoders of other modalities") as caught:
+        attached(EW(), model)(losses_of(model, batch(names(3))))
+    assert [one.filename for one in caught] == [__file__]
+
+
+def test_another_model_is_looked_at_anew() -> None:
+    first, second = Attending(), SmallModel(names(3))
+    balancer = attached(EW(), first)
+    for model in (first, second, first):
+        attached(balancer, model)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            balancer(losses_of(model, batch(names(3))))
+        assert len(caught) == (model is first)
+        assert any("not uni-modal" in note for note in balancer.table.notes) == (model is first)
+
+
+def shared_backbone() -> SmallModel:
+    model, backbone = SmallModel(names(2)), nn.Linear(3, 4).double()
+    for name in names(2):
+        model.encoders[name] = nn.Sequential(backbone, nn.Tanh(), nn.Linear(4, 4).double())
+    return model
+
+
+def hybrid(view: View) -> HybridFusion:
+    encoders = {name: nn.Linear(3, 4) for name in names(2)}
+    return HybridFusion(encoders, classes=3, unimodal=view, width=4, depth=1).double()
+
+
+def late(view: View) -> LateFusion:
+    return LateFusion({name: nn.Linear(3, 4) for name in names(2)}, classes=3, unimodal=view).double()
+
+
+UNIMODAL: dict[str, Callable[[], nn.Module]] = {
+    "separate heads": lambda: SmallModel(names(2)),
+    "detached heads": lambda: SmallModel(names(2), detached=True),
+    "a shared backbone": shared_backbone,
+    "late fusion, heads": lambda: late("head"),
+    "late fusion, shares": lambda: late("split"),
+    "hybrid fusion, heads": lambda: hybrid("head"),
+    "hybrid fusion, detached heads": lambda: hybrid("detached"),
+    "hybrid fusion, masked": lambda: hybrid("masked"),
+    "hybrid fusion, masked and detached": lambda: hybrid("masked_detached"),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        (method, kind)
+        for method in ("msl", "ew", "ogm", "mgda", "mcr")
+        for kind in UNIMODAL
+        if not ("detached" in kind and METHODS[method]().needs.learns_from_own)  # refused: see test_delivery.py
+    ],
+)
+def test_heads_that_are_unimodal_are_not_warned_of(method: str, kind: str) -> None:
+    model, balancer = UNIMODAL[kind](), METHODS[method]()
+    attached(balancer, model)
+    for seed in range(3):  # where a warning is an error
+        balanced(balancer, losses_of(model, batch(names(2), seed=seed))).backward()
+    assert not any("not uni-modal" in note for note in balancer.table.notes)

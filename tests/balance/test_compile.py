@@ -1,4 +1,4 @@
-"""Compiled encoders give what eager ones give, with every method."""
+"""Compiled encoders give what eager ones give, with a method of every shape of answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from equipoise import LateFusion
 from equipoise.testing import balanced, gradients_of, losses_of, masks_for, names
-from everything import GRADIENT_PATH, METHODS, Data, assert_same, batches, parameters_of, taught, train
+from everything import GRADIENT_PATH, METHODS, SHAPES, Data, assert_same, batches, parameters_of, taught, train
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,9 +25,7 @@ COUNT = 2
 INDUCTOR = ["mimo", "mmpareto", "ogmge"]
 TOLERANCE = 1e-5
 # A model compiled as a whole is one node of the graph. These methods need not know where in it an encoder ends.
-WHOLE = [
-    name for name, make in METHODS.items() if make().at == "parameters" and not make().scored_samples and name != "cggm"
-]
+WHOLE = [name for name in SHAPES if METHODS[name]().at == "parameters" and name != "cggm"]
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +88,7 @@ WAYS = {"in place": in_place, "wrapped": wrapped}
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SHAPES)
 def test_compiled_encoders_give_the_eager_result(method: str, way: str) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     found = trained(method, WAYS[way](counter))
@@ -117,7 +115,7 @@ def test_inductor_gives_the_eager_result(method: str, way: str) -> None:
     assert_same(found, trained(method, fusion()), atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SHAPES)
 def test_a_model_compiled_as_a_whole_gives_the_eager_result_or_is_refused(method: str) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     model = fusion()
@@ -159,7 +157,7 @@ def test_buffers_are_kept_for_several_passes_after_a_plain_one(method: str, way:
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SHAPES)
 def test_an_extra_loss_goes_through_compiled_encoders_besides(method: str) -> None:
     found = []
     for model in (fusion(), in_place("aot_eager")):

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from equipoise.balance.graph import _leaves_of_shared_tensors, leaves_under
-from equipoise.util.graph import Edge, edges_of
+from equipoise.balance.graph import Edge, _leaves_of_shared_tensors, edges_of, leaves_under
 
 
 def drawn_losses(draw: random.Random) -> list[Tensor]:

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 import equipoise
 from equipoise.data import Part
 from equipoise.measure.timing import Stopwatch, TimedStep, timed_step
-from equipoise.models import LateFusion
-from equipoise.models.evaluation import ShapleyResponses
+from equipoise.models import LateFusion, ShapleyResponses, response_losses
 from measure.constructed import random_model, random_part
 
 CPU = torch.device("cpu")
@@ -114,7 +113,7 @@ def test_imitations_move_encoders_as_our_methods_do(
 ) -> None:
     part, steps = doubled(random_part(2, seed=seed)), []
     for imitated in (True, False):
-        model = random_model(2, seed=seed, unimodal=method.unimodal).double()
+        model = random_model(2, seed=seed, unimodal=method().needs.view).double()
         mover = torch.optim.SGD(model.parameters(), lr=0.01)
         make = imitate if imitated else partial(timed_step, balancer=method().attach(model, optimizer=mover))
         timed = make(model, optimizer=mover)
@@ -135,7 +134,7 @@ def test_imitated_agm_is_the_exact_form_of_ours(seed: int) -> None:
             step = lambda some, timed=timed: timed(Stopwatch(CPU, synchronise=False), some)  # noqa: E731
         else:
             wrapped = ShapleyResponses(model, list(parts[0].inputs))
-            step = exact_agm(wrapped, equipoise.AGM(responses=wrapped), mover)
+            step = exact_agm(wrapped, equipoise.AGM(form="published"), mover)
         steps.append([moved(model, step, part) for part in parts])  # the history of scores counts from the second on
     for mine, exact in zip(*steps, strict=True):
         for name, change in mine.items():
@@ -148,7 +147,8 @@ def exact_agm(
     def step(part: Part) -> None:
         outputs = model(part.inputs)
         losses = {name: F.cross_entropy(logits, part.label, reduction="none") for name, logits in outputs.items()}
-        balancer(losses).backward()
+        responses = {name: logits for name, logits in outputs.items() if name != "fused"}
+        balancer(losses, further=response_losses(losses["fused"], responses)).backward()
         mover.step()
         mover.zero_grad()
 

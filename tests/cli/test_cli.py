@@ -263,10 +263,10 @@ def test_controls_and_tuning(equipoise: Any, tmp_path: Path) -> None:
         (["compere"], ["compere"]),
         (
             [*["compare", "--data", "generated", "--methods", "unimodal,ensemble"], *NO_SUCH_MODALITIES],
-            ["unimodal.modality: 'esy' is none of 'easy', 'hard'. Did you mean 'easy'?", "expected a GPU"],
+            ["Unimodal: unknown modality 'esy' is none of 'easy', 'hard'. Did you mean 'easy'?", "expected a GPU"],
         ),
         (["train", "--method", "ensemble", "modality=easy", "--data", "generated"], ["unknown setting 'modality'"]),
-        (["train", "--method", "unimodal", "modality=ear", "device=cuda:99"], ["modality: 'ear'", "expected a GPU"]),
+        (["train", "--method", "unimodal", "modality=ear", "device=cuda:99"], ["modality 'ear'", "expected a GPU"]),
         (["train", "--track", "tensorbord"], ["'tensorbord' is none of", "Did you mean 'tensorboard'?"]),
         (["compare", "--track", "tensorboard,,wand", "--data", "wach"], ["'wach'", "Did you mean 'wandb'?"]),
         (["report"], ["folder"]),

@@ -115,55 +115,56 @@ def test_a_function_that_says_what_it_makes_is_trained_and_loaded(equipoise: Com
 
 METHODS = """
 import torch
-from equipoise import Balancer, Weights
+from equipoise import Coefficients, Weighting
 
 
-class NoWeigh(Balancer): ...
+class NoWeigh(Weighting): ...
 
 
-class Mistyped(Balancer):
-    def weigh(self, values):
-        return Weights(loses=torch.ones(3))
+class Mistyped(Weighting):
+    def weigh(self, losses):
+        return Coefficients(encoder=torch.ones(3))
 
 
-class TooMany(Balancer):
-    def weigh(self, values):
-        return Weights(losses=torch.ones(7))
+class TooMany(Weighting):
+    def weigh(self, losses):
+        return Coefficients.shared(torch.ones(7))
 
 
-class Plain(Balancer):
-    def weigh(self, values):
+class Plain(Weighting):
+    def weigh(self, losses):
         return torch.ones(3)
 
 
-class Forgets(Balancer):
+class Forgets(Weighting):
     def __init__(self, strength: float = 1.0):
         self.strength = strength
 
-    def weigh(self, values):
-        return Weights(losses=torch.ones(3))
+    def weigh(self, losses):
+        return Coefficients.shared(torch.ones(3))
 
 
-class Undefined(Balancer):
-    def weigh(self, values):
-        return Weights(losses=torch.ones(3) / 0 * 0)
+class Undefined(Weighting):
+    def weigh(self, losses):
+        return Coefficients.shared(torch.ones(3) / 0 * 0)
 
 
-class Fine(Balancer):
-    def weigh(self, values):
-        return Weights(losses=torch.ones(3))
+class Fine(Weighting):
+    def weigh(self, losses):
+        return Coefficients.shared(torch.ones(3))
 """
 RETURNS = (
-    "weigh: expected it to return equipoise.Weights(losses=…), a tensor of 3 weights, of fused, easy, hard; found "
+    "weigh: expected it to return equipoise.Coefficients, such as Coefficients.shared(weights) with a tensor of 3 "
+    "weights, of fused, easy, hard; found "
 )
 
 
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("NoWeigh", "NoWeigh: expected a method `weigh(self, values)` that returns equipoise.Weights(losses=…), one "),
-        ("Mistyped", "unexpected keyword argument 'loses' (own_methods.py, line 11)"),
-        ("TooMany", f"TooMany.{RETURNS}losses of shape [7], expected [3]"),
+        ("NoWeigh", "expected a class that answers `weigh` or `mix`, found an abstract one"),
+        ("Mistyped", "unexpected keyword argument 'encoder' (own_methods.py, line 11)"),
+        ("TooMany", f"TooMany.{RETURNS}encoders of shape [7], expected [3] or [1] or [3, 2]"),
         ("Plain", f"Plain.{RETURNS}a tensor of shape [3] instead"),
         ("Forgets", "its __init__ should begin with super().__init__(), found none"),
         (

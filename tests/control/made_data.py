@@ -55,11 +55,7 @@ def untrained(
     **settings: Any,
 ) -> tuple[Policy, Splits]:
     """A policy as training builds it, with weights as drawn, a committee that was fitted, and what it would learn."""
-    scores = {"proprioception": torch.full([len(demonstrations.action)], 0.5)}  # which GAP asks for
-    chosen, splits = (
-        small_settings(sensors, **settings),
-        cloning_splits(demonstrations, sensors, HORIZON, scores=scores),
-    )
+    chosen, splits = small_settings(sensors, **settings), cloning_splits(demonstrations, sensors, HORIZON)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_model(splits, balancer or EW(), chosen)

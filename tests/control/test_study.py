@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
-from equipoise.control import motion, study
+from equipoise.control import study
 from equipoise.control.calibration import SEEDS as CALIBRATION_SEEDS
 from equipoise.control.calibration import with_monitor
 from equipoise.control.cloning import SENSORS
@@ -64,23 +64,12 @@ def test_words_set_every_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "stop"),
-    [([], 15), (["epochs=9"], 4), (["epochs=1"], 1), (["stop=20"], 20), (["gap.stop=3", "epochs=8"], 3)],
-)
-def test_gap_stops_halfway_unless_a_word_says_when(words: list[str], stop: int) -> None:
-    made = {line.label: line.entry.params for line in lines(["gap", "ew"], words, hybrid=["gap"])}
-    assert made["gap"]["stop"] == made["gap, hybrid"]["stop"] == stop
-    assert "stop" not in made["ew"]
-
-
-@pytest.mark.parametrize(
     ("methods", "words", "hybrid", "messages"),
     [
         (["msl"], [], ["ew"], ["--hybrid: expected methods that are named by --methods, found ew"]),
         (["mim"], [], ["ew"], ["did you mean 'mimo'", "--hybrid: "]),
         (["auto", "ensemble"], [], [], ["auto: expected a method that trains one model", "ensemble: expected"]),
         (["arl"], [], [], ["arl: ARL lets each modality"]),
-        (["gap"], ["gap.modality=camera"], [], ["gap: expected scores of proprioception"]),
         (["ew"], ["epochs=auto", "task=classes"], [], ["epochs=auto: expected a number", "task=classes: expected"]),
         (["ew"], ["model=own.Model"], [], ["model=own.Model: expected auto"]),
         (["ew"], ["encoder=camera:own.Encoder"], [], ["expected an encoder of the package, found 'own.Encoder'"]),
@@ -171,13 +160,11 @@ class Studied(NamedTuple):
 def studied(tmp_path_factory: pytest.TempPathFactory) -> Studied:
     folder = tmp_path_factory.mktemp("study")
     demonstrations = generate(folder / "demonstrations", 5, workers=1, renderer="rays")
-    chosen = [*lines(["msl", "gap"], WORDS, hybrid=["msl"], alone=False), lines(["msl"], WORDS)[2]]
+    chosen = [*lines(["msl", "ogmge"], WORDS, hybrid=["msl"], alone=False), lines(["msl"], WORDS)[2]]
     shown: list[tuple[str, int, int]] = []
 
     def run(some: Any = chosen, plan: RolloutPlan = PLAN, **options: Any) -> list[dict[str, Any]]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(motion, "UPDATES", 2)
-            return run_study(some, range(1), demonstrations, folder / "out", plan, workers=1, **options)
+        return run_study(some, range(1), demonstrations, folder / "out", plan, workers=1, **options)
 
     return Studied(run, run(bar=lambda *now: shown.append(now)), folder / "out", shown)
 
@@ -189,7 +176,7 @@ def forbidden(*_: object, **__: object) -> NoReturn:
 @pytest.mark.slow
 def test_a_tiny_study_has_a_row_for_every_policy(studied: Studied) -> None:
     rows = studied.rows
-    assert [row["line"] for row in rows] == ["msl", "gap", "msl, hybrid", "camera alone"]
+    assert [row["line"] for row in rows] == ["msl", "ogmge", "msl, hybrid", "camera alone"]
     assert studied.stored() == json.loads(json.dumps(rows))
     for row in rows:
         tried = ["clean", "camera_lost_committee"] if len(row["sensors"]) > 1 else ["clean"]
@@ -255,13 +242,13 @@ def test_policies_are_rolled_out_again_where_only_the_plan_changes(
 def test_a_study_that_was_killed_goes_on(studied: Studied) -> None:
     """A training that was killed before its last file is done again, to the same bits; so is a row that was torn."""
     weights, before, rows = studied.weights(), studied.stored(), {row["line"]: row for row in studied.rows}
-    killed = studied.out / "runs" / rows["gap"]["policy"]
+    killed = studied.out / "runs" / rows["ogmge"]["policy"]
     (killed / TRAINED).unlink()
     (killed / WEIGHTS).write_bytes(b"half of it")
     times = {path: path.stat().st_mtime_ns for path in studied.out.glob(f"runs/*/{WEIGHTS}")}
     file = studied.out / "results.jsonl"
-    kept = [json.dumps(row) for row in before if row["config"] != rows["gap"]["config"]]
-    torn = json.dumps(rows["gap"])
+    kept = [json.dumps(row) for row in before if row["config"] != rows["ogmge"]["config"]]
+    torn = json.dumps(rows["ogmge"])
     file.write_text("".join(f"{line}\n" for line in kept) + torn[: len(torn) // 2])
     again = studied.run()
     assert studied.weights() == weights

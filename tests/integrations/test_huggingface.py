@@ -119,8 +119,8 @@ def test_the_table_is_logged_beside_the_loss_and_evaluation_leaves_it(tmp_path: 
     trainer.train()
     last = [row for row in trainer.state.log_history if "loss" in row][-1]
     table = trainer.balancer.table
-    assert last["balance/audio/heads"] == pytest.approx(float(table.at("audio", "heads")))
-    assert sum(name.startswith("balance/") for name in last) == 7  # a loss reaches one encoder
+    assert last["balance/audio/own heads"] == pytest.approx(float(table.at("audio", "own heads")))
+    assert sum(name.startswith("balance/") for name in last) == 7  # a loss reaches one encoder, and one kind of head
     found = trainer.evaluate()
     outputs = trainer.model({name: torch.stack([one["inputs"][name] for one in samples(12)]) for name in names(2)})
     labels = torch.stack([one["labels"] for one in samples(12)])

@@ -16,10 +16,9 @@ from torch.nn import functional as F
 from torchjd import aggregation, scalarization
 from torchjd.autojac import backward, jac_to_grad
 
-from equipoise import MGDA, MIMO, Balancer, MMPareto, Window
-from equipoise.integrations.torchjd import FromTorchJD, ToTorchJD
-from equipoise.testing import BalancerContract, SmallModel, batch, losses_of, names
-from equipoise.testing.contract import attached, gradients_of
+from equipoise import MGDA, MIMO, Balancer, Barrier, Gram, Losses, MMPareto, Window
+from equipoise.integrations.torchjd import TorchJDScalarizer, TorchJDWeighting, ToTorchJD, from_torchjd
+from equipoise.testing import BalancerContract, SmallModel, attached, batch, gradients_of, losses_of, names
 
 
 def exact_mgda() -> aggregation.MGDAWeighting:
@@ -28,22 +27,22 @@ def exact_mgda() -> aggregation.MGDAWeighting:
 
 class TestContractOfPCGrad(BalancerContract):
     def make(self) -> Balancer:
-        return FromTorchJD(aggregation.PCGradWeighting())
+        return from_torchjd(aggregation.PCGradWeighting())
 
 
 class TestContractOfSTCH(BalancerContract):
     def make(self) -> Balancer:
-        return FromTorchJD(scalarization.STCH(mu=0.1))
+        return from_torchjd(scalarization.STCH(mu=0.1))
 
 
 class TestContractOfGeometricMean(BalancerContract):
     def make(self) -> Balancer:
-        return FromTorchJD(scalarization.GeometricMean())
+        return from_torchjd(scalarization.GeometricMean())
 
 
 class TestContractOfMean(BalancerContract):
     def make(self) -> Balancer:
-        return FromTorchJD(scalarization.Mean())
+        return from_torchjd(scalarization.Mean())
 
 
 class Entangled(nn.Module):
@@ -66,11 +65,20 @@ class Entangled(nn.Module):
 # -- theirs as ours --
 
 
+def mixed(balancer: Balancer, products: Tensor) -> Tensor:
+    """The coefficients of a method for inner products; it reads no losses."""
+    assert isinstance(balancer, TorchJDWeighting)
+    unread = torch.zeros(products.shape[-1])
+    objectives = tuple(range(products.shape[-1]))
+    return balancer.mix(Gram(products, (objectives,) * len(products)), Losses(unread[0], unread[1:], unread[1:]))
+
+
+@pytest.mark.filterwarnings("ignore:attach. the losses of 'video' reach the encoders of other modalities")
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("model", [lambda: SmallModel(names(1)), lambda: SmallModel(names(3)), Entangled])
 def test_both_mgdas_agree(model: Any, seed: int) -> None:
     found = []
-    for balancer in (MGDA(), FromTorchJD(exact_mgda())):
+    for balancer in (MGDA(), from_torchjd(exact_mgda())):
         trained = model()
         data = batch(list(trained.encoders), seed=seed)
         attached(balancer, trained)(losses_of(trained, data)).backward()
@@ -83,30 +91,31 @@ def test_both_mgdas_agree(model: Any, seed: int) -> None:
 
 def test_an_aggregator_stands_for_its_weighting() -> None:
     gram = torch.tensor([[[1.0, -0.5], [-0.5, 1.0]]], dtype=torch.float64)
-    whole, part = FromTorchJD(aggregation.PCGrad()), FromTorchJD(aggregation.PCGradWeighting())
-    assert torch.equal(whole.mix(gram), part.mix(gram))
-    assert torch.equal(whole.mix(gram), torch.tensor([[1.5, 1.5]], dtype=torch.float64))  # each loses half the other
+    whole, part = from_torchjd(aggregation.PCGrad()), from_torchjd(aggregation.PCGradWeighting())
+    assert torch.equal(mixed(whole, gram), mixed(part, gram))
+    assert torch.equal(mixed(whole, gram), torch.tensor([[1.5, 1.5]], dtype=torch.float64))  # each loses half the other
 
 
 def test_a_loss_that_does_not_reach_an_encoder_takes_no_part() -> None:
     gram = torch.zeros(2, 3, 3, dtype=torch.float64)
     gram[0, :2, :2] = torch.tensor([[4.0, 0.0], [0.0, 1.0]])
-    weights = FromTorchJD(exact_mgda()).mix(gram)
+    weights = mixed(from_torchjd(exact_mgda()), gram)
     torch.testing.assert_close(weights[0], torch.tensor([0.2, 0.8, 0.0], dtype=torch.float64))
     assert weights[1].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_gradients_that_are_not_finite_do_not_raise() -> None:
     gram = torch.full((1, 2, 2), torch.nan)
-    assert FromTorchJD(aggregation.AlignedMTLWeighting()).mix(gram).isnan().all()
+    assert mixed(from_torchjd(aggregation.AlignedMTLWeighting()), gram).isnan().all()
 
 
 def test_every_encoder_has_a_weighting_of_its_own_that_remembers() -> None:
     given = aggregation.GradVacWeighting()
-    balancer = FromTorchJD(given)
+    balancer = from_torchjd(given)
     gram = torch.tensor([[[1.0, -0.9], [-0.9, 1.0]], [[1.0, 0.9], [0.9, 1.0]]])
-    balancer.mix(gram)
-    remembered: list[Any] = [each._phi_t for each in balancer._copies]
+    assert isinstance(balancer, TorchJDWeighting)
+    mixed(balancer, gram)
+    remembered: list[Any] = [each._phi_t for each in balancer._weightings]
     assert given._phi_t is None
     assert remembered[0][0, 1] < 0 < remembered[1][0, 1]
 
@@ -115,13 +124,21 @@ def test_every_encoder_has_a_weighting_of_its_own_that_remembers() -> None:
 def test_the_scale_of_half_precision_plays_no_role(factor: float) -> None:
     found = []
     for scale in (1.0, factor):
-        model, balancer = SmallModel(names(2)), FromTorchJD(aggregation.FairGradWeighting(alpha=1.0))
+        model, balancer = SmallModel(names(2)), from_torchjd(aggregation.FairGradWeighting(alpha=1.0))
         (attached(balancer, model)(losses_of(model, batch(names(2)))) * scale).backward()
         found.append(balancer.table.values)
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 # -- their scalarizers --
+
+
+def weights_of(balancer: Balancer) -> Tensor:
+    """The weight of every loss, the fused one first."""
+    table = balancer.table
+    own = [table.at(name, "own heads") for name in balancer.modalities]
+    return torch.stack([table.at("fused", "fused head"), *own])
+
 
 SCALARIZERS: dict[str, Callable[[int], scalarization.Scalarizer]] = {
     "Mean": lambda _: scalarization.Mean(),
@@ -143,7 +160,7 @@ def run(model: SmallModel, scalarizer: scalarization.Scalarizer, *, ours: bool) 
     modalities = list(model.encoders)
     own = [p for p in scalarizer.parameters() if not isinstance(scalarizer, scalarization.FAMO)]
     optimizer = torch.optim.SGD([*model.parameters(), *own], lr=0.3)
-    balancer = FromTorchJD(scalarizer).attach(model, optimizer=optimizer) if ours else None
+    balancer = from_torchjd(scalarizer).attach(model, optimizer=optimizer) if ours else None
     values = []
     for _ in range(4):
         for seed in range(3):
@@ -161,6 +178,7 @@ def run(model: SmallModel, scalarizer: scalarization.Scalarizer, *, ours: bool) 
                 if balancer is None:
                     scalarizer.update(torch.stack([loss.mean() for loss in after.values()]))
                 else:
+                    assert isinstance(balancer, TorchJDScalarizer)
                     balancer.update(after)
         if balancer is not None:
             balancer.end_epoch()
@@ -185,21 +203,21 @@ def test_a_scalarizer_trains_as_in_a_loop_of_torchjd(name: str, count: int) -> N
 
 
 def test_weights_are_the_derivative_by_hand() -> None:
-    balancer = FromTorchJD(scalarization.UW(3))
+    balancer = from_torchjd(scalarization.UW(3))
     loss = balancer({"fused": torch.tensor(1.0), "audio": torch.tensor(2.0), "video": torch.tensor(5.0)})
     assert float(loss.detach()) == 4.0  # half of the sum
-    assert balancer.table.values[:, -1].tolist() == [0.5, 0.5, 0.5]
+    assert weights_of(balancer).tolist() == [0.5, 0.5, 0.5]
 
 
 def test_a_learnt_scalarizer_gets_its_gradient_from_above_and_in_windows() -> None:
     whole, parts = scalarization.UW(3), scalarization.UW(3)
     model = SmallModel(names(2))
     inputs, label = batch(names(2))
-    (FromTorchJD(whole)(losses_of(model, (inputs, label))) * 8).backward()
+    (from_torchjd(whole)(losses_of(model, (inputs, label))) * 8).backward()
     halves = [({name: x[rows] for name, x in inputs.items()}, label[rows]) for rows in (slice(6), slice(6, 12))]
     with torch.no_grad():
         measured = [losses_of(model, half) for half in halves]
-    balancer = FromTorchJD(parts)
+    balancer = from_torchjd(parts)
     with Window(balancer).open(measured):
         for half in halves:
             (balancer(losses_of(model, half)) * 8 / 2).backward()
@@ -214,7 +232,7 @@ def test_second_derivatives_are_those_of_the_scalarizer() -> None:
         model = SmallModel(names(2))
         losses = {name: loss.mean() for name, loss in losses_of(model, batch(names(2))).items()}
         scalarizer = scalarization.STCH(mu=0.2)
-        value = FromTorchJD(scalarizer)(losses) if ours else scalarizer(torch.stack(list(losses.values())))
+        value = from_torchjd(scalarizer)(losses) if ours else scalarizer(torch.stack(list(losses.values())))
         gradients = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
         torch.stack([g.square().sum() for g in gradients]).sum().backward()
         found.append(gradients_of(model))
@@ -224,13 +242,18 @@ def test_second_derivatives_are_those_of_the_scalarizer() -> None:
 @pytest.mark.parametrize("name", SCALARIZERS)
 def test_an_evaluation_leaves_no_trace_in_a_scalarizer(name: str) -> None:
     scalarizer = SCALARIZERS[name](3)
-    balancer, model = FromTorchJD(scalarizer), SmallModel(names(2))
+    balancer, model = from_torchjd(scalarizer), SmallModel(names(2))
     balancer(losses_of(model, batch(names(2)))).backward()
     before = copy.deepcopy(vars(scalarizer))
     for context in (torch.no_grad(), torch.inference_mode()):
         with context:
             assert not balancer(losses_of(model, batch(names(2), seed=1))).requires_grad
     assert repr(vars(scalarizer)) == repr(before)
+
+
+def test_what_runs_on_the_host_is_never_the_same_step_again() -> None:
+    balancer = from_torchjd(scalarization.DWA())
+    assert balancer.host_values() != balancer.host_values()  # so that no step is recorded
 
 
 @pytest.mark.parametrize("name", SCALARIZERS)
@@ -240,11 +263,11 @@ def test_what_a_scalarizer_has_learnt_follows_the_names(name: str) -> None:
     own = [p for p in scalarizer.parameters() if not isinstance(scalarizer, scalarization.FAMO)]
     for moved in own:
         nn.init.normal_(moved, generator=torch.Generator().manual_seed(0))
-    first = attached(FromTorchJD(scalarizer), model, torch.optim.SGD([*model.parameters(), *own], lr=0.1))
+    first = attached(from_torchjd(scalarizer), model, torch.optim.SGD([*model.parameters(), *own], lr=0.1))
     first(losses_of(model, batch(forth)))
     turned, again = SmallModel(forth[::-1]), SCALARIZERS[name](count + 1)
     turned.load_state_dict(model.state_dict())
-    second = FromTorchJD(again).attach(turned)
+    second = from_torchjd(again).attach(turned)
     second.load_state_dict(first.state_dict())
     second(losses_of(turned, batch(forth)))
     for objective, row in first.table.numbers().items():
@@ -254,15 +277,16 @@ def test_what_a_scalarizer_has_learnt_follows_the_names(name: str) -> None:
 def test_one_that_nobody_trains_is_told() -> None:
     model = SmallModel(names(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    balancer = FromTorchJD(scalarization.UW(3)).attach(model, optimizer=optimizer)
+    balancer = from_torchjd(scalarization.UW(3)).attach(model, optimizer=optimizer)
     with pytest.warns(UserWarning, match=r"UW has parameters, which no attached optimiser moves: type SGD\(\[\*model"):
         balancer(losses_of(model, batch(names(2))))
     balancer(losses_of(model, batch(names(2))))  # once
-    famo = FromTorchJD(scalarization.FAMO(3)).attach(model, optimizer=optimizer)
+    famo = from_torchjd(scalarization.FAMO(3)).attach(model, optimizer=optimizer)
     optimizer.step()
     with pytest.warns(UserWarning, match=r"FAMO learns .* type balancer\.update\(losses\) after each"):
         optimizer.step()
     famo.eval()
+    assert isinstance(balancer, TorchJDScalarizer)
     with pytest.raises(TypeError, match="expected FAMO, which reads losses after a step; found UW"):
         balancer.update(losses_of(model, batch(names(2))))
 
@@ -275,15 +299,15 @@ def _on_one_of_two_ranks(rank: int, folder: str) -> None:
         shared, alone = SmallModel(names(2)), SmallModel(names(2))
         scalarizers = [SCALARIZERS[name](3), SCALARIZERS[name](3)]
         wrapped = nn.parallel.DistributedDataParallel(shared)
-        FromTorchJD(scalarizers[0]).attach(wrapped)(losses_of(wrapped, half)).backward()
-        FromTorchJD(scalarizers[1]).attach(alone, group=None)(losses_of(alone, whole)).backward()
+        from_torchjd(scalarizers[0]).attach(wrapped)(losses_of(wrapped, half)).backward()
+        from_torchjd(scalarizers[1]).attach(alone, group=None)(losses_of(alone, whole)).backward()
         torch.testing.assert_close(gradients_of(shared), gradients_of(alone))
         learnt = [[parameter.grad for parameter in one.parameters()] for one in scalarizers]
         torch.testing.assert_close(learnt[0], learnt[1])
     torch.manual_seed(rank)  # what is drawn differs between ranks
-    balancer = FromTorchJD(scalarization.Random())
+    balancer = from_torchjd(scalarization.Random())
     balancer(losses_of(SmallModel(names(2)), half))
-    weights = balancer.table.values[:, -1].contiguous()
+    weights = weights_of(balancer)
     gathered = [torch.zeros_like(weights) for _ in range(2)]
     dist.all_gather(gathered, weights)
     assert torch.equal(*gathered)
@@ -297,15 +321,15 @@ def test_two_ranks_do_what_one_process_does(tmp_path: Path) -> None:
 
 def test_a_loss_of_zero_is_told_where_a_scalarizer_has_no_derivative_there() -> None:
     losses = {"fused": torch.tensor(1.0), "audio": torch.tensor(0.0), "video": torch.tensor(5.0)}
-    with pytest.raises(FloatingPointError, match=r"FromTorchJD\.weigh: expected finite weights"):
-        FromTorchJD(scalarization.GeometricMean())(losses)
+    with pytest.raises(FloatingPointError, match=r"TorchJDScalarizer\.weigh: expected finite weights"):
+        from_torchjd(scalarization.GeometricMean())(losses)
 
 
 def test_what_is_no_weighting_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"expected a weighting.*found str.*Type FromTorchJD\("):
-        FromTorchJD("pcgrad")  # ty: ignore[invalid-argument-type]
+    with pytest.raises(TypeError, match=r"expected a weighting.*found str.*Type from_torchjd\("):
+        from_torchjd("pcgrad")  # ty: ignore[invalid-argument-type]
     with pytest.raises(TypeError, match="found ConFIG"):
-        FromTorchJD(aggregation.ConFIG())  # ty: ignore[invalid-argument-type]
+        from_torchjd(aggregation.ConFIG())  # ty: ignore[invalid-argument-type]
 
 
 # -- ours as theirs --
@@ -366,3 +390,5 @@ def test_torchjd_delivers_the_gradient_that_we_deliver(make: Any, seed: int) -> 
 def test_a_method_that_weighs_losses_is_refused() -> None:
     with pytest.raises(TypeError, match="found MIMO, which weighs losses"):
         ToTorchJD(MIMO())
+    with pytest.raises(TypeError, match="Barrier reads values of losses, which TorchJD does not give"):
+        ToTorchJD(Barrier())

@@ -68,7 +68,7 @@ def test_faulty_inputs_are_the_same_there() -> None:
 
 @pytest.mark.parametrize("method", [equipoise.EW, equipoise.OGMGE, equipoise.MMPareto])
 def test_steps_are_timed_there(method: type[equipoise.Balancer]) -> None:
-    model = series_model(method.unimodal, dropout=0.3).cuda()
+    model = series_model(method().needs.view, dropout=0.3).cuda()
     mover = torch.optim.Adam(model.parameters())
     chance = torch.cuda.get_rng_state()
     found = step_seconds(model, method().attach(model, optimizer=mover), mover, series_part(), batch=16, steps=3)

@@ -25,6 +25,7 @@ METHODS = [
     equipoise.MSL,
     equipoise.EW,
     equipoise.MIMO,
+    equipoise.Barrier,
     equipoise.MGDA,
     equipoise.MMPareto,
     equipoise.OGM,
@@ -40,7 +41,6 @@ METHODS = [
     equipoise.ARL,
     equipoise.CGGM,
     equipoise.MCR,
-    equipoise.PDMP,
     equipoise.Unimodal,
 ]
 
@@ -58,11 +58,11 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.filterwarnings("ignore::equipoise.methods.agm.ApproximationWarning")
+@pytest.mark.filterwarnings("ignore::equipoise.balance.needs.ApproximationWarning")
 def test_every_method_is_timed_and_nothing_changes(
     method: type[equipoise.Balancer], optimizer: Callable[..., torch.optim.Optimizer]
 ) -> None:
-    model = series_model(unimodal=method.unimodal, dropout=0.3)
+    model = series_model(unimodal=method().needs.view, dropout=0.3)
     part = series_part()
     mover = optimizer(model.parameters(), lr=0.1)
     balancer = method().attach(model, optimizer=mover)
@@ -149,7 +149,7 @@ def test_a_timed_step_trains_as_a_loop_by_hand_does(method: type[equipoise.Balan
     found = []
     for step in (by_hand, timed):
         torch.set_rng_state(torch_seed)  # OGM-GE draws noise
-        found.append(weights_after(step, part, method.unimodal))
+        found.append(weights_after(step, part, method().needs.view))
     assert torch.equal(*found)
 
 

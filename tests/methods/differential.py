@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import Balancer, LateFusion
+from equipoise.models import response_losses
 from methods import rules
 from methods.expected import FUSED, Gradients, Layout, Plain, Question, measure
 from methods.random_cases import LEARNS_FROM_FUSED_LOSS, LEARNS_FROM_OWN_LOSS, RULES, Case, draw_case
 from methods.random_models import batch, build, encoders_of, extra_of, losses_of, trunk_of
 
-MODULATES = frozenset({"OGM", "OGMGE", "AGM fast", "MSLR", "MLB", "ARL", "PDMP", "SMP", "CGGM"})
+MODULATES = frozenset({"OGM", "OGMGE", "AGM fast", "MSLR", "MLB", "ARL", "SMP", "CGGM"})
 """Methods whose factors act on updates where the optimiser is Adam."""
 HOOK, RATE, EPSILON = 0.1, 0.05, 1e-3
 
@@ -79,7 +80,7 @@ def refusals(case: Case, plain: Plain, layout: Layout) -> Refusals:
             found.append((f"the fused loss sends no gradient to encoder {name!r}", not sliced and case.method != "MSL"))
         reached = {key for each in (*plain.gradients.values(), plain.extra) for key in each} & layout.blocks[name]
         if case.options.get("parameters") == "kernels" and not reached & layout.kernels:
-            found.append((f"encoder {name!r} has no tensor that this method modulates", True))
+            found.append(("has no tensor that this method modulates", True))  # one message names all
     if case.decides_at_features:
         found += [(pattern, True) for pattern in _refusals_at_features(case, layout)]
     return Refusals([re.escape(text) for text, _ in found], any(required for _, required in found))
@@ -191,16 +192,23 @@ class Run:
                 name: torch.rand(shape, generator=random_numbers, dtype=torch.float64) + 0.1
                 for name, shape in shapes.items()
             }
-        outputs = called(data.inputs)
+        outputs, further = called(data.inputs), None
+        if case.options.get("form") == "published":
+            assert isinstance(self.model, LateFusion)
+            outputs, responses = self.model.with_responses(data.inputs)
+        elif case.options.get("form") == "responses":
+            responses = {name: outputs[name] for name in case.shape.modalities}
         every = losses_of(outputs, data.labels, case.scalars, case.factors, case.form)
         losses = {name: every[name] for name in self.draw.sample(sorted(case.given), len(case.given))}
+        if case.options.get("form") in ("published", "responses"):
+            further = response_losses(losses[FUSED], responses)
         extra = extra_of(self.model, outputs, case.extra) if case.extra else None
         before = self._gradients()
         masks = case.masks(seed, len(data.labels))
         losses |= {
             name: torch.where(masks[name], losses[name], torch.nan) for name in masks if self.draw.random() < 0.5
         }
-        result = balancer(losses, scores=scores, extra=extra, present=masks or None)
+        result = balancer(losses, scores=scores, extra=extra, present=masks or None, further=further)
         (case.scale * result).backward(retain_graph=twice)
         if allowed.required:
             raise DifferenceError("no refusal", f"expected one of {allowed.patterns}")
@@ -267,19 +275,16 @@ class Run:
         table = {
             loss: dict(zip(found.blocks, row, strict=True)) for loss, row in zip(found.objectives, rows, strict=True)
         }
-        for modality in table[FUSED].keys() - {"heads"}:
+        for modality in table[FUSED].keys() - {"fused head", "own heads"}:
             for loss in plain.gradients:
                 empty = math.isnan(table[loss][modality])
-                if self.case.attach == "none":  # all that is known: a uni-modal loss reaches its own encoder
-                    reached = loss in (FUSED, modality)
-                    known = reached
+                if self.case.attach == "none":  # it is known of heads alone
+                    reached, known = False, True
                 else:
-                    reached = self.layout.reached(plain.gradients[loss], modality)
-                    if modality == "trunk":
-                        reached = self.layout.reaches_trunk(plain.gradients[loss])
+                    reached = self._reached(plain, loss, modality)
                     known = reached or not self.case.sliced
-                if loss != FUSED and self.case.title == "AGM published" and self.case.shape.unimodal == "split":
-                    continue  # responses are given without a graph
+                if self.case.options.get("form") in ("published", "responses"):
+                    continue  # the losses of responses reach whatever these were computed from
                 if empty == reached and known:
                     wanted = "a number" if reached else "an empty cell"
                     raise DifferenceError("table cells", f"expected {wanted} at {loss} → {modality}, found {table}")
@@ -294,15 +299,22 @@ class Run:
             reaching = [loss for loss in plain.gradients if name in plain.gradients[loss]]
             columns = [modality for modality, block in self.layout.blocks.items() if name in block]
             columns += ["trunk"] * (name in self.layout.trunk)
-            if not columns and len(reaching) > 1:
-                continue
-            for column in columns or ["heads"]:
+            for column in columns or ["fused head" if FUSED in reaching else "own heads"]:
                 cells = {loss: table[loss][column] for loss in reaching}
                 terms = [cell * plain.gradients[loss][name] for loss, cell in cells.items() if cell == cell]
                 told = sum(terms, torch.zeros_like(delivered.total.values[name]))
                 off = float((told - delivered.total.values[name]).abs().max())
                 if not off <= delivered.tolerance * (delivered.total.sizes[name] + 1e-6 * largest):
                     raise DifferenceError("table factors", f"{column}: {name} is off by {off:.2e} with {cells}")
+
+    def _reached(self, plain: Plain, loss: str, block: str) -> bool:
+        """Whether a loss sends a gradient to the parameters that a column of the table means."""
+        names = self.layout.trunk if block == "trunk" else self.layout.blocks[block]
+        if self.case.options.get("parameters") == "kernels" and block != "trunk":
+            names = names & self.layout.kernels
+        if self.case.learns_alone:
+            names = names & plain.gradients[FUSED].keys()
+        return not names.isdisjoint(plain.gradients[loss])
 
     def _update(self, optimizer: torch.optim.Optimizer) -> None:
         """What a step of the optimiser did with what it should have done; the copy follows."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Mapping
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -18,6 +17,15 @@ TRUNK: list[str] = []
 """A group of no encoders: the trunk, whose gradients are always taken at its parameters."""
 
 
+class Place(NamedTuple):
+    """Encoders that are decided on together, or the trunk: the losses that reach it, and their gradients."""
+
+    group: list[str]
+    reaching: list[str]
+    parts: dict[str, dict[str, Tensor]]
+    rows: np.ndarray
+
+
 class Mixture(Rule):
     """Encoders learn from a mixture that their gradients decide; heads from every loss."""
 
@@ -28,23 +36,22 @@ class Mixture(Rule):
             mixed_names |= self.layout.trunk
         for gradients in plain.gradients.values():
             total.add_all({name: each for name, each in gradients.items() if name not in mixed_names})
+        found: list[Place] = []
         for group in groups:
             held = self.layout.trunk if group == TRUNK else {n for member in group for n in self.layout.blocks[member]}
             parts = {
                 loss: {name: each for name, each in gradients.items() if name in held}
                 for loss, gradients in plain.gradients.items()
             }
-            ends = {
-                loss: {name: found[name] for name in group if name in found} for loss, found in plain.features.items()
-            }
+            ends = {loss: {name: ends[name] for name in group if name in ends} for loss, ends in plain.features.items()}
             places = ends if self.options["at"] == "features" and group != TRUNK else parts
             lengths = {
                 loss: sum(float(each.square().sum()) for each in found.values()) for loss, found in places.items()
             }
             reaching = [loss for loss, length in lengths.items() if length > 0]  # another loss takes no part
-            if not reaching:
-                continue
-            coefficients = self.mixed(_rows([places[loss] for loss in reaching]))
+            if reaching:
+                found.append(Place(group, reaching, parts, _rows([places[loss] for loss in reaching])))
+        for (_, reaching, parts, _), coefficients in zip(found, self.coefficients(plain, found), strict=True):
             mixed = Total()
             for loss, coefficient in zip(reaching, coefficients, strict=True):
                 mixed.add_all(parts[loss], float(coefficient))
@@ -54,9 +61,13 @@ class Mixture(Rule):
         stretched = "boost" in self.options and self.options["at"] == "parameters"
         return Delivered(total, total, {}, tolerance=MIXED, linear=not stretched)
 
-    @abstractmethod
+    def coefficients(self, plain: Plain, places: Sequence[Place]) -> list[np.ndarray]:  # noqa: ARG002
+        """Coefficients of the gradients at each place."""
+        return [self.mixed(place.rows) for place in places]
+
     def mixed(self, rows: np.ndarray) -> np.ndarray:
         """Coefficients of gradients, one to a row."""
+        raise NotImplementedError
 
     def rescale(self, mixed: Total, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Change what came out."""
@@ -98,6 +109,27 @@ class MMPareto(Mixture):
             stretch = _stretch(wanted[name], found[name])
             mixed.values[name] = mixed.values[name] * stretch
             mixed.sizes[name] *= stretch
+
+
+@final
+class Barrier(Mixture):
+    def coefficients(self, plain: Plain, places: Sequence[Place]) -> list[np.ndarray]:
+        means = {name: float(plain.losses[name].mean()) / self.options["smoothing"] for name in self.names}
+        powers = {name: math.exp(mean - max(means.values())) for name, mean in means.items()}
+        shares = {name: power / sum(powers.values()) for name, power in powers.items()} | {FUSED: 0.0}
+        weights = [np.array([shares[loss] for loss in place.reaching]) for place in places]
+        slopes = [weight @ place.rows for weight, place in zip(weights, places, strict=True)]
+        coefficients = []
+        for weight, place in zip(weights, places, strict=True):
+            together = [n for n, other in enumerate(places) if (other.group == TRUNK) == (place.group == TRUNK)]
+            inner = sum(float(slopes[n] @ self._fused(places[n])) for n in together)
+            squared = sum(float(slopes[n] @ slopes[n]) for n in together)
+            penalty = max(0.0, self.options["strength"] - (inner / squared if squared else 0.0))
+            coefficients.append(np.array([float(loss == FUSED) for loss in place.reaching]) + penalty * weight)
+        return coefficients
+
+    def _fused(self, place: Place) -> np.ndarray:
+        return place.rows[place.reaching.index(FUSED)] if FUSED in place.reaching else 0 * place.rows[0]
 
 
 def _stretch(wanted: float, found: float) -> float:

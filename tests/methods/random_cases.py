@@ -37,14 +37,16 @@ RULES: dict[str, type[rules.Rule]] = {
     "MLB": rules.MLB,
     "ARL": rules.ARL,
     "CGGM": rules.CGGM,
-    "PDMP": rules.PDMP,
+    "Barrier": mixture_rules.Barrier,
 }
 ADDITIVE = ("concat", "sum")
 VIEWS: tuple[View, ...] = ("split", "split", "head", "detached")
 HYBRID_VIEWS: tuple[View, ...] = ("masked", "masked", "masked_detached", "head", "detached")
-LEARNS_FROM_OWN_LOSS = frozenset({"EW", "Unimodal", "MIMO", "MGDA", "MMPareto", "DGL", "MLB", "ARL", "InfoReg"})
+LEARNS_FROM_OWN_LOSS = frozenset(
+    {"EW", "Unimodal", "MIMO", "MGDA", "MMPareto", "Barrier", "DGL", "MLB", "ARL", "InfoReg"}
+)
 LEARNS_FROM_FUSED_LOSS = frozenset(
-    {"MSL", "MGDA", "MMPareto", "OGM", "OGMGE", "AGM", "MSLR", "MSES", "PDMP", "SMP", "CGGM", "Relearn"}
+    {"MSL", "MGDA", "MMPareto", "Barrier", "OGM", "OGMGE", "AGM", "MSLR", "MSES", "SMP", "CGGM", "Relearn"}
 )
 
 
@@ -151,12 +153,20 @@ class Case:
         return self.options.get("at") == "features"
 
     @property
+    def learns_alone(self) -> bool:
+        """Whether encoders learn from the fused loss alone, so that what it does not reach counts as an own head."""
+        return self.method in LEARNS_FROM_FUSED_LOSS - LEARNS_FROM_OWN_LOSS and self.title not in (
+            "AGM published",
+            "AGM responses",
+        )
+
+    @property
     def needs_encoders(self) -> bool:
         """Whether the method cannot work without a model attached."""
         weighs_alone = self.method in {"MSL", "EW", "Unimodal"} or (
             self.method == "MIMO" and self.options["heads"] == "scaled"
         )
-        return not weighs_alone and self.options.get("form") != "responses"
+        return not weighs_alone and self.options.get("form") not in ("published", "responses")
 
     def balancer(self, model: nn.Module) -> tuple[Balancer, nn.Module]:
         """A balancer, and the model to call: the given one, or one that wraps it."""
@@ -164,8 +174,8 @@ class Case:
         made: type[Balancer] = getattr(equipoise, self.method)
         if self.options.get("form") == "responses":
             model = ShapleyResponses(model, list(self.shape.modalities))
-            options["responses"] = model
-        if self.options.get("form") in ("published", "responses", "given"):
+            options["form"] = "published"
+        if self.options.get("form") == "given":
             del options["form"]  # it is what the method does by itself
         elif self.method == "MIMO" and options["optimum"] is not None:
             rows: dict[str, list[float]] = options["optimum"]
@@ -227,12 +237,12 @@ def draw_case(seed: str) -> Case:
         scalars = {name for name in sorted(given) if draw.random() < 0.5}
     steps, learns = (
         draw.choice((1, 1, 1, 2, 3)),
-        method in ("MSLR", "MSES", "PDMP", "SMP", "InfoReg", "Relearn") or "start" in options,
+        method in ("MSLR", "MSES", "SMP", "InfoReg", "Relearn") or "start" in options,
     )
     steps += learns and draw.random() < 0.5
     optimizer = draw.choice(("none", "none", "sgd", "adam"))
     exact = form in ("published", "responses")  # there factors act on the fused output, whoever reads it
-    special = draw.random() < 0.25 and method in ("MGDA", "MMPareto", "EW", "MIMO")
+    special = draw.random() < 0.25 and method in ("MGDA", "MMPareto", "Barrier", "EW", "MIMO")
     masks = random.Random(f"{seed} masks")  # drawn apart
     has_to_be_told = (
         method == "CGGM" or options.get("form") == "given" or (form == "published" and shape.unimodal != "split")
@@ -278,7 +288,7 @@ def _shape(draw: random.Random, method: str, form: str, modalities: tuple[str, .
         "spare": draw.random() < 0.1,
         "seed": draw.randrange(10**6),
     }
-    mixes = method in ("MGDA", "MMPareto")
+    mixes = method in ("MGDA", "MMPareto", "Barrier")
     fits = draw.random() < 0.9  # the others are mostly refused
     if form == "published":
         return Shape(kind="late", fusion=draw.choice(ADDITIVE), unimodal=draw.choice(VIEWS), **common)
@@ -374,13 +384,11 @@ def _options(draw: random.Random, method: str, form: str, modalities: tuple[str,
             form = draw.choice(("given", "given", "released"))  # "published", whose scores have to be given
             weight, sharpness = draw.choice((0.5, 4.0)), draw.choice((0.0, 1.0, 8.0))
             return {"weight": weight, "sharpness": sharpness, "form": form, **window}
+        case "Barrier":
+            return {"strength": draw.choice((0.0, 1.0, 5.0)), "smoothing": draw.choice((0.1, 1.0)), "at": "parameters"}
         case "CGGM":
             # The direction term is a second derivative, and compared elsewhere.
             return {"strength": draw.choice((1.0, 1.3)), "direction": 0.0}
-        case "PDMP":
-            factors = {name: draw.choice((0.0, 0.7, 1.4)) for name in modalities}
-            given = draw.choice(({}, {}, {"dominant": modalities[0]}, {"factors": factors}))
-            return {"boost": draw.choice((1.25, 2.0)), "rest": 0.5, "after": draw.choice((1, 2)), **given}
         case "MLB":
             return {"strength": draw.choice((0.4, 1.6)), "ceiling": draw.choice((1.0, 1.5, 2.0)), **window}
     return {}

@@ -283,27 +283,6 @@ class CGGM(Rule):
 
 
 @final
-class PDMP(Rule):
-    def __init__(self, layout: Layout, options: Mapping[str, Any]) -> None:
-        super().__init__(layout, options)
-        best, alone = options.get("dominant"), len(self.names) == 1
-        self.factors = options.get("factors") or dict.fromkeys(self.names, 1.0)
-        if best is not None and not alone:
-            self.factors = {name: options["boost"] if name == best else options["rest"] for name in self.names}
-
-    def deliver(self, plain: Plain, scores: Scores, *, counts_steps: bool) -> Delivered:  # noqa: ARG002
-        return self.joint(plain, self.factors)
-
-    def end_epoch(self, metrics: Mapping[str, Mapping[str, float]]) -> None:
-        super().end_epoch(metrics)
-        known = {"dominant", "factors"} & self.options.keys()
-        if self.epoch == self.options["after"] and not known and len(self.names) > 1:
-            best = max(metrics[name]["accuracy"] for name in self.names)
-            ahead = {name for name in self.names if metrics[name]["accuracy"] == best}
-            self.factors = {name: self.options["boost" if name in ahead else "rest"] for name in self.names}
-
-
-@final
 class OGM(Rule):
     """OGM, and OGM-GE where the options speak of noise."""
 

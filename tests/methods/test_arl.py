@@ -1,4 +1,4 @@
-"""ARL and PDMP: the published rule for two modalities beside plain torch, its form for any number, fixed factors."""
+"""ARL: the published rule for two modalities beside plain torch, and its form for any number."""
 
 import math
 
@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise import ARL, PDMP, LateFusion, Window
+from equipoise import ARL, LateFusion, Window
+from equipoise.balance.method import unmet
 from equipoise.data.splits import Part
 from equipoise.models.task import Classification
 from equipoise.testing import SmallModel, attached, balanced, batch, gradients_of, losses_of, names
 from equipoise.training.step import losses_of as training_loss
+from everything import part
 
 Scores = dict[str, Tensor]
 
@@ -21,8 +23,7 @@ def factors(balancer: ARL, scores: Scores) -> list[float]:
     modalities = list(scores)
     model = SmallModel(modalities)
     attached(balancer, model)
-    with torch.no_grad():
-        balancer(losses_of(model, batch(modalities)), scores=scores)
+    balancer(losses_of(model, batch(modalities)), scores=scores)
     return [float(balancer.table.at("fused", name)) for name in modalities]
 
 
@@ -134,26 +135,31 @@ def test_before_its_first_epoch_all_losses_weigh_one() -> None:
     model = SmallModel(names(2))
     balancer = attached(ARL(weight=4.0, start=1), model)
     balanced(balancer, losses_of(model, batch(names(2)))).backward()
-    assert balancer.table.values.nan_to_num(1).tolist() == [[1.0] * 3] * 3
+    ones = {"audio": 1.0, "video": 1.0}
+    before = {"fused": {**ones, "fused head": 1.0}, **{n: {n: 1.0, "own heads": 1.0} for n in ones}}
+    assert balancer.table.numbers() == before
     balancer.end_epoch()
     balanced(balancer, losses_of(model, batch(names(2)))).backward()
-    assert balancer.table.values[1:, -1].tolist() == [4.0, 4.0]
-    assert float(balancer.table.at("fused", "audio")) > 1
+    for name in ones:
+        factor = float(balancer.table.at("fused", name))
+        assert factor > 1
+        assert balancer.table.numbers()[name] == {name: pytest.approx(4 * factor), "own heads": 4.0}
 
 
 def test_a_window_takes_several_scores_of_each_sample() -> None:
     model, data = SmallModel(names(2)), batch(names(2))
     scores = {name: torch.rand(12, 2, dtype=torch.float64) for name in names(2)}
-    losses = {name: loss.detach() for name, loss in losses_of(model, data).items()}
-    halves = [{name: x[rows] for name, x in losses.items()} for rows in (slice(6), slice(6, 12))]
+    halves = [part(data, 0, 6), part(data, 6, 12)]
     whole, windowed = (attached(ARL(), model) for _ in range(2))
+    whole(losses_of(model, data), scores=scores)
+    assert abs(float(whole.table.at("fused", "audio")) - 1.5) > 1e-3
     with torch.no_grad():
-        whole(losses, scores=scores)
+        measured = [losses_of(model, half) for half in halves]
     for kind in ("samples", "means"):
         given = [{n: x[rows] for n, x in scores.items()} for rows in (slice(6), slice(6, 12))]
         given = given if kind == "samples" else [{n: x.mean(0) for n, x in one.items()} for one in given]
-        with Window(windowed).open(halves, scores=given), torch.no_grad():
-            windowed(halves[0])
+        with Window(windowed).open(measured, scores=given):
+            windowed(losses_of(model, halves[0]))
         torch.testing.assert_close(windowed.table.values, whole.table.values, equal_nan=True)
 
 
@@ -163,8 +169,8 @@ def test_arl_asks_for_scores_and_is_not_for_numbers() -> None:
     with pytest.raises(ValueError, match=r"by entropy and magnitude.*pass scores=\{name: …\}, \[B, 2\]"):
         balancer(losses_of(model, batch(names(2))))
     attached(ARL(form="released"), model)(losses_of(model, batch(names(2))))
-    assert "pdmp" in ARL().task_problem("regression")
-    assert not ARL().task_problem("classes")
+    assert "choose ew or mlb" in " ".join(unmet(ARL(), task="regression"))
+    assert unmet(ARL(), task="classes") == unmet(ARL(), task="labels") == []
     with pytest.raises(ValueError, match="weight should be above zero"):
         ARL(weight=0.0)
 
@@ -173,53 +179,3 @@ def test_entropy_of_a_task_is_that_of_its_classes() -> None:
     task = Classification(["a", "b", "c"])
     even = task.entropy(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))
     assert float(even) == pytest.approx(math.log(3))
-
-
-# -- PDMP --
-
-
-def fused_factors(balancer: PDMP, count: int) -> list[float]:
-    model = SmallModel(names(count), detached=True)
-    attached(balancer, model)
-    balancer(losses_of(model, batch(names(count)))).backward()
-    return [float(balancer.table.at("fused", name)) for name in names(count)]
-
-
-def accuracies(*values: float) -> dict[str, dict[str, float]]:
-    return {name: {"accuracy": value} for name, value in zip(names(len(values)), values, strict=True)}
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 6])
-def test_the_best_alone_is_prioritised(count: int) -> None:
-    expected = [1.0] if count == 1 else [1.5, *[0.5] * (count - 1)]
-    assert fused_factors(PDMP(dominant="audio"), count) == expected
-    balancer = PDMP()
-    assert fused_factors(balancer, count) == [1.0] * count
-    balancer.end_epoch(accuracies(*[0.9, *[0.1 * place for place in range(1, count)]]))
-    assert balancer.factor.tolist() == expected
-    balancer.end_epoch(accuracies(*[0.01 + 0.1 * place for place in range(count)]))  # decided once
-    assert balancer.factor.tolist() == expected
-
-
-def test_the_ranking_may_wait_and_ties_share_the_first_place() -> None:
-    balancer = PDMP(boost=2.0, rest=0.25, after=2)
-    fused_factors(balancer, 3)
-    balancer.end_epoch(accuracies(0.9, 0.1, 0.1))
-    assert balancer.factor.tolist() == [1.0] * 3
-    balancer.end_epoch(accuracies(0.1, 0.4, 0.4))
-    assert balancer.factor.tolist() == [0.25, 2.0, 2.0]
-
-
-def test_factors_may_be_given_and_then_no_metrics_are_needed() -> None:
-    balancer = PDMP(factors={"video": 0.8, "audio": 1.3})
-    assert fused_factors(balancer, 2) == [1.3, 0.8]
-    balancer.end_epoch()
-    assert fused_factors(balancer, 2) == [1.3, 0.8]
-    with pytest.raises(ValueError, match="expected one entry for each of"):
-        fused_factors(PDMP(factors={"audio": 1.3}), 2)
-    with pytest.raises(ValueError, match="dominant='vidoe'"):
-        fused_factors(PDMP(dominant="vidoe"), 2)
-    with pytest.raises(ValueError, match=r"boost should be one or more.*rest should be between"):
-        PDMP(boost=0.5, rest=2.0)
-    with pytest.raises(ValueError, match="PDMP learns from validation metrics"):
-        attached(PDMP(), SmallModel(names(2))).end_epoch()

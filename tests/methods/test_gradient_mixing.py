@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchjd import aggregation
 
-from equipoise import MGDA, Balancer, HybridFusion, LateFusion, MMPareto
-from equipoise.balance.theory import gram_matrix, least_norm
+from equipoise import MGDA, Balancer, Gram, HybridFusion, LateFusion, MMPareto
+from equipoise.balance.tensors import gram_matrix
+from equipoise.balance.theory import least_norm
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
 
 
@@ -201,14 +202,21 @@ def test_every_table_is_that_of_double_precision(
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-38, 1e-20, 1.0, 1e20, 1e37])
-def test_inner_products_of_single_precision_are_right_up_to_a_factor(scale: float) -> None:
-    first, second = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -1.0])
-    gram = gram_matrix([[scale * first], [scale * second]])
-    expected = torch.tensor([[5.0, 1.0], [1.0, 10.0]], dtype=torch.float64)
-    if scale == 0:
-        assert gram.tolist() == [[0, 0], [0, 0]]
-    else:
-        torch.testing.assert_close(gram / gram[1, 1], expected / 10, rtol=1e-6, atol=0)
+def test_inner_products_of_single_precision_are_those_of_double_precision(scale: float) -> None:
+    first, second = scale * torch.tensor([1.0, 2.0]), scale * torch.tensor([3.0, -1.0])
+    rows = torch.stack([first, second]).double()
+    torch.testing.assert_close(gram_matrix([[first], [second]]), rows @ rows.T, rtol=1e-6, atol=0)
+    halves = gram_matrix([[*first.split(1)], [*second.split(1)]])  # over two tensors each
+    torch.testing.assert_close(halves, rows @ rows.T, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-70, 1e-20, 1.0, 1e20, 1e70])
+def test_relative_products_are_in_units_of_the_largest_of_each_block(scale: float) -> None:
+    products = torch.tensor([[[4.0, 1.0], [1.0, 2.0]], [[1.0, -2.0], [-2.0, 8.0]]], dtype=torch.float64)
+    blocks = torch.tensor([scale, 3 * scale], dtype=torch.float64)[:, None, None]
+    found = Gram(blocks * products, ((0, 1), (0, 2))).relative()
+    expected = products / torch.tensor([4.0, 8.0])[:, None, None] if scale else torch.zeros_like(products)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("method", [MGDA, MMPareto])

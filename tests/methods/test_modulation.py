@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise import AGM, DGL, MLB, MSES, MSL, MSLR, OGM, OGMGE, Balancer, LateFusion
-from equipoise.balance.losses import ratios
-from equipoise.models import CNN1d, ShapleyResponses
+from equipoise.balance.coefficients import ratios
+from equipoise.balance.reading import Given
+from equipoise.models import CNN1d, ShapleyResponses, response_losses
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
+from everything import factors_of, score_of
 
 
 def FastAGM() -> AGM:  # noqa: N802 (stands beside classes)
@@ -23,9 +25,7 @@ def factors(balancer: Balancer, losses: dict[str, Tensor], model: SmallModel | N
     modalities = [name for name in losses if name != "fused"]
     if not balancer.modalities:
         attached(balancer, model or SmallModel(modalities))
-    with torch.no_grad():
-        balancer(losses)
-    return {name: float(balancer.table.at("fused", name)) for name in modalities}
+    return factors_of(balancer, losses)
 
 
 def probabilities(*values: float) -> Tensor:
@@ -70,16 +70,16 @@ def test_scores_are_the_mean_probability_without_a_loop_over_samples() -> None:
     random = torch.Generator().manual_seed(0)
     logits, label = torch.randn(64, 6, generator=random), torch.randint(0, 6, (64,), generator=random)
     looped = sum(float(torch.softmax(logits, 1)[i, label[i]]) for i in range(64)) / 64
-    assert float(OGM().score(F.cross_entropy(logits, label, reduction="none")).exp()) == pytest.approx(looped)
+    score = score_of(OGM(), F.cross_entropy(logits, label, reduction="none"))
+    assert math.exp(score) == pytest.approx(looped)
 
 
 def test_scores_can_be_given() -> None:
     balancer = OGM(0.8)
     attached(balancer, SmallModel(names(2)))
     losses = {"fused": torch.tensor(1.0), "audio": torch.tensor(5.0), "video": torch.tensor(5.0)}
-    with torch.no_grad():
-        balancer(losses, scores={"audio": torch.tensor(0.2), "video": torch.tensor([0.6, 0.6])})
-    assert float(balancer.table.at("fused", "video")) == pytest.approx(1 - math.tanh(0.8 * 3), rel=1e-4)
+    found = factors_of(balancer, losses, {"audio": torch.tensor(0.2), "video": torch.tensor([0.6, 0.6])})
+    assert found == {"audio": 1.0, "video": pytest.approx(1 - math.tanh(0.8 * 3), rel=1e-4)}
     with pytest.raises(ValueError, match=r"scores: expected one for each of .* found none for \['video'\]"):
         balancer(losses, scores={"audio": torch.tensor(0.2)})
 
@@ -139,10 +139,8 @@ def test_ogm_modulates_the_parameters_it_was_told_to(parameters: str) -> None:
 
 def test_ogm_says_so_when_nothing_would_be_modulated() -> None:
     # a public implementation matched no parameter on one data set, and reported joint training as OGM-GE
-    model = SmallModel(names(2))
-    balancer = attached(OGM(parameters="kernels"), model)
-    with pytest.raises(ValueError, match="encoder 'audio' has no tensor that this method modulates"):
-        balancer(losses_of(model, batch(names(2))))
+    with pytest.raises(ValueError, match="encoder 'audio', 'video' has no tensor that this method modulates"):
+        attached(OGM(parameters="kernels"), SmallModel(names(2)))
 
 
 @pytest.mark.parametrize("noise", ["before", "after"])
@@ -197,7 +195,7 @@ def test_agm_by_hand_over_three_steps() -> None:
         found = [float(balancer.table.at("fused", name)) for name in names(2)]
         assert found == pytest.approx(expected, rel=1e-5)
         history.append((audio, video))
-    assert int(balancer.steps) == 3
+    assert balancer.seen.tolist() == [3, 3]
 
 
 def test_agm_for_three_modalities_compares_with_the_mean_of_the_others() -> None:
@@ -216,7 +214,7 @@ def test_agm_caps_the_difference_and_the_probability() -> None:
     losses = {"fused": torch.tensor(1.0), "audio": torch.tensor([2.0, 1e6]), "video": torch.tensor([2.0, 2.0])}
     assert factors(balancer, losses)["audio"] == pytest.approx(math.exp(2.0 * 3.0))
     worst = -math.log(1e-8)
-    assert float(balancer.score(losses["audio"])) == pytest.approx((2.0 + worst) / 2)
+    assert score_of(AGM(form="fast"), losses["audio"]) == pytest.approx((2.0 + worst) / 2)
 
 
 def test_agm_goes_back_to_one_after_its_window() -> None:
@@ -271,17 +269,21 @@ def test_exact_agm_equals_the_fast_one_for_an_additive_head() -> None:
         encoders = {name: nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh()) for name in names(2)}
         model = LateFusion(encoders, 3, unimodal="split", features=dict.fromkeys(names(2), 4)).double()
         wrapped = ShapleyResponses(model, names(2))
-        balancer = AGM(responses=wrapped) if exact else attached(AGM(form="fast"), model)
+        balancer = AGM(form="published") if exact else attached(AGM(form="fast"), model)
         for step in range(3):
             data = batch(names(2), seed=step)
             model.zero_grad()
             outputs = wrapped(data[0]) if exact else model(data[0])
             losses = {name: F.cross_entropy(z, data[1], reduction="none") for name, z in outputs.items()}
-            balancer(losses).backward()
-        assert balancer.state_dict()["steps"].tolist() == 3
-        results.append((gradients_of(model), balancer.table.numbers()["fused"]))
-    assert results[0][1]["audio"] == pytest.approx(results[1][1]["audio"], rel=1e-6)
-    assert results[0][1]["audio"] != pytest.approx(1.0, abs=1e-3)
+            responses = {name: outputs[name] for name in names(2)}
+            balancer(losses, further=response_losses(losses["fused"], responses) if exact else None).backward()
+        assert balancer.get_buffer("seen").tolist() == [3, 3]
+        assert balancer.answer is not None
+        answer = balancer.answer.encoders[-2:] if exact else balancer.answer.factors
+        assert answer is not None
+        results.append((gradients_of(model), answer.tolist()))
+    assert results[0][1] == pytest.approx(results[1][1], rel=1e-6)
+    assert results[0][1][0] != pytest.approx(1.0, abs=1e-3)
     for name, gradient in results[0][0].items():
         if name.startswith("encoders."):
             torch.testing.assert_close(results[1][0][name], gradient, rtol=1e-6, atol=1e-9)
@@ -457,11 +459,10 @@ def test_mlb_by_hand() -> None:
     found = factors(MLB(0.8), losses)
     assert found == pytest.approx({"audio": 1 + math.tanh(0.8 * -0.5), "video": 1 + math.tanh(0.8)})
     assert factors(MLB(0.8, ceiling=1.5), losses)["video"] == pytest.approx(1 + 0.5 * math.tanh(0.8))
-    quiet = MLB(0.8, start=1)
-    attached(quiet, SmallModel(names(2)))
-    with torch.no_grad():
-        quiet(losses)
-    assert {cell for row in quiet.table.numbers().values() for cell in row.values()} == {1.0}  # heads too
+    quiet = attached(MLB(0.8, start=1), SmallModel(names(2)))
+    answer = quiet.decide(quiet.read(Given(losses)).losses)
+    assert answer is not None
+    assert set(answer.table(2, trunk=False).flatten().tolist()) == {1.0}  # heads too
 
 
 def test_dgl_with_split_outputs_trains_the_fused_head_by_the_fused_loss_alone() -> None:
@@ -529,4 +530,4 @@ def test_joint_training_attached_but_given_the_fused_loss_alone_still_has_a_tabl
     model, data = SmallModel(names(2)), batch(names(2))
     balancer = attached(MSL(), model)
     balancer({"fused": losses_of(model, data)["fused"]}).backward()
-    assert balancer.table.numbers()["fused"] == {"audio": 1.0, "video": 1.0, "heads": 1.0}
+    assert balancer.table.numbers()["fused"] == {"audio": 1.0, "video": 1.0, "fused head": 1.0}

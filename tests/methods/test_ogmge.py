@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equipoise.balance import theory
+from equipoise.balance import tensors
 from equipoise.methods import ogmge
 from equipoise.methods.ogmge import BLOCK, Noise
 
@@ -78,7 +78,7 @@ def test_a_device_without_float64_is_asked_for_none(monkeypatch: pytest.MonkeyPa
                 assert not isinstance(one, Tensor) or one.dtype != torch.float64, func
             return made
 
-    for module in (theory, ogmge):
+    for module in (tensors, ogmge):
         monkeypatch.setattr(module, "wide", lambda _: torch.float32)
     sized = [torch.randn(50, 40), torch.randn(9)]
     with Narrow():

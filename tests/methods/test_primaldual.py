@@ -35,7 +35,7 @@ def told(balancer: PrimalDual, fused: float, **unimodal: float) -> dict[str, flo
     values = {"fused": fused, **unimodal}
     losses = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in values.items()}
     balancer(losses).backward()
-    return {name: float(balancer.table.at(name, "heads")) for name in unimodal}
+    return {name: float(balancer.table.at(name, "own heads")) for name in unimodal}
 
 
 def plain(**changes: Any) -> PrimalDual:
@@ -178,16 +178,66 @@ def test_no_multiplier_is_above_the_ceiling() -> None:
     assert seen == sorted(seen)
 
 
-def test_a_loss_far_above_its_first_shrinks_its_multiplier() -> None:
+def test_a_loss_above_its_first_that_leaves_its_mean_behind_shrinks_its_multiplier() -> None:
     balancer = plain(rate=0.5)
-    told(balancer, 1.0, a=2.0, b=2.0)  # s = 2
+    told(balancer, 1.0, a=2.0, b=2.0)  # s = 2, violations of 1
     edge = 2.0 + 2.0 * DIVERGING
-    raised = told(balancer, 1.0, a=0.999 * edge, b=2.0)["a"]
-    assert raised > balancer.rate * (1.0 - balancer.tolerance)
-    shrunk = told(balancer, 1.0, a=1.001 * edge, b=2.0)
+    # Above the edge, but near the mean: 1.3 beside (1 + 1.3) / 2. A broken constraint, whose multiplier rises.
+    raised = told(balancer, 1.0, a=2.6, b=2.0)["a"]
+    assert edge < 2.6
+    assert raised == pytest.approx(0.5 + 0.5 * 1.15)
+    # Far above both, 3 beside (1 + 1.3 + 3) / 3.
+    shrunk = told(balancer, 1.0, a=6.0, b=2.0)
     assert shrunk["a"] == pytest.approx(raised / 1.5, rel=1e-6)
-    assert shrunk["b"] > raised / 1.5  # that of the other rises as it would have
+    assert shrunk["b"] == pytest.approx(1.5)  # that of the other rises as it would have
+    # The mean comes a third nearer to twice what it was, and not to 3.
+    assert float(balancer.violation[0]) == pytest.approx(1.15 * (1 + 1 / 3))
     assert told(balancer, 1.0, a=1e6, b=2.0)["a"] == pytest.approx(raised / 1.5**2, rel=1e-6)
+
+
+@pytest.mark.parametrize("memory", [1, 2, 20])
+def test_a_loss_that_runs_away_shrinks_its_multiplier_however_long_the_memory(memory: int) -> None:
+    balancer = plain(memory=memory, ceiling=math.inf)
+    weights = [told(balancer, 1.0, a=4.0**step)["a"] for step in range(8)]
+    rate = DEFAULTS["rate"]
+    assert weights == pytest.approx([rate / (1 + rate) ** step for step in range(8)], rel=1e-6)
+
+
+@pytest.mark.parametrize("memory", [1, 2, 20])
+def test_after_one_loss_that_is_far_off_the_mean_is_soon_what_it_was(memory: int) -> None:
+    balancer = plain(memory=memory, rate=1e-3)
+    for value in (2.0, 2.0, 2.0, 1e9):
+        told(balancer, 1.0, a=value)
+    assert 1.0 < float(balancer.violation) <= 2.0
+    for _ in range(6 * memory):
+        told(balancer, 1.0, a=2.0)
+    assert float(balancer.violation) == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_loss_that_leaves_its_mean_behind_but_is_where_it_began_raises_its_multiplier() -> None:
+    balancer = plain(rate=0.5, optimum=1.0, memory=2)
+    told(balancer, 1.0, a=4.0)  # s = 4, a violation of 3/4
+    kept = [told(balancer, 1.0, a=1.0)["a"] for _ in range(6)][-1]  # violations of zero, whose mean goes to zero
+    assert told(balancer, 1.0, a=4.0)["a"] > kept + 0.1  # 3/4 beside a mean of 3/8
+
+
+# -- at rest --
+
+
+@pytest.mark.parametrize("start", [0.5, 1.9, 3.0])
+def test_at_rest_the_constraint_is_kept_whatever_the_start(start: float) -> None:
+    """min ½(θ − 2)² subject to ½θ² ≤ ε · ½θ_0²; a start that is better than the end is no reason to give up."""
+    point = nn.Parameter(torch.tensor(start, dtype=torch.float64))
+    balancer = plain(optimum=0.0, tolerance=0.1, ceiling=1e6)
+    optimizer = torch.optim.SGD([point], lr=0.05)
+    for _ in range(2500):
+        optimizer.zero_grad()
+        balancer({"fused": 0.5 * (point - 2).square(), "a": 0.5 * point.square()}).backward()
+        optimizer.step()
+    limit = 0.1 * 0.5 * start**2
+    assert 0.9 * limit < float(0.5 * point.detach().square()) <= 1.05 * limit
+    # θ − 2 + λθ = 0
+    assert float(balancer.multiplier) == pytest.approx(2 / math.sqrt(2 * limit) - 1, rel=0.05)
 
 
 @pytest.mark.parametrize("heads", ["plain", "scaled"])
@@ -198,7 +248,7 @@ def test_heads_train_at_one_or_at_the_weight(heads: Any) -> None:
     for name in names(2):
         weight = float(balancer.table.at(name, name))
         assert 0 < weight < 1
-        assert float(balancer.table.at(name, "heads")) == pytest.approx(1.0 if heads == "plain" else weight)
+        assert float(balancer.table.at(name, "own heads")) == pytest.approx(1.0 if heads == "plain" else weight)
 
 
 # -- samples that lack a sensor --
@@ -212,7 +262,7 @@ def test_an_absent_sensor_keeps_its_state_and_has_no_weight() -> None:
     def step(present: dict[str, Tensor] | None = None) -> list[float]:
         leaves = {name: value.clone().requires_grad_() for name, value in full.items()}
         balancer(leaves, present=present).backward()
-        return [float(balancer.table.at(name, "heads")) for name in "ab"]
+        return [float(balancer.table.at(name, "own heads")) for name in "ab"]
 
     first = step()
     before = {name: getattr(balancer, name).clone() for name in ("multiplier", "violation", "first")}
@@ -290,9 +340,12 @@ def test_a_trajectory_is_told_before_or_by_refer() -> None:
     ended.refer(trajectory)
     for balancer, expected in ((given, [3, 2, 1, 1]), (later, [3, 2, 1, 1]), (ended, [1, 1, 1, 1])):
         seen = []
+        balancer.settle(["b", "a"], torch.device("cpu"))  # in whichever order they come
         for _ in range(4):
-            balancer.settle(["b", "a"], torch.device("cpu"))  # in whichever order they come
-            seen.append(balancer.optimum_now().tolist())
+            for _ in range(2):  # looking does not move it
+                seen_now = balancer.optimum_now().tolist()
+            seen.append(seen_now)
+            told(balancer, 1.0, a=4.0, b=8.0)
         assert [row[1] for row in seen] == expected
         assert [row[0] - row[1] for row in seen] == [3.0] * 4
 
@@ -415,10 +468,10 @@ def test_relative_weights_are_the_softmax_in_any_unit(unit: float) -> None:
 def test_relative_of_one_modality_and_of_gaps_that_are_zero() -> None:
     alone = MIMO(10.0, 0.1, relative=True)
     alone({"fused": torch.tensor(1.0), "a": torch.tensor(3.0)})
-    assert float(alone.table.at("a", "heads")) == pytest.approx(10.0)
+    assert float(alone.table.at("a", "own heads")) == pytest.approx(10.0)
     even = MIMO(10.0, 0.1, optimum={"a": 3.0, "b": 1.0}, relative=True)
     even({"fused": torch.tensor(1.0), "a": torch.tensor(3.0), "b": torch.tensor(1.0)})
-    assert [float(even.table.at(name, "heads")) for name in "ab"] == pytest.approx([5.0, 5.0])
+    assert [float(even.table.at(name, "own heads")) for name in "ab"] == pytest.approx([5.0, 5.0])
 
 
 def test_a_sensor_that_comes_later_starts_with_its_own_mean() -> None:

@@ -83,11 +83,11 @@ def test_purities_are_asked_for_when_they_are_needed(every: int, times: int, ask
     balancer = attached(Relearn(every=every, times=times), SmallModel(names(2)))
     found = []
     for epoch in range(1, 8):
-        if balancer.needs_now:
+        if balancer.metrics_due:
             found.append(epoch)
             with pytest.raises(ValueError, match=r"Relearn learns from.*'audio': 'purity_train'"):
                 balancer.end_epoch({"audio": {"loss": 1.0}, "video": {"loss": 1.0}})
-        balancer.end_epoch(purities(audio=0.1, video=0.1) if balancer.needs_now else None)
+        balancer.end_epoch(purities(audio=0.1, video=0.1) if balancer.metrics_due else None)
     assert found == asked
 
 
@@ -142,11 +142,33 @@ def test_a_recorded_step_is_recorded_again_when_encoders_are_put_back() -> None:
     model = SmallModel(names(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     balancer = Relearn(every=2).attach(model, optimizer=optimizer)
-    assert balancer.phase == ()
-    taught(balancer, names(2))
-    assert balancer.phase == ("puts back",)
     step(balancer, model, optimizer)
-    assert balancer.phase == ()
+    assert balancer.host_values() == {"due": (0.0, 0.0)}
+    taught(balancer, names(2))
+    assert balancer.host_values() == {"due": (1.0, 1.0)}
+    step(balancer, model, optimizer)
+    assert balancer.host_values() == {"due": (0.0, 0.0)}
+
+
+def test_a_layer_that_is_frozen_later_does_not_get_weights_of_another() -> None:
+    """Where encoders are put back all the way, a tensor is what it was at first, or stands still."""
+    torch.manual_seed(0)
+    encoders = {name: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 4)) for name in names(2)}
+    model = LateFusion(encoders, 3, unimodal="detached", features=dict.fromkeys(names(2), 4)).double()
+    initial = parameters_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    balancer = Relearn(strength=100.0, every=1).attach(model, optimizer=optimizer)
+    step(balancer, model, optimizer)
+    frozen = {name for name in initial if name.startswith("encoders.") and ".0." in name}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    trained = parameters_of(model)
+    balancer.end_epoch(purities(audio=0.5, video=0.5))
+    step(balancer, model, optimizer)
+    for name, tensor in parameters_of(model).items():
+        if name.startswith("encoders."):
+            ends = (trained[name], initial[name]) if name in frozen else (initial[name],)
+            assert any(torch.allclose(tensor, end, rtol=0, atol=1e-6) for end in ends), name
 
 
 # -- purity --

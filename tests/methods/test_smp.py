@@ -12,7 +12,7 @@ from torch import nn
 
 from equipoise import SMP, Balancer, LateFusion
 from equipoise.data.bundled import two_sensors
-from equipoise.testing import SmallModel, batch, losses_of, names
+from equipoise.testing import SmallModel, attached, batch, losses_of, names
 from equipoise.training.settings import Settings
 from equipoise.training.train import train
 
@@ -87,9 +87,12 @@ def test_orders_that_make_no_sense_are_refused() -> None:
         SMP(stage=0, order=["audio", "audio"])
     with pytest.raises(ValueError, match="start should be at least 1, or an order given"):
         SMP(start=0)
-    model = SmallModel(names(2))
-    with pytest.raises(ValueError, match=r"order: expected one entry for each of \['audio', 'video'\]"):
-        SMP(order=["audio", "vidoe"]).attach(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    for order, told in (
+        (["audio", "vidoe"], r"SMP: unknown modality 'vidoe' is none of 'audio', 'video'\. Did you mean 'video'\?"),
+        (["audio"], r"SMP: order should have one entry for each of \['audio', 'video'\], found \['audio'\]"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            attached(SMP(order=order), SmallModel(names(2)))
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {

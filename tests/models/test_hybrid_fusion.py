@@ -368,11 +368,11 @@ def test_the_table_of_a_users_own_trunk(shares: bool) -> None:
     losses = {name: nn.functional.cross_entropy(x, label, reduction="none") for name, x in outputs.items()}
     total = balancer(losses)
     table = balancer.table
-    assert table.blocks == (*SHAPES, "trunk", "heads")
+    assert table.blocks == (*SHAPES, "trunk", "fused head", "own heads")
     for objective in SHAPES:
         for block in SHAPES:
             assert table.at(objective, block).isnan() == (objective != block and not shares)
-        assert table.at(objective, "trunk") == table.at(objective, "heads")
+        assert table.at(objective, "trunk") == table.at(objective, "fused head")
     parameters = dict(model.model.named_parameters())
     found = torch.autograd.grad(total, list(parameters.values()), retain_graph=True)
     wanted = [torch.zeros_like(parameter) for parameter in parameters.values()]

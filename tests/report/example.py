@@ -139,7 +139,7 @@ def make_curves(label: str, row: dict[str, Any], epochs: int) -> list[dict[str, 
     chance = random.Random(f"curves {label} {row['seed']} {row['fold']}")
     protocol = next((name for name in ("head", "detached", "split") if name in row["test"]), None)
     ends = {"fused": row["test"]["fused"], **(row["test"][protocol] if protocol else {})}
-    blocks = (*SENSORS, "heads")
+    blocks = {"fused": (*SENSORS, "fused head"), **{name: (name, "own heads") for name in SENSORS}}
     found = []
     for epoch in range(1, epochs + 1):
         rise = 1 - math.exp(-5 * epoch / epochs)
@@ -150,9 +150,9 @@ def make_curves(label: str, row: dict[str, Any], epochs: int) -> list[dict[str, 
         weights = {"fused": 1.0, "accelerometer": 1.0, "gyroscope": 1.0}
         if label == "mimo":
             weights |= {"accelerometer": 10 * lean, "gyroscope": 10 - 10 * lean}
-        table = {objective: dict.fromkeys(blocks, weight) for objective, weight in weights.items()}
+        table = {objective: dict.fromkeys(blocks[objective], weight) for objective, weight in weights.items()}
         if label == "ogmge":
-            table["fused"] = {"accelerometer": 2 * lean, "gyroscope": 1.0, "heads": 1.0}
+            table["fused"] = {"accelerometer": 2 * lean, "gyroscope": 1.0, "fused head": 1.0}
         train = {name: None if end is None else 2 * math.exp(-3 * epoch / epochs) for name, end in ends.items()}
         found.append({"epoch": epoch, "seconds": 0.1, "train": train, "validation": validation, "table": table})
     return found

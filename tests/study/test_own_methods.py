@@ -22,28 +22,41 @@ from equipoise.util.named import fingerprint, imported, is_path
 
 Command = Callable[..., Ended]
 GAP = '''
+from typing import Annotated
+
 import torch
-from equipoise import Balancer, LossValues, Weights
+from equipoise import Coefficients, Losses, Needs, Weighting
+from equipoise.util.annotated import Tried
 
 
-class Gap(Balancer):
+class Gap(Weighting):
     """Weigh each uni-modal loss by how far it lies above the smallest."""
 
-    search = {"strength": (0.5, 2.0)}
+    needs = Needs(encoders=False)
 
-    def __init__(self, strength: float = 1.0, offset=1.0, names: tuple = ()):
+    def __init__(self, strength: Annotated[float, Tried(0.5, 2.0)] = 1.0, offset=1.0, names: tuple = ()):
         super().__init__()
         if strength < 0:
             raise LookupError("strength should be zero or more")
         self.strength, self.offset = strength, offset
 
-    def weigh(self, values: LossValues) -> Weights:
-        behind = values.unimodal - values.unimodal.min()
-        return Weights(torch.cat([torch.ones_like(behind[:1]), self.offset + self.strength * behind]))
+    def weigh(self, losses: Losses) -> Coefficients:
+        behind = losses.unimodal - losses.unimodal.min()
+        return Coefficients.shared(torch.cat([torch.ones_like(behind[:1]), self.offset + self.strength * behind]))
 
 
 class Mimo(Gap):
     """Has the name of a method of the package."""
+
+
+class FromZero(Gap):
+    def __init__(self, strength: Annotated[float, Tried(0.0, 1.5)] = 1.0):
+        super().__init__(strength)
+
+
+class Unresolved(Gap):
+    def __init__(self, strength: "Annotated[float, NotThere]" = 1.0):
+        super().__init__(strength)
 
 
 class Wanting(Gap):
@@ -97,7 +110,7 @@ def test_a_class_of_the_same_name_as_a_method_is_told_apart() -> None:
         ("own_gap.Gapp", "has no attribute 'Gapp'; did you mean own_gap.Gap?"),
         ("own_gap.Nothing", "expected a subclass of equipoise.Balancer, found the class Nothing"),
         ("own_gap.function", "expected a subclass of equipoise.Balancer, found something of type function"),
-        ("own_gap.Balancer", "expected a class that answers `weigh` or `mix`, found an abstract one"),
+        ("own_gap.Weighting", "expected a class that answers `weigh` or `mix`, found an abstract one"),
         (
             "own_gap.Wanting",
             "expected parameters with defaults, such as strength: float = 1.0, found none for strength",
@@ -166,9 +179,13 @@ def test_a_configuration_may_name_it(equipoise: Command, folder: Path) -> None:
     assert "unknown setting 'strenth'; did you mean 'gap.strength'?" in ended.err
 
 
-def test_values_that_span_no_range_are_tried_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imported("own_gap.Gap"), "search", {"strength": (0.0, 1.5)})  # no range of logarithms
-    assert str(search_of("own_gap.Gap", []).space["own_gap.Gap.strength"]) == "0,1.5"
+def test_values_that_span_no_range_are_tried_as_they_are() -> None:
+    assert str(search_of("own_gap.FromZero", []).space["own_gap.FromZero.strength"]) == "0,1.5"  # no logarithms
+
+
+def test_annotations_that_do_not_resolve_do_no_harm() -> None:
+    (entry,) = entries(["own_gap.Unresolved"], ["strength=2"])
+    assert (entry.params, entry.method.tried) == ({"strength": 2.0}, {})
 
 
 def test_it_is_tuned_swept_and_timed(equipoise: Command, folder: Path) -> None:

@@ -245,7 +245,7 @@ def test_runs_can_be_spawned_as_a_gpu_wants_it(tmp_path: Path, monkeypatch: pyte
     assert len(started) == 1
 
 
-@pytest.mark.parametrize("name", [name for name in all_methods() if name != "gap"])  # the data has no scores
+@pytest.mark.parametrize("name", list(all_methods()))
 def test_every_method_of_the_catalogue_runs_from_start_to_row(name: str, tmp_path: Path) -> None:
     (entry,) = entries([name], ["epochs=2", "batch=20", "device=cpu"])
     jobs, splits = plan([entry], all_data()["generated"], [0], [None], measure="quick")

@@ -22,7 +22,7 @@ def test_a_method_tries_its_own_settings_first_and_none_twice() -> None:
         found = trials(entry, 1000)
         assert found[0] == entry
         size = 3
-        for values in entry.method.make.search.values():
+        for values in entry.method.tried.values():
             size *= len(values)
         assert size <= len(found) <= size + 1
         assert len({repr(each) for each in found}) == len(found)
@@ -103,7 +103,7 @@ def test_words_say_what_is_looked_for_and_what_is_set() -> None:
 def test_every_method_has_something_to_look_for(method: str) -> None:
     search = search_of(method, [])
     assert search.space["lr"] == Interval(0.001, 0.1, log=True)
-    assert {key.rpartition(".")[2] for key in search.space} - {"lr"} == set(all_methods()[method].make.search)
+    assert {key.rpartition(".")[2] for key in search.space} - {"lr"} == set(all_methods()[method].tried)
     assert search.start() is not None, "what the method is by itself lies in its own space"
     assert "lr" not in search_of("mimo", ["lr=0.01"]).space
 

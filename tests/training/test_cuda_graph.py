@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -10,13 +11,16 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import Tensor, nn
+from torchjd.scalarization import DWA
 
-from equipoise import AGM, MSES, MSLR, OGM, SMP, Balancer
-from equipoise.balance.balancer import Balancer as Base
+from equipoise import AGM, MIMO, MSES, MSLR, OGM, SMP, Balancer
 from equipoise.data import Part, Splits
 from equipoise.data.bundled import two_sensors
 from equipoise.data.feed import Feed
 from equipoise.data.views import VideoFrames
+from equipoise.integrations.torchjd import from_torchjd
+from equipoise.testing import SmallModel, attached, balanced, batch, losses_of, names
+from equipoise.training import cuda_graph
 from equipoise.training.cuda_graph import WARM_UP, CapturedStep
 from equipoise.training.settings import Settings
 from equipoise.training.train import Trained, train
@@ -180,31 +184,46 @@ def test_a_model_that_cannot_be_recorded_is_trained_all_the_same(encoder: str, r
     assert again.path["captured"] == "yes"
 
 
-class Counting(Base):
-    """Keeps a number outside of tensors, and does not say so."""
-
-    def host_state(self) -> dict[str, Any]:
-        return {"count": 0}
-
-
-def test_state_outside_of_tensors_is_never_recorded() -> None:
+def test_a_method_that_decides_on_the_host_is_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also without a GPU: it is refused before anything is touched."""
     feed = Feed(two_sensors(samples=60).train, "cpu")
-    done: list[int] = []
-    written: Any = Mock(balancer=Counting(), feed=feed, side_effect=lambda batch, _: done.append(len(batch)))
-    step = CapturedStep(written, 10, "for now")
-    step.why_not = ""
-    step(torch.arange(10), [])
-    assert done == [10]
-    assert "Counting keeps state outside of tensors" in step.why_not
-    assert not step.captured
+    monkeypatch.setattr(cuda_graph, "_on_stream", nullcontext)
+    for balancer, recorded in ((from_torchjd(DWA()), False), (MIMO(), True)):
+        done: list[int] = []
+        written: Any = Mock(
+            balancer=balancer, feed=feed, side_effect=lambda batch, _, done=done: done.append(len(batch))
+        )
+        step = CapturedStep(written, 10, "for now")
+        step.why_not = ""
+        step(torch.arange(10), [])
+        assert done == [10]
+        assert step.why_not == ("" if recorded else "TorchJDScalarizer decides anew on the host in every step")
+        assert not step.captured
 
 
 def test_what_a_recording_depends_on() -> None:
-    """Every method says what would be frozen: nothing, or who has stopped."""
+    """Every method tells what would be frozen: nothing, or what it reads on the host to decide by."""
+    found = {}
     for name, make in METHODS.items():
-        assert make().phase == (), name
-    balancer = MSES()
-    balancer.stopped.append("audio")
-    assert balancer.phase == ("audio",)
+        balancer = make()
+        model = SmallModel(names(2), detached=not balancer.needs.learns_from_own)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        balancer.attach(model, optimizer=optimizer)
+        assert balancer.host_values() == {}, name
+        balanced(balancer, losses_of(model, batch(names(2)))).backward()
+        optimizer.step()
+        found |= {name: list(balancer.host_values())} if balancer.host_values() else {}
+    assert found == {"mses": ["running"], "inforeg": ["open"], "relearn": ["due"]}
     assert WARM_UP > 1  # the first makes the optimiser's state, the last is watched for waits
+
+
+def test_a_step_is_recorded_anew_where_an_encoder_stops() -> None:
+    model = SmallModel(names(2), detached=True)
+    balancer = attached(MSES(patience=0), model)
+    balanced(balancer, losses_of(model, batch(names(2)))).backward()
+    assert balancer.stopped == []
+    before = balancer.host_values()
+    for loss in (1.0, 2.0):
+        balancer.end_epoch({"audio": {"loss": loss}, "video": {"loss": 1 / loss}})
+    assert balancer.stopped == ["audio"]
+    assert (before, balancer.host_values()) == ({"running": (1.0, 1.0)}, {"running": (0.0, 1.0)})

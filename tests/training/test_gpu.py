@@ -34,7 +34,7 @@ def test_no_step_waits_for_the_device(name: str, gaps: bool) -> None:
     device = torch.device("cuda")
     balancer = METHODS[name]()
     encoders = {"audio": CNN1d(2), "video": CNN1d(3), "text": CNN1d(4)}
-    model = LateFusion(encoders, 3, unimodal=balancer.unimodal).to(device)
+    model = LateFusion(encoders, 3, unimodal=balancer.needs.view).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     balancer.attach(model, optimizer=optimizer)
     inputs = {

@@ -9,7 +9,7 @@ import torch
 from equipoise.measure import measure_run
 from equipoise.study.registry import all_methods
 from equipoise.training.settings import Settings
-from equipoise.training.step import data_problem, evaluate, task_for
+from equipoise.training.step import evaluate, problems_of, task_for
 from equipoise.training.train import train
 from tasks_made_up import KINDS, splits_of
 
@@ -20,8 +20,8 @@ FAST = Settings(epochs=1, batch=16, lr=0.05, precision="fp32")
 @pytest.mark.parametrize("method", sorted(all_methods()))
 def test_every_method_trains_for_every_task_with_gaps_or_says_why_not(method: str, kind: str) -> None:
     splits, entry = splits_of(kind, gaps=0.3), all_methods()[method]
-    if problem := entry.make().task_problem(kind) or data_problem(entry.make(), splits):
-        with pytest.raises(ValueError, match=problem[:30]):
+    if problems := problems_of(entry.make(), FAST, kind, splits.modalities):
+        with pytest.raises(ValueError, match=problems[0][:30]):
             train(splits, entry.make(), FAST)
         return
     trained = train(splits, entry.make(), FAST)

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from equipoise import AGM, MIMO, MSL, OGM, Balancer, MMPareto, ModDrop, tcmax_loss
+from equipoise import AGM, MCR, MIMO, MSL, OGM, Balancer, MMPareto, ModDrop, tcmax_loss
 from equipoise.data.bundled import two_sensors
 from equipoise.training.settings import Settings
 from equipoise.training.step import build_model, evaluate, losses_of
@@ -63,7 +63,8 @@ def test_samples_without_a_sensor_count_as_they_are_read() -> None:
         (ModDrop, {}, "no modality dropout, found"),
         (MSL, {"step": "safe", "momentum": 0.0}, "step=given: the smoothness of its objective is not known"),
         (MSL, {"fusion": "gated", "dropout": 0.3}, r"fusion=sum, not gated[\s\S]*no modality dropout"),
-        (AGM, {}, "AGM scales the gradient of each modality's response"),
+        (AGM, {}, "a method without objectives of permuted features or responses"),
+        (MCR, {}, "a method without objectives of permuted features or responses"),
     ],
 )
 def test_what_does_not_fit_is_refused(make: type[Balancer], words: dict[str, Any], message: str) -> None:

@@ -90,7 +90,12 @@ def assert_as_one_process(found: list[Found], key: str) -> None:
         for epoch, wanted in zip(rank[key]["curves"], expected["curves"], strict=True):
             assert epoch["validation"] == wanted["validation"]  # shares of a whole number of samples
             assert epoch["train"] == pytest.approx(wanted["train"], abs=1e-5)
-            assert epoch["table"]["fused"] == pytest.approx(wanted["table"]["fused"], abs=1e-4)
+            for objective, row in wanted["table"].items():
+                cells = epoch["table"][objective]
+                # Nobody attaches a model of pieces, and so nobody knows which losses reach its encoders.
+                heads = {"fused head", "own heads"} & {*row} if "sharded" in kind or name == "pieces" else {*row}
+                assert {*cells} in ({*row}, heads)
+                assert cells == pytest.approx({block: row[block] for block in cells}, abs=1e-4)
 
 
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:

@@ -83,9 +83,9 @@ def test_every_epoch_is_written_for_tensorboard(tmp_path: Path) -> None:
         for name in ("fused", "easy", "hard"):
             expected = [(record["epoch"], pytest.approx(record[part][name])) for record in found.curves]
             assert curves[f"{part}/{name}"] == expected
-    expected = [(record["epoch"], pytest.approx(record["table"]["hard"]["heads"])) for record in found.curves]
-    assert curves["table/hard/heads"] == expected
-    assert len(curves) == 3 + 3 + 3 * 3 - 2  # a loss does not reach the encoder of the other modality
+    expected = [(record["epoch"], pytest.approx(record["table"]["hard"]["own heads"])) for record in found.curves]
+    assert curves["table/hard/own heads"] == expected
+    assert len(curves) == 3 + 3 + 3 + 2 * 2  # a sensor's loss reaches its own encoder and head alone
 
 
 def test_what_is_logged_changes_no_bit(tmp_path: Path) -> None:

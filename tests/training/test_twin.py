@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from equipoise import MIMO, PrimalDual, Trajectory
-from equipoise.balance.optimum import OptimumBalancer
+from equipoise.balance.optimum import OptimumWeighting
 from equipoise.data.bundled import two_sensors
 from equipoise.study.job import run_job
 from equipoise.study.registry import entries
@@ -32,7 +32,7 @@ SETTINGS = Settings(epochs=2, batch=16, features=8, lr=0.05, dropout=0.0)
 STEPS = -(-len(DATA.train) // SETTINGS.batch)
 
 
-def reached(balancer: OptimumBalancer, **changes: Any) -> list[float]:
+def reached(balancer: OptimumWeighting, **changes: Any) -> list[float]:
     """Return f* at the end of a run."""
     train(DATA, balancer, SETTINGS.changed(changes))
     return balancer.optimum[:, 0].tolist()
@@ -43,13 +43,13 @@ def reached(balancer: OptimumBalancer, **changes: Any) -> list[float]:
 
 def test_the_twin_takes_a_step_at_every_full_batch_on_a_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    healthy = OptimumBalancer.track
+    healthy = OptimumWeighting.track
 
-    def track(self: OptimumBalancer, losses: Any, present: Any = None) -> None:
+    def track(self: OptimumWeighting, losses: Any, present: Any = None) -> None:
         sizes.append(len(losses["easy"]))
         healthy(self, losses, present)
 
-    monkeypatch.setattr(OptimumBalancer, "track", track)
+    monkeypatch.setattr(OptimumWeighting, "track", track)
     full = 2 * (len(DATA.train) // SETTINGS.batch)
     for every, size in ((1, 16), (4, 4), (8, 2), (5, 4)):  # the samples 0, 5, 10 and 15
         balancer = PrimalDual("twin", every=every)

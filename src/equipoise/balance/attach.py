@@ -5,140 +5,26 @@ from __future__ import annotations
 import difflib
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeAlias, final
 
-import torch
 from torch import Tensor, nn
-from torch.optim import ASGD, SGD, Optimizer
+from torch.optim import Optimizer
 
-from equipoise.balance.method import MethodHooks
-from equipoise.balance.theory import values_of
-
-
-class ParameterPart(NamedTuple):
-    """A parameter, or some columns of it, that belong to one modality.
-
-    Args:
-        tensor: The parameter.
-        columns: The columns; None for the whole of it.
-    """
-
-    tensor: Tensor
-    columns: slice | None = None
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """The identity of the tensor and the first column."""
-        return id(self.tensor), -1 if self.columns is None else self.columns.start
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """Return a view of this part of a tensor that is laid out as the parameter: its gradient, or its values."""
-        return tensor if self.columns is None else tensor[:, self.columns]
+from equipoise.balance.features import OutputHook
+from equipoise.balance.needs import Block, Needs
+from equipoise.balance.updates import ParameterPart, UpdateScale, moves_with_the_gradient, tensors_held, was_taken
 
 
-def moves_with_the_gradient(optimizer: Optimizer) -> bool:
-    """Return True if a factor on the gradient is a factor on the step. Adam and its variants divide it out again."""
-    return isinstance(optimizer, (SGD, ASGD))
+class Followed(Protocol):
+    """The part of a balancer that its optimisers tell of their steps."""
 
+    needs: Needs
 
-def was_taken(optimizer: Optimizer) -> Tensor | int:
-    """Return one, or zero where a GradScaler told a fused optimiser, which it calls in any case, to skip the step."""
-    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
-    return 1 if found_inf is None else (found_inf == 0).to(torch.int64)
-
-
-def tensors_held(optimizer: Optimizer) -> list[Tensor]:
-    """List every parameter of an optimiser."""
-    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
-
-
-class _Note(NamedTuple):
-    """The factors of one backward pass.
-
-    Args:
-        factors: One per modality.
-        finite: Whether the gradients were finite; where they were not, the step is skipped and its factors with it.
-        fresh: Whether the gradients had been set to zero before; None where they had something in them for certain.
-    """
-
-    factors: Mapping[str, Tensor]
-    finite: Tensor
-    fresh: Tensor | None
-
-
-@final
-class UpdateScale:
-    """Scales what an optimiser does to encoders: p ← p_before + factor · (p_after − p_before).
-
-    Under Adam and its variants this is what a factor on the gradient means elsewhere.
-
-    Args:
-        optimizer: The optimiser.
-        parts: Lists the parameters per modality that the factors apply to, as they are now.
-    """
-
-    def __init__(self, optimizer: Optimizer, parts: Callable[[], Mapping[str, Sequence[ParameterPart]]]) -> None:
-        self.optimizer, self._parts = optimizer, parts
-        self._notes: list[_Note] = []
-        self._before: list[tuple[ParameterPart, Tensor]] = []
-        self._handles = [optimizer.register_step_pre_hook(self._save), optimizer.register_step_post_hook(self._blend)]
-
-    def note(self, factors: Mapping[str, Tensor], finite: Tensor) -> None:
-        """Take the factors of one backward pass; a step over several of them takes their mean.
-
-        Args:
-            factors: One per modality.
-            finite: Whether the gradients were finite, on the device.
-        """
-        # Gradients that were dropped, because a step was skipped, take their factors with them.
-        gradients = [values_of(part.tensor.grad) for part in self._scaled() if part.tensor.grad is not None]
-        if not gradients:
-            self._notes.clear()
-        fresh = torch.stack(list(torch._foreach_norm(gradients, 1))).sum() == 0 if gradients and self._notes else None
-        self._notes.append(_Note(dict(factors), finite, fresh))
-
-    def remove(self) -> None:
-        """Remove the hooks from the optimiser."""
-        for handle in self._handles:
-            handle.remove()
-
-    def _scaled(self) -> list[ParameterPart]:
-        """List every part once that the factors apply to and the optimiser moves."""
-        held = {id(tensor) for tensor in tensors_held(self.optimizer)}
-        every = (part for parts in self._parts().values() for part in parts)
-        return list({part.key: part for part in every if id(part.tensor) in held}.values())
-
-    def _save(self, *_: object) -> None:
-        # Factors come later: Lightning runs the model inside the step, in a closure.
-        self._before = [(part, part.of(part.tensor.detach()).clone()) for part in self._scaled()]
-
-    @torch.no_grad()
-    def _blend(self, *_: object) -> None:
-        if self._notes:
-            factors = self._factors()
-            for part, before in self._before:
-                now = part.of(part.tensor.detach())
-                # lerp is exact at both ends: a factor of one changes no bit, a factor of zero restores every bit.
-                now.copy_(torch.lerp(before, now, factors[part.key].to(now.dtype)))
-        self._before, self._notes = [], []
-
-    def _factors(self) -> dict[tuple[int, int], Tensor]:
-        """Return the mean over backward passes that were not skipped, and over the owners of a shared tensor."""
-        counted: list[Tensor] = []  # on the device: the notes of gradients that this step is made of
-        dropped: Tensor | None = None
-        for note in reversed(self._notes):
-            counted.insert(0, note.finite if dropped is None else note.finite & ~dropped)
-            if note.fresh is not None:
-                dropped = note.fresh if dropped is None else dropped | note.fresh
-        counts = torch.stack(counted)
-        owned: dict[tuple[int, int], list[Tensor]] = {}
-        for name, parts in self._parts().items():
-            noted = torch.stack([note.factors[name] for note in self._notes])
-            mean = torch.where(counts, noted, 0).sum() / counts.sum().clamp(min=1)
-            for part in parts:
-                owned.setdefault(part.key, []).append(mean)
-        return {key: torch.stack(means).mean() for key, means in owned.items()}
+    def stepped(self, taken: Tensor | int, *, counts: bool) -> None:
+        """Take note of a step of an attached optimiser."""
+        ...
 
 
 Encoder: TypeAlias = "nn.Module | str | Sequence[nn.Module | Tensor | str]"
@@ -177,34 +63,6 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer:
 
 
 @final
-class OutputHook:
-    """A forward hook that remembers the last outputs of a module, where gradients will be asked for.
-
-    A copy of a watched module gets a hook that remembers nothing: nobody would ever ask it.
-    """
-
-    def __init__(self) -> None:
-        self.outputs: list[Tensor] = []
-        self._active = True
-
-    def __call__(self, module: Any, inputs: Any, output: Any) -> None:  # noqa: ARG002
-        """Remember an output."""
-        if self._active and torch.is_grad_enabled():
-            self.outputs = [tensor for tensor in _tensors_in(output) if tensor.requires_grad]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"outputs": [], "_active": False}
-
-
-def _tensors_in(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, (list, tuple, Mapping)):
-        for part in output.values() if isinstance(output, Mapping) else output:
-            yield from _tensors_in(part)
-
-
-@final
 class Attachment:
     """The encoders of a model by modality, looked up afresh at each call, and the optimisers that move them.
 
@@ -214,7 +72,7 @@ class Attachment:
         optimizer: The optimiser of these parameters, or a list of several, bare or wrapped.
         trunk: The part that encoders have in common, in the same form; None for what the model calls `trunk`, where it
             also tells its encoders.
-        heads: Whether the parts of the fused head go with the encoders.
+        block: What of an encoder its column and factor mean.
     """
 
     def __init__(
@@ -224,7 +82,7 @@ class Attachment:
         optimizer: Any | None = None,
         *,
         trunk: Encoder | None = None,
-        heads: bool = False,
+        block: Block = "all",
     ) -> None:
         self.layers = layers(model)
         self.model = self.layers[-1] if self.layers else None
@@ -234,13 +92,20 @@ class Attachment:
             raise ValueError(f"attach: optimizer=[] holds no optimiser; type {call}, or a list of them")
         self.optimizers = [unwrap_optimizer(wrapped) for wrapped in listed]
         self.updates: list[UpdateScale] = []
-        self._given, self._trunk, self._heads, self._hooks = encoders, trunk, heads, list[Any]()
+        self._given, self._trunk, self._block, self._hooks = encoders, trunk, block, list[Any]()
         self._watched: dict[str, tuple[nn.Module, OutputHook]] = {}
         empty = [name for name, parts in self.encoders.items() if not _tensors(parts, _parameters_of)]
         if empty:
             raise ValueError(
                 f"attach: every encoder needs parameters to balance, found none in {', '.join(map(repr, empty))}; "
                 "name the module that holds the weights, e.g. encoders={'audio': model.audio_net}"
+            )
+        kept = self.block_tensors()
+        loose = [name for name, own in self.parameters().items() if own and not kept[name]]
+        if loose:
+            raise ValueError(
+                f"attach: encoder {', '.join(map(repr, loose))} has no tensor that this method modulates; choose "
+                "parameters='all'"
             )
         parts = self.parts()
         computed = sorted({name for name, own in parts.items() if not all(part.tensor.is_leaf for part in own)})
@@ -269,6 +134,17 @@ class Attachment:
         tensors = {name: _tensors(parts, _parameters_of) for name, parts in self.encoders.items()}
         return {name: [tensor for tensor in own if tensor.requires_grad] for name, own in tensors.items()}
 
+    def every_parameter(self, modality: str) -> list[Tensor]:
+        """List the parameters of one encoder, frozen ones too, as they are now."""
+        return _tensors(self.encoders[modality], _parameters_of)
+
+    def block_tensors(self) -> dict[str, list[Tensor]]:
+        """Return the trainable tensors per modality that its column and factor mean, as they are now."""
+        return {name: [t for t in own if self._in_block(t)] for name, own in self.parameters().items()}
+
+    def _in_block(self, tensor: Tensor) -> bool:
+        return self._block != "kernels" or tensor.dim() >= 3
+
     def trunk(self) -> list[Tensor]:
         """Return the trainable tensors of the trunk that belong to no encoder, as they are now; none without one."""
         given = self._trunk
@@ -296,7 +172,7 @@ class Attachment:
 
     def head_parts(self) -> dict[str, list[ParameterPart]]:
         """Return each modality's own part of the fused head, where it goes with the encoder and the model tells."""
-        tells = getattr(self.model, "fused_head_parts", None) if self._heads else None
+        tells = getattr(self.model, "fused_head_parts", None) if self._block == "with head" else None
         return (
             {name: [ParameterPart(*part) for part in parts] for name, parts in tells().items()}
             if tells is not None
@@ -311,27 +187,27 @@ class Attachment:
         tells = getattr(self.model, "output_layers", None)
         return {name: (own, ParameterPart(*part)) for name, (own, part) in tells().items()} if tells is not None else {}
 
-    def follow(self, method: MethodHooks) -> None:
+    def follow(self, method: Followed, at: str) -> None:
         """Watch the optimisers where gradients alone do not decide what happens to an encoder.
+
+        Args:
+            method: The balancer.
+            at: Where it takes the gradients that decide: "parameters" or "features".
 
         Raises:
             ValueError: If the method decides at features and an encoder is not one module, and so has no output.
         """
-        self.release()
-        if method.at == "features":
-            name = type(method).__name__
-            self._watch_outputs(f"{name}(at='features')", tuple(self.encoders), f", or {name}(at='parameters')")
-        elif method.scored_samples:
-            self._watch_outputs(type(method).__name__, method.scored_samples)
-        if not self.optimizers and method.modulates:
-            warnings.warn(method.without_optimizer, UserWarning, stacklevel=3)
+        needs = method.needs
+        if at == "features":
+            self._watch_outputs(type(method).__name__)
+        if not self.optimizers and needs.warning:
+            warnings.warn(needs.warning, UserWarning, stacklevel=3)
         for place, optimizer in enumerate(self.optimizers):
             # Steps are counted by the first; what has to be put back is put back after each.
-            count = was_taken if place == 0 else (lambda _: 0)
-            hook = optimizer.register_step_post_hook(lambda done, *_, count=count: method.stepped(count(done)))
-            self._hooks.append(hook)
-            if method.modulates and not method.restores and not moves_with_the_gradient(optimizer):
-                self.updates.append(UpdateScale(optimizer, lambda: self._touched(method)))
+            told = partial(_tell, method, counts=place == 0)
+            self._hooks.append(optimizer.register_step_post_hook(told))
+            if needs.factors and not moves_with_the_gradient(optimizer):
+                self.updates.append(UpdateScale(optimizer, self._scaled))
         self._hooks += self.updates
 
     def release(self) -> None:
@@ -340,23 +216,23 @@ class Attachment:
             hook.remove()
         self._hooks, self.updates = [], []
 
-    def _touched(self, method: MethodHooks) -> dict[str, list[ParameterPart]]:
+    def _scaled(self) -> dict[str, list[ParameterPart]]:
         """Return the parameters per modality that its factor acts on, as they are now."""
-        return {name: [part for part in own if method.touches(part.tensor)] for name, own in self.parts().items()}
+        return {name: [part for part in own if self._in_block(part.tensor)] for name, own in self.parts().items()}
 
-    def _watch_outputs(self, method: str, watched: Sequence[str], instead: str = "") -> None:
-        single = {name: parts[0] for name, parts in self.encoders.items() if len(parts) == 1 and name in watched}
+    def _watch_outputs(self, method: str) -> None:
+        single = {name: parts[0] for name, parts in self.encoders.items() if len(parts) == 1}
         modules = {name: part for name, part in single.items() if isinstance(part, nn.Module)}
         self._watched = {name: (module, OutputHook()) for name, module in modules.items()}
-        loose = ", ".join(repr(name) for name in watched if name not in self._watched)
+        loose = ", ".join(repr(name) for name in self.encoders if name not in self._watched)
         if loose:
             raise ValueError(
-                f"attach: {method} reads what each encoder gives, and expected one module for each; "
+                f"attach: {method}(at='features') reads what each encoder gives, and expected one module for each; "
                 f"found bare parameters or several parts for {loose}. Type encoders={{'audio': model.audio_net, …}} "
-                f"with the module whose output is the feature{instead}"
+                f"with the module whose output is the feature, or {method}(at='parameters')"
             )
         self._hooks += [module.register_forward_hook(hook) for module, hook in self._watched.values()]
-        for handle in self._hooks:  # also when nobody says so: a hook that nobody reads would hold on to a graph
+        for handle in self._hooks:  # also where it is not detached: a hook that nothing reads would hold on to a graph
             weakref.finalize(self, handle.remove).atexit = False
 
     def output_hooks(self) -> dict[str, OutputHook | None]:
@@ -384,6 +260,10 @@ class Attachment:
             f"the model ({type(self.model).__name__}) has no mapping `encoders`. "
             f"Its parts are {children}: type attach(model, encoders={{'audio': model.…, 'video': model.…}})"
         )
+
+
+def _tell(method: Followed, optimizer: Optimizer, *_: object, counts: bool) -> None:
+    method.stepped(was_taken(optimizer), counts=counts)
 
 
 def _parts(model: nn.Module | None, encoder: Encoder) -> list[nn.Module | Tensor]:

@@ -1,14 +1,15 @@
 """The one interface: losses in, a scalar out, whose backward pass is the balancing method.
 
-Every method fills one small table c[objective, block] and moves block b of the parameters along Σ_i c[i, b] · ∇_b
-f_i. A method answers at most four questions: what the losses weigh (`weigh`), how the gradients of an encoder mix
-(`mix`), what is done to them afterwards (`refine`), and what an epoch teaches (`learn`). All the rest is here, once.
+Every method fills one small table c[objective, block] and moves block b of the parameters along Σ_i c[i, b] · ∇_b f_i.
+A `Weighting` fills it from the values of the losses (`weigh`), a `Mixing` from the inner products of their gradients
+(`mix`). What else a method may answer are five events, each with a default: `regulariser`, `transform`, `on_backward`,
+`on_step` and `on_epoch`. How coefficients become gradients is the same for all, and stands in `delivery`.
 """
 
 from __future__ import annotations
 
-import difflib
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, final
@@ -19,52 +20,56 @@ from typing_extensions import Self
 
 from equipoise.balance import collectives
 from equipoise.balance.attach import Attachment, Encoder, Encoders
-from equipoise.balance.autograd import weighted_sum
-from equipoise.balance.graph import STATIC_GRAPH, Dependence, HiddenGraphError
-from equipoise.balance.losses import FUSED, TRUNK, FiniteCheck, LossValues, Step, Table, Tensors, scalar, sum_of_extra
-from equipoise.balance.method import ScheduledMethod
-from equipoise.balance.presence import divisor, masked, masks_of, mean_where, neutral, scalars_of
-from equipoise.balance.routes import route_of
-from equipoise.balance.samples import sample_factors, sample_scores
-from equipoise.util.errors import name_problems, raise_all
+from equipoise.balance.blocks import Blocks
+from equipoise.balance.coefficients import (
+    FUSED,
+    FUSED_HEAD,
+    OWN_HEADS,
+    TRUNK,
+    Coefficients,
+    Losses,
+    Table,
+    Tensors,
+    check_answer,
+)
+from equipoise.balance.delivery import ELSEWHERE, Gram, Mixed, Scaled, Step, summed
+from equipoise.balance.graph import STATIC_GRAPH, Dependence, HiddenGraphError, Reach
+from equipoise.balance.method import Method, unmet
+from equipoise.balance.needs import ApproximationWarning
+from equipoise.balance.passes import SECOND_DERIVATIVES
+from equipoise.balance.reading import FiniteCheck, Given, Reader, Reading, check_losses, sum_of_extra
+from equipoise.util.errors import BadInput, name_problems, raise_all
 
 _MEAN_LOSSES = (
     "{} compares modalities by the mean probability of the right class, which a mean loss does not tell: "
     "pass one value per sample, F.cross_entropy(…, reduction='none'), or scores={{…}}"
 )
+_NOT_UNIMODAL = (
+    "attach: the losses of {} reach the encoders of other modalities: their heads stand behind a part where encoders "
+    "meet, so that their numbers are not uni-modal. Put heads on each encoder's own output, or mask the other sensors"
+)
+_UNKNOWN = "? is known once a model is attached: type balancer.attach(model, encoders={…})"
 
 
-class Balancer(ScheduledMethod):
-    """Base of every method. Subclasses are final and answer `weigh` or `mix`, and `refine` and `learn` where needed.
+class Balancer(Method, ABC):
+    """Base of `Weighting` and `Mixing`, which methods are subclasses of.
 
     Args:
-        start: First epoch in which the method modulates encoders; before it they train jointly.
-        stop: First epoch in which it no longer does; None means never.
+        start: First epoch in which factors, mixtures and `transform` act; before it encoders train jointly.
+        stop: First epoch in which they no longer do; None means never.
     """
 
     def __init__(self, *, start: int = 0, stop: int | None = None) -> None:
         super().__init__(start=start, stop=stop)
-        self._attachment: Attachment | None = None
+        self._regularises = type(self).regulariser is not Method.regulariser
         self._dependence = Dependence(self.group)
         self._reached: list[list[bool]] = []
-        self._checked = self._warned = False
+        self._not_unimodal: list[str] = []
+        self._has_trunk = self._looked = self._judged = self._warned = False
+        self._reader: Reader | None = None
         self._finite: FiniteCheck | None = None
 
     # -- what a user calls --
-
-    if TYPE_CHECKING:
-
-        def __call__(
-            self,
-            losses: Tensors,
-            *,
-            scores: Tensors | None = None,
-            extra: Tensors | None = None,
-            present: Tensors | None = None,
-            further: Tensors | None = None,
-        ) -> Tensor:
-            """Do what `forward` does."""
-            ...
 
     @final
     def forward(
@@ -82,54 +87,47 @@ class Balancer(ScheduledMethod):
             losses: ``{"fused": …, "audio": …, "video": …}``, each one value per sample, or a scalar. Methods that
                 compare modalities by the probability of the right class need one value per sample, or ``scores``.
             scores: One score per modality, or one per sample of each, where the method compares modalities and losses
-                do not say who is ahead; [B, S] for a method that is scored by S numbers (its ``scored_by``). A method
-                with a factor per sample (GAP) reads one score per sample, of its ``scored_samples`` alone.
+                do not say which is ahead; [B, S] for a method that needs S kinds of scores.
             extra: Losses that belong to no modality; they count with weight one everywhere.
             present: ``{"camera": mask, …}`` where samples may lack a sensor: one value per sample, True where it has
                 it; a modality that is not named is complete. Its loss is the mean over the samples that have it, of all
                 ranks, which all give masks or none. What stands in the losses of the others, also NaN, changes
                 nothing; their gradient is zero, and the model must not make NaN of that (0 · ∞). A sensor that no
                 sample has counts as neither ahead nor behind in this step.
-            further: One more loss per modality, for a method that has objectives beyond one per modality (MCR).
+            further: One more loss per modality, for a method that has objectives beyond one per modality.
         """
-        held = self._held
-        if held is not None and held.weights is not None and not held.lag:
-            decided = {"scores": None if self.scored_samples else scores}
-            decided["present"] = present if held.presence is None else None
-            for name, given in decided.items():
-                if given is not None:
-                    instead = f"type Window(…).open(losses, {name}=[…])"
-                    raise ValueError(f"{name}: a Window holds the decision; expected none here, {instead}")
-        values = self.values_of(losses, scores, present, further)
-        scalars = scalars_of(losses, self.objectives, present, values.presence)
-        unmasked = None if values.presence is None else [losses.get(name) for name in self.objectives]
-        if further is not None:
-            beyond = [further[name] for name in self.modalities]
-            scalars += [scalar(loss) for loss in beyond]
-            unmasked = None if unmasked is None else [*unmasked, *beyond]
-        rest = sum_of_extra(extra) if extra else None
-        if self.route == "gram":
-            return self._deliver(Step(scalars, rest, values, None, values.fused + values.unimodal.sum(), unmasked))
-        weights = held.weights if held is not None else None
-        weights = self.decide(values) if weights is None else weights
-        if self._finite is not None:
-            self._finite.note_weights(weights)
-        if held is not None or collectives.size(self.group) > 1:
-            weights = weights.held()
+        held, given = self._held, Given(losses, scores, present, further)
         if held is not None:
-            held.losses.append({name: loss.detach() for name, loss in losses.items()})
-            held.scores += [] if scores is None else [dict(scores)]
-            held.present.append(present)
-        self.fill_weights(weights)
-        if torch.is_grad_enabled() and scalars[0] is not None and scalars[0].requires_grad:
-            means = {name: one for name, one in zip(self.objectives, scalars, strict=False) if one is not None}
-            own = self.act(means, weights, scored=scores is not None or (held is not None and held.scored))
+            held.check(given)
+        reading = self.read(given)
+        if self._copied_first and torch.is_grad_enabled():
+            self.copy_first()
+        decided = reading.losses if held is None else held.decided(reading.losses)
+        answer = held.answer if held is not None and held.answer is not None else self.decide(decided)
+        if answer is not None:
+            if torch.is_grad_enabled():  # an evaluation leaves no trace
+                self.answered = answer
+            assert self._finite is not None
+            self._finite.note_answer(answer)
+        if held is not None and torch.is_grad_enabled():
+            held.note(given)
+        rest, regularised = sum_of_extra(extra) if extra else None, False
+        fused = reading.scalars[0]
+        if self._regularises and torch.is_grad_enabled() and fused is not None and fused.requires_grad:
+            names = (FUSED, *self.modalities)
+            means = {name: one for name, one in zip(names, reading.scalars, strict=False) if one is not None}
+            own = self.regulariser(means, decided, answer)
+            regularised = own is not None
             rest = own if rest is None else rest if own is None else rest + own
-        value = weights.value
-        if value is None:
-            value = torch.dot(weights.losses if weights.losses.dim() == 1 else weights.on_heads, values.all)
-        factors = sample_factors(self, values, scores, present) if self.scored_samples else None
-        return self._deliver(Step(scalars, rest, values, weights, value, unmasked, factors))
+        unmasked = None
+        if reading.losses.presence is not None:
+            every = [losses.get(name) for name in (FUSED, *self.modalities)]
+            unmasked = every + ([] if further is None else [further[name] for name in self.modalities])
+        value = self._value(answer, reading)
+        return self._deliver(Step(reading, decided, answer, value, rest, regularised, held, unmasked))
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     @final
     def attach(
@@ -143,8 +141,9 @@ class Balancer(ScheduledMethod):
     ) -> Self:
         """Tell the balancer about a model. Nothing of the model is registered, copied or changed.
 
-        A method that decides at features puts a forward hook on each encoder, and AGM asks a `LateFusion` for Shapley
-        responses, until they are attached to another model.
+        A method that decides at features puts a forward hook on each encoder, until it is attached to another model.
+        At the first step a warning names the modalities whose own loss reaches the encoders of others: their heads
+        stand behind a part where encoders meet, such as cross-attention, and what they say is not uni-modal.
 
         Args:
             model: The model, bare or wrapped (DDP, torch.compile, Accelerate, Fabric).
@@ -157,33 +156,40 @@ class Balancer(ScheduledMethod):
                 gradients alone.
             group: The process group to average over; None where ranks train models of their own.
         """
-        attachment = Attachment(model, encoders, optimizer, trunk=trunk, heads=self.scales_heads)
-        before, has_trunk = self._attachment, bool(attachment.trunk())
-        names = tuple(attachment.encoders)
+        attachment = Attachment(model, encoders, optimizer, trunk=trunk, block=self.needs.block)
+        before, has_trunk, names = self._attachment, bool(attachment.trunk()), tuple(attachment.encoders)
         if self.modalities and set(names) != set(self.modalities):
             raise ValueError(f"attach: this balancer serves {list(self.modalities)}, found encoders for {list(names)}")
-        taken = [f"No modality may be called {TRUNK!r} where a model has a trunk: it is a block of the table. Choose "]
-        raise_all([*name_problems(names), *(f"{one}another name." for one in taken if has_trunk and TRUNK in names)])
-        if self.route != "loss" and any(getattr(layer, "static_graph", False) for layer in attachment.layers):
+        problems = name_problems(names)
+        if has_trunk and TRUNK in names:
+            reason = "where a model has a trunk: it is a block of the table"
+            problems.append(f"No modality may be called {TRUNK!r} {reason}. Choose another name.")
+        raise_all([*problems, *unmet(self, modalities=names, model=attachment.model)])
+        takes_gradients = self.needs.takes_gradients
+        if takes_gradients and any(getattr(layer, "static_graph", False) for layer in attachment.layers):
             raise RuntimeError(STATIC_GRAPH)
-        models: list[Any] = [before.model if before is not None else None, attachment.model]
-        for inner in models:
-            if hasattr(inner, "response_problems"):  # what AGM asked of a LateFusion ends
-                inner.respond(None)
-        self.attached(attachment.model)
-        self._attachment, self.group, self._checked, self._has_trunk = attachment, group, False, has_trunk
-        self._dependence, self._reached = Dependence(group), []
-        if not self.modalities:
-            self.settle(names, self.epoch.device)
+        attachment.follow(self, self.at)
         if before is not None:
             before.release()
-        attachment.follow(self)
-        if self.route != "loss" and attachment.compiled():
+            if before.model is not attachment.model:
+                self.forget_copies()
+        self._attachment, self.group, self._looked, self._has_trunk = attachment, group, False, has_trunk
+        self._dependence, self._reached, self._not_unimodal, self._pending = Dependence(group), [], [], None
+        self._judged = False
+        if not self.modalities:
+            self.settle(names, self.epoch.device)
+        if takes_gradients and attachment.compiled():
             # Two passes run through one compiled backward, which may not hand its buffers away in the first.
             from torch._functorch import config  # a module that torch.compile has loaded by then
 
             config.donated_buffer = False  # ty: ignore[invalid-assignment]
         return self
+
+    @property
+    def metrics_due(self) -> tuple[str, ...]:
+        """The metrics of each modality that the end of the present epoch has to be given."""
+        needs = self.needs
+        return needs.metrics if needs.due is None else needs.metrics_after(int(self.epoch) + 1)
 
     @final
     def end_epoch(self, metrics: Mapping[str, Mapping[str, float]] | None = None) -> None:
@@ -194,7 +200,7 @@ class Balancer(ScheduledMethod):
         """
         if self._finite is not None:
             self._finite.check()
-        needs, names, given = self.needs_now, self.modalities, metrics or {}
+        needs, names, given = self.metrics_due, self.modalities, metrics or {}
         absent = [f"{name!r}: {need!r}" for need in needs for name in names if need not in given.get(name, {})]
         if absent or (needs and not names):
             example = {name: dict.fromkeys(needs, 0.5) for name in names or ("audio",)}
@@ -203,240 +209,249 @@ class Balancer(ScheduledMethod):
                 f"{', '.join(absent) or 'any'}. Type balancer.end_epoch({example})"
             )
         rows = {need: torch.tensor([float(given[name][need]) for name in names]) for need in needs}
-        self.learn({need: collectives.mean(row.to(self.epoch.device), self.group) for need, row in rows.items()})
+        means = {need: collectives.mean(row.to(self.epoch.device), self.group) for need, row in rows.items()}
+        with torch.no_grad():
+            self.on_epoch(means)
         self.epoch += 1
+        self.refresh_host()
+        self._looked = False  # encoders may have been frozen or unfrozen
 
     @property
     def table(self) -> Table:
         """The table of the last step. Reading it waits for the device, and says if a loss was not finite.
 
-        A cell is NaN where the loss does not reach the block. Until a model is attached, each uni-modal loss is taken
-        to reach its own encoder alone.
+        A cell is NaN where the loss does not reach the block. Until a model is attached, it is known of heads alone
+        which loss reaches them.
         """
         if self._finite is not None:
             self._finite.check()
-        if self._table.numel() == 0:
+        answer = self.answer
+        if answer is None:
             raise RuntimeError("table: no step has been taken yet; call the balancer on losses first: balancer(losses)")
-        count, rows = len(self.modalities), self._reached
-        objectives, columns = self._table.shape
-        if len(rows) != objectives or len(rows[0]) != columns:
-            alone, others = range(1, count + 1), [True] * (columns - count)
-            rows = [[loss not in alone or loss == block for block in alone] + others for loss in range(objectives)]
-        values = self._table.masked_fill(~torch.tensor(rows, device=self._table.device), torch.nan)
-        return Table.of(self.modalities, values, self.further_names)
+        count, names = len(self.modalities), (FUSED, *self.modalities, *self.further_names)
+        values = answer.table(count, trunk=self._has_trunk)
+        blocks = (*self.modalities, *([TRUNK] if self._has_trunk else []), FUSED_HEAD, OWN_HEADS)
+        objectives, known = names[: len(values)], bool(self._reached)
+        rows = (self._reached + [[False] * len(blocks)] * len(values))[: len(values)]
+        if not known:
+            own = ((FUSED, FUSED_HEAD), *((name, OWN_HEADS) for name in self.modalities))
+            rows = [[(objective, block) in own for block in blocks] for objective in objectives]
+        values = values.masked_fill(~torch.tensor(rows, device=values.device), torch.nan)
+        return Table(objectives, blocks, values, known, tuple(self._notes(known)))
+
+    @property
+    def answer(self) -> Coefficients | None:
+        """The coefficients of the last step, on their device; None before the first."""
+        answered = self.answered
+        return answered if answered is None or isinstance(answered, Coefficients) else answered()
+
+    def _notes(self, known: bool) -> list[str]:
+        name = type(self).__name__
+        told = {
+            _UNKNOWN: not known,
+            f"{name} adds a loss of its own, at weight one everywhere": self._regularises,
+            f"{name} changes the gradients of encoders after this table": self.transforms,
+            "factors act on what the optimiser does with gradients, not on these": self._attachment is not None
+            and bool(self._attachment.updates),
+            f"not uni-modal, since other encoders are reached: {', '.join(self._not_unimodal)}": self._not_unimodal,
+        }
+        return [note for note, holds in told.items() if holds]
 
     # -- how it is done --
 
     @final
-    def values_of(
-        self,
-        losses: Tensors,
-        scores: Tensors | None = None,
-        present: Tensors | None = None,
-        further: Tensors | None = None,
-    ) -> LossValues:
-        """Return the values of a step's losses, checked, and averaged over samples and ranks."""
-        modalities = self._check(losses)
-        device = next(iter(losses.values())).device
-        # What is made here outlives an evaluation.
-        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-            self.settle(modalities, device)
-            if self._finite is None or (self._finite.names, self._finite.device) != (self.objectives, device):
-                kind = {"scores": "from 0 to 1"} if self.scored_samples else {}
-                method = f"{type(self).__name__}({self.extra_repr()})"
-                self._finite = FiniteCheck(self.objectives, device, method, self.further_names, **kind)
-        decided = self.held_decision is not None
-        self._check_beside(scores, further, decided=decided)
-        if self.logarithmic_scores and scores is None and not self._warned and not decided:
-            self._warned = any(losses[name].dim() == 0 for name in self.modalities if name in losses)
-            if self._warned:
-                warnings.warn(_MEAN_LOSSES.format(type(self).__name__), UserWarning, stacklevel=5)
-        held = self._held.presence if self._held is not None else None
-        masks = None
-        if present is not None or held is not None:
-            masks = masks_of({} if present is None else present, losses, self.modalities)
-        values = self._read(losses, scores, masks, held)
-        if further is not None:
-            means = torch.stack([further[name].detach().to(values.fused).mean() for name in self.modalities])
-            values = values._replace(further=collectives.mean(means, self.group))
-        self._finite.note(values)
-        return values
-
-    def _check_beside(self, scores: Tensors | None, further: Tensors | None, *, decided: bool) -> None:
-        """Raise one message where scores or further objectives that the method needs are missing, or are too many."""
-        name, problems = type(self).__name__, []
-        if self.scored_by and scores is None and not decided:
-            shape = f"[B, {len(self.scored_by)}]" if len(self.scored_by) > 1 else "[B]"
-            problems.append(
-                f"{name} compares modalities by {' and '.join(self.scored_by)}, which losses do not tell: pass "
-                f"scores={{name: …}}, {shape} of each modality"
-            )
-        unscored = [modality for modality in self.scored_samples if modality not in (scores or {})]
-        if unscored:
-            example = ", ".join(f"{modality!r}: …" for modality in unscored)
-            problems.append(
-                f"{name} multiplies the gradient of each sample by a factor of its own: pass scores={{{example}}}, "
-                "one number from 0 to 1 per sample"
-            )
-        absent = [modality for modality in self.modalities if modality not in (further or {})]
-        if self.further and further is not None and absent:
-            problems.append(f"further: expected one loss for each of {list(self.modalities)}, found none for {absent}")
-        if self.further and further is None and torch.is_grad_enabled() and self._held is None:
-            problems.append(f"{name} has one more objective per modality: pass further={{name: loss}}")
-        if not self.further and further is not None:
-            problems.append(f"further: {name} has no objectives beyond one per modality; leave them out")
-        if problems:
+    def read(self, given: Given) -> Reading:
+        """Return the losses of a step, checked, and averaged over samples and ranks."""
+        losses, held = given.losses, self._held
+        modalities = check_losses(losses, self.needs, self.modalities)
+        device, reader = next(iter(losses.values())).device, self._reader
+        if reader is None or reader.modalities != modalities or reader.group is not self.group:
+            reader = None
+        if reader is None or self._finite is None or self._finite.device != device:
+            # What is made here outlives an evaluation.
+            with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+                self.settle(modalities, device)
+                names, method = (FUSED, *modalities, *self.further_names), type(self).__name__
+                self._reader = reader = Reader(method, self.needs, modalities, self.group)
+                self._finite = FiniteCheck(names, len(modalities), device, f"{method}({self.extra_repr()})")
+        decided, needs = held is not None and held.answer is not None, self.needs
+        beside = needs.further or given.further is not None or needs.scores != ("loss",)
+        if beside and (problems := reader.problems_beside(given, decided=decided)):
             raise ValueError("; ".join(problems))
+        if (needs.logarithmic or needs.instead) and not self._warned and not decided:
+            self._warn_once(given)
+        reading = reader.read(given, None if held is None else held.presence)
+        self._finite.note(reading)
+        return reading
 
-    @torch.no_grad()
-    def _read(self, losses: Tensors, given: Tensors | None, masks: Tensors | None, held: Tensor | None) -> LossValues:
-        """Average losses over samples and ranks; scores that the user measured replace those read off the losses."""
-        if given is not None and self.scored_samples:
-            given = sample_scores(self, given)
-        absent = [name for name in self.modalities if given is not None and name not in given]
-        if absent:
-            raise ValueError(f"scores: expected one for each of {list(self.modalities)}, found none for {absent}")
-        wide = torch.float64 if any(loss.dtype == torch.float64 for loss in losses.values()) else torch.float32
-        nothing = next(iter(losses.values())).new_zeros(())
-        fused, *unimodal = (losses.get(name, nothing).detach().to(wide) for name in self.objectives)
-        rows, presence = [None if masks is None else masks.get(name) for name in self.modalities], None
-        means = [loss.mean() for loss in (fused, *masked(unimodal, rows, 0.0))]
-        if masks is not None:  # the shares travel with the losses, those of every modality: ranks may name others
-            means += [fused.new_ones(()) if mask is None else mask.to(wide).mean() for mask in rows]
-        values = collectives.mean(torch.stack(means), self.group)
-        if masks is not None:
-            values, presence = values.split([len(self.objectives), len(self.modalities)])
-            values = torch.cat([values[:1], values[1:] / divisor(presence if held is None else held)])
-        if not unimodal:
-            return LossValues(values[0], values[1:], values[1:])
-        if given is None:
-            # What a sample without the sensor adds to a mean of losses, and to one of probabilities exp(−f), is zero.
-            at_hand = masked(unimodal, rows, torch.inf if self.logarithmic_scores else 0.0)
-            scores = torch.stack([self.score(loss) for loss in at_hand])
-        else:
-            measured = [torch.as_tensor(given[name]).to(values) for name in self.modalities]
-            if len(self.scored_by) > 1:
-                scores = torch.stack([mean_where(row, mask) for row, mask in zip(measured, rows, strict=True)])
-            else:
-                pairs = zip(measured, rows, strict=True)
-                known = [row if mask is None or row.shape == mask.shape else row.mean() for row, mask in pairs]
-                scores = torch.stack([row.mean() for row in masked(known, rows, 0.0)])
-        if not self.logarithmic_scores:
-            scores = collectives.mean(scores, self.group)
-        else:
-            if given is not None:
-                # A score of zero is very far behind; one below zero has no logarithm, and is reported as not finite.
-                scores = torch.where(scores == 0, torch.finfo(scores.dtype).tiny, scores).log()
-            scores = collectives.log_mean_exp(scores, self.group)
-        if presence is None:
-            return LossValues(values[0], values[1:], scores)
-        share = presence if scores.dim() == 1 else presence[:, None]
-        scores = scores - share.log() if self.logarithmic_scores else scores / share
-        return LossValues(values[0], values[1:], neutral(scores, presence), presence if held is None else held)
+    def _warn_once(self, given: Given) -> None:
+        """Warn where what is given does not tell what the method would best know."""
+        name, needs = type(self).__name__, self.needs
+        scalars = any(loss.dim() == 0 for key, loss in given.losses.items() if key != FUSED)
+        if needs.logarithmic and given.scores is None and scalars:
+            self._warned = True
+            warnings.warn(_MEAN_LOSSES.format(name), UserWarning, stacklevel=6)
+        if needs.instead and given.further is None and torch.is_grad_enabled():
+            self._warned = True
+            told = f"takes {needs.instead}: no objectives '{needs.further} …' were given as further={{…}}"
+            warnings.warn(f"{name} {told}", ApproximationWarning, stacklevel=6)
 
-    def _check(self, losses: Tensors) -> tuple[str, ...]:
-        """Return the modalities of the losses, or raise one message with everything that is wrong with them."""
-        if not isinstance(losses, Mapping):
-            raise TypeError(
-                "expected a mapping from names to losses, such as {'fused': …, 'audio': …, 'video': …}, "
-                f"found {type(losses).__name__}"
-            )
-        modalities, names = self.modalities, tuple(name for name in losses if name != FUSED)
-        problems = []
-        if self.needs_fused and FUSED not in losses:
-            problems.append(f"expected the fused loss under the key 'fused', found keys {list(losses)}")
-        if self.needs_unimodal and not (modalities or names):
-            problems.append("expected one loss per modality besides 'fused', found none")
-        absent = [name for name in modalities if name not in losses]
-        if absent and (names or self.needs_unimodal):
-            problems.append(f"expected losses for {list(modalities)}, found none for {absent}")
-        for name in names if modalities else ():
-            if name not in modalities:
-                near = difflib.get_close_matches(name, modalities, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"expected only {list(modalities)}"
-                problems.append(f"unknown modality {name!r}, {hint}")
-        problems += name_problems(names)
-        for name, loss in losses.items():
-            if not isinstance(loss, Tensor):
-                problems.append(f"loss {name!r} should be a tensor, found {type(loss).__name__}")
-            elif not loss.is_floating_point():
-                problems.append(f"loss {name!r} should hold floating-point numbers, found {loss.dtype}")
-            elif loss.numel() == 0:
-                problems.append(f"loss {name!r} is empty; skip batches without samples")
-        devices = {loss.device for loss in losses.values() if isinstance(loss, Tensor)}
-        if len(devices) > 1:
-            problems.append(f"losses should live on one device, found {sorted(map(str, devices))}")
-        if problems:
-            raise ValueError("losses: " + "; ".join(problems))
-        return modalities or names
+    @abstractmethod
+    def decide(self, losses: Losses) -> Coefficients | None:
+        """Return the coefficients of a step, within the method's epochs; None where gradients decide."""
 
-    @final
-    def encoder_parameters(self) -> dict[str, list[Tensor]]:
-        """Every trainable parameter of each attached encoder, as they are now; nothing until a model is attached."""
-        return self._attachment.parameters() if self._attachment is not None else {}
-
-    @final
-    def tensors_of(self, modality: str) -> list[Tensor]:
-        """Every parameter and buffer of an attached encoder, and its part of the fused head where that goes with it."""
-        return self._attachment.everything(modality) if self._attachment is not None else []
-
-    @property
-    def follows_optimizer(self) -> bool:
-        """True if an optimiser is attached, so that steps can be counted by it."""
-        return self._attachment is not None and bool(self._attachment.optimizers)
-
-    @property
-    def scales_updates(self) -> bool:
-        """True if factors act on what an attached optimiser does instead of on gradients."""
-        return self._attachment is not None and bool(self._attachment.updates)
+    @staticmethod
+    def _value(answer: Coefficients | None, reading: Reading) -> Tensor:
+        if answer is None:
+            return reading.losses.fused + reading.losses.unimodal.sum()
+        if answer.value is not None:
+            return answer.value
+        column = answer.encoders if answer.encoders.dim() == 1 else answer.heads()[0]
+        return torch.dot(column.to(reading.values.dtype), reading.values[: len(column)])
 
     def _deliver(self, step: Step) -> Tensor:
-        """Return the scalar of a step: by the method's route, or by a plain sum where that is all there is to it."""
+        """Return the scalar of a step, by the simplest delivery that does what the answer says."""
+        answer, attachment, reading = step.answer, self._attachment, step.reading
         if not torch.is_grad_enabled():
             return step.value if step.extra is None else step.value + step.extra
-        attachment = self._attachment
-        if attachment is None and self.route != "loss" and self.needs_encoders:
+        alike = answer is not None and answer.moves_alike and not self.transforms
+        is_sum = alike and answer is not None and answer.is_sum
+        if attachment is None and (self.needs.encoders or not alike):
             raise RuntimeError(
                 f"{type(self).__name__} shapes the gradients of each encoder and has not been told which they are: "
                 "type balancer.attach(model), or balancer.attach(model, encoders={'audio': model.audio_net, …}), once"
             )
-        alone = not self.needs_encoders and not any(loss is not None and loss.requires_grad for loss in step.losses[1:])
-        if (self.route == "loss" or (alone and step.weights is not None)) and (attachment is None or self._checked):
-            return self._sum(step)
+        if is_sum and (attachment is None or self._looked):
+            return summed(self, step)
+        fused_alone = answer is not None and answer.is_alone
         try:
-            route = route_of(self)(self, attachment, step, self._dependence)
+            reach = Reach(reading.scalars)
         except HiddenGraphError:
-            if self.route != "loss":
+            if not is_sum:
                 raise
-            self._checked = True  # a weighted sum is right whatever the graph; it only cannot be looked into
-            return self._sum(step)
-        problems = [] if alone else route.problems()
-        if problems:
-            raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
-        self._checked = True
+            self._looked = True  # a weighted sum is right whatever the graph; it only cannot be looked into
+            return summed(self, step)
+        if fused_alone and alike and (attachment is None or self._looked) and not reach.overlaps():
+            return summed(self, step)
+        encoders, trunk = [], []
         if attachment is not None:
-            self._reached = route.reach.rows()
-        if self.route == "loss" or (step.weights is not None and not self.needs_encoders):
-            if self.route == "loss" or not route.reach.shared_with_fused():
-                return self._sum(step)
-            if not route.reach.beside:  # the uni-modal losses train nothing
-                return self._sum(step._replace(losses=step.losses[:1]))
-        return route.scalar()
+            parameters, trunk = attachment.block_tensors(), attachment.trunk()
+            encoders = [parameters.get(name, []) for name in self.modalities]
+        losses = reading.scalars if step.unmasked is None else step.unmasked
+        reach.prune(losses, self._dependence, encoders, reading.losses.presence)
+        blocks = Blocks(reach, encoders, trunk, step.extra, fused_alone=fused_alone)
+        if attachment is not None:
+            self._look(blocks, reading, mixes=answer is None)
+        if is_sum or (fused_alone and alike and not reach.overlaps()):
+            return summed(self, step)
+        if fused_alone and alike and not blocks.own_heads:  # the uni-modal losses train nothing
+            assert reading.scalars[0] is not None
+            alone = reading._replace(scalars=reading.scalars[:1], stacked=reading.scalars[0][None])
+            return summed(self, step._replace(reading=alone))
+        delivery = (Mixed if answer is None else Scaled)(self, step, blocks, attachment)
+        if problems := delivery.problems():
+            raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
+        return delivery.scalar()
 
-    def _sum(self, step: Step) -> Tensor:
-        total = weighted_sum(step)
-        if self.advances and total.requires_grad:
-            pending = [step.values]  # for one backward pass, however many there are
-            total.register_hook(lambda scale: self.advance_once(pending.pop(), scale.isfinite()) if pending else None)
-        return total
+    def _look(self, blocks: Blocks, reading: Reading, *, mixes: bool) -> None:
+        """Keep which loss reaches which block; refuse a model whose losses cannot teach what the method says."""
+        needs = self.needs
+        given = any(one is not None and one.requires_grad for one in reading.scalars[1:])
+        # Joint training of a model without losses of its own for modalities has nothing that could be wrong.
+        looks = given or needs.encoders or needs.learns_from_own
+        if looks and (problems := blocks.problems(self.modalities, needs, mixes=mixes)):
+            raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
+        self._reached = blocks.rows()
+        if not self._judged:
+            self._judge(blocks, reading.losses)
+        self._looked = True
+
+    def _judge(self, blocks: Blocks, losses: Losses) -> None:
+        """Warn of heads behind a part where encoders meet, as soon as a batch tells: one that has every sensor."""
+        if self._dependence.unresolved or (losses.presence is not None and not bool((losses.presence > 0).all())):
+            return
+        self._judged = True
+        # Further objectives, such as responses, may reach all encoders by their definition.
+        reaching = [] if losses.further is not None else blocks.reaching_others()
+        self._not_unimodal = [self.modalities[block] for block in reaching]
+        if reaching:
+            listed = ", ".join(map(repr, self._not_unimodal))
+            warnings.warn(_NOT_UNIMODAL.format(listed), UserWarning, stacklevel=7)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles leave the user's model and optimiser behind."""
-        left = {
-            "_attachment": None,
-            "_has_trunk": False,
-            "_held": None,
-            "_reached": [],
-            "_dependence": Dependence("world"),
-        }
-        return {**self.__dict__, **left}
+        left = {"_has_trunk": False, "_looked": False, "_judged": False, "_reached": [], "_not_unimodal": []}
+        return {**super().__getstate__(), **left, "_dependence": Dependence("world")}
+
+
+class Weighting(Balancer, ABC):
+    """Base of the methods that weigh losses by their values."""
+
+    @abstractmethod
+    def weigh(self, losses: Losses) -> Coefficients:
+        """Return the answer to the losses of a step.
+
+        It is pure: state moves in events alone. Where second derivatives are wanted it is asked once more, of losses
+        that have a graph.
+        """
+
+    @final
+    def decide(self, losses: Losses) -> Coefficients:
+        """Call `weigh`, and check what it answers."""
+        names, answer = (FUSED, *self.modalities), self.weigh(losses)
+        # An answer may have rows for further objectives that are given later.
+        if self.needs.further and (losses.further is not None or answer.encoders.shape[0] > len(names)):
+            names += self.further_names
+        answer = check_answer(type(self).__name__, answer, names, len(self.modalities))
+        return answer if answer.factors is None else answer._replace(factors=self.gated(answer.factors))
+
+    @final
+    def weigh_again(self, losses: Losses, values: Tensor) -> Coefficients:
+        """Return the answer to the same losses with their graph, for second derivatives.
+
+        Args:
+            losses: As they were.
+            values: Of every objective, with a graph.
+        """
+        count = 1 + len(self.modalities)
+        if collectives.size(self.group) > 1:
+            raise RuntimeError(ELSEWHERE)
+        values = values.to(losses.fused.dtype)
+        again = losses._replace(fused=values[0], unimodal=values[1:count])
+        again = again if losses.further is None else again._replace(further=values[count:])
+        if losses.scores is losses.unimodal:
+            return self.weigh(again._replace(scores=again.unimodal))
+        # The graph of scores is not here: an answer that depends on them cannot be differentiated.
+        unknown = self.weigh(losses._replace(scores=losses.scores.clone().requires_grad_()))
+        if any(part is not None and part.requires_grad for part in unknown[:5]):
+            raise RuntimeError(SECOND_DERIVATIVES)
+        return self.weigh(again)
+
+
+class Mixing(Balancer, ABC):
+    """Base of the methods that mix the gradients of each encoder."""
+
+    @abstractmethod
+    def mix(self, gram: Gram, losses: Losses) -> Tensor:
+        """Return the coefficients of the gradients of each block, [blocks, n].
+
+        Args:
+            gram: The inner products of the gradients of each block.
+            losses: Of the step.
+        """
+
+    @final
+    def decide(self, losses: Losses) -> None:
+        """Leave it to the gradients."""
+
+    @final
+    def mixed(self, gram: Gram, losses: Losses) -> Tensor:
+        """Call `mix`, within the method's epochs; in the others encoders learn from the fused loss."""
+        mixture, wanted = self.mix(gram, losses), gram.products.shape[:2]
+        if not isinstance(mixture, Tensor) or mixture.shape != wanted:
+            found = list(mixture.shape) if isinstance(mixture, Tensor) else type(mixture).__name__
+            raise BadInput(f"{type(self).__name__}.mix: expected coefficients of shape {list(wanted)}, found {found}")
+        if self.always_active:
+            return mixture
+        joint = torch.zeros_like(mixture)
+        joint[..., 0] = 1
+        return torch.where(self.active, mixture, joint)

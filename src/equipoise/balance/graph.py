@@ -1,25 +1,27 @@
-"""Parameters that each loss of a step sends a gradient to, and the features where encoders end, read off its graph."""
+"""The autograd graph of a step: the leaves that each loss is computed from, and the features where encoders end."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
-from typing import final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 
 from equipoise.balance import collectives
-from equipoise.balance.autograd import hooks_disabled
-from equipoise.balance.losses import Step
-from equipoise.balance.theory import values_of
-from equipoise.util.graph import DDP_SINK, Edge, edges_of, walk
+from equipoise.balance.passes import hooks_disabled
+from equipoise.balance.tensors import values_of
 
 Leaves = dict[int, Tensor]  # tensors that a graph ends in, by identity
-Losses = Sequence["Tensor | None"]
+Scalars = Sequence["Tensor | None"]  # with their graph; None where not given
+Edge: TypeAlias = "tuple[Node, int]"
+"""An output of a node of the graph, by its number."""
 
 _LEAF, _CHECKPOINT = "torch::autograd::AccumulateGrad", "CheckpointFunctionBackward"
+_DDP_SINK = "_DDPSinkBackward"
 _REENTRANT = (
     "this method takes gradients with torch.autograd.grad, through which reentrant activation checkpointing gives "
     "wrong gradients; expected non-reentrant checkpointing, found use_reentrant=True: type "
@@ -36,6 +38,12 @@ class HiddenGraphError(RuntimeError):
     """Gradients taken through part of this graph would be wrong, or it cannot be seen through."""
 
 
+def edges_of(*tensors: Tensor | None) -> list[Edge]:
+    """Return the edges that the gradients of some tensors enter the graph by; a tensor without a graph has no edge."""
+    edges = [get_gradient_edge(tensor) for tensor in tensors if tensor is not None and tensor.requires_grad]
+    return [(edge.node, edge.output_nr) for edge in edges]
+
+
 def leaves_under(edges: Iterable[Edge], visited: set[Edge] | None = None, ends: Collection[Edge] = ()) -> Leaves:
     """Find every leaf that some edges are connected to.
 
@@ -47,114 +55,78 @@ def leaves_under(edges: Iterable[Edge], visited: set[Edge] | None = None, ends: 
         ends: Edges beyond which not to look.
     """
     leaves: Leaves = {}
-    for node, name in walk(edges, (_LEAF, _CHECKPOINT), set() if visited is None else visited, ends):
+    waiting, expanded = list(edges), set()
+    visited = set() if visited is None else visited
+    while waiting:
+        edge = waiting.pop()
+        if edge in visited:
+            continue
+        visited.add(edge)
+        node: Any = edge[0]
+        if edge in ends or node in expanded:
+            continue
+        name = node.name()
         if name == _LEAF:
             leaves[id(node.variable)] = node.variable
+            continue
+        below = node.next_functions
+        if name == _DDP_SINK:
+            if getattr(node.ddp_weakref(), "static_graph", False):
+                raise HiddenGraphError(STATIC_GRAPH)
+            # DDP passes every output of a model through one node, of which output i comes from input i alone.
+            below = below[edge[1] : edge[1] + 1]
         elif name == _CHECKPOINT:
             raise HiddenGraphError(_REENTRANT)
-        elif getattr(node.ddp_weakref(), "static_graph", False):
-            raise HiddenGraphError(STATIC_GRAPH)
+        else:
+            expanded.add(node)
+        waiting.extend([one for one in below if one[0] is not None])
     return leaves
 
 
 @final
 class Reach:
-    """The leaves that each loss sends a gradient to, sorted into encoder blocks and heads.
+    """The leaves that each loss of a step is computed from.
 
     Args:
-        step: The losses.
-        encoders: Trainable tensors per modality.
-        dependence: Remembers which connected leaves a loss really depends on.
-        trunk: Trainable tensors of the trunk; none without one.
+        losses: The scalar of each objective; None where it was not given.
     """
 
-    def __init__(
-        self, step: Step, encoders: Sequence[Sequence[Tensor]], dependence: Dependence, trunk: Sequence[Tensor] = ()
-    ) -> None:
-        visited: list[set[Edge]] = [set() for _ in step.losses]
-        self.per_loss = [leaves_under(edges_of(loss), own) for loss, own in zip(step.losses, visited, strict=True)]
-        self.owners: dict[int, list[int]] = {}
-        for block, tensors in enumerate(encoders):
-            for tensor in tensors:
-                self.owners.setdefault(id(tensor), []).append(block)
-        self.frozen = {block for block, tensors in enumerate(encoders) if not tensors}
-        # Inputs that want gradients are new in every step, and nobody balances them.
-        shared = _leaves_of_shared_tensors(visited)
-        suspects = {key for key, leaf in shared.items() if key in self.owners or isinstance(leaf, nn.Parameter)}
-        if suspects:
-            connected = [dict(leaves) for leaves in self.per_loss]
-            losses = step.losses if step.unmasked is None else step.unmasked
-            if dependence.prune(losses, self.per_loss, suspects) and step.values.presence is not None:
-                self._restore_absent(encoders, step.values.presence.tolist(), connected, dependence)
-        self.leaves: Leaves = {}
-        for leaves in (*self.per_loss, leaves_under(edges_of(step.extra))):
-            self.leaves |= leaves
-        self.encoders = [[t for t in tensors if id(t) in self.leaves] for tensors in encoders]
-        self.has_trunk = bool(trunk)
-        self.trunk = [tensor for tensor in trunk if id(tensor) in self.leaves]
-        fused = self.per_loss[0]
-        own = {key: leaf for leaves in self.per_loss[1:] for key, leaf in leaves.items() if key not in fused}
-        self.beside = list(own.values())  # leaves that a uni-modal loss reaches and the fused loss does not
-        self.fused_heads = [leaf for key, leaf in fused.items() if key not in self.owners]
-        self.own_heads = [leaf for key, leaf in own.items() if key not in self.owners]
-        self.heads = [*self.fused_heads, *self.own_heads]  # leaves of no encoder that some loss of the step reaches
+    def __init__(self, losses: Scalars) -> None:
+        self._visited: list[set[Edge]] = [set() for _ in losses]
+        self.per_loss = [leaves_under(edges_of(loss), own) for loss, own in zip(losses, self._visited, strict=True)]
 
-    def _restore_absent(
-        self,
-        encoders: Sequence[Sequence[Tensor]],
-        presence: list[float],
-        connected: list[Leaves],
-        dependence: Dependence,
-    ) -> None:
-        """Connect a sensor that no sample has with the fused loss and its own again, and ask anew in the next batch.
+    def overlaps(self) -> bool:
+        """Return True if another loss sends a gradient somewhere the fused loss does."""
+        return any(not self.per_loss[0].keys().isdisjoint(leaves) for leaves in self.per_loss[1:])
 
-        A model may hide such a sensor from its fused output, and a user its own loss; in other batches they do not.
+    def prune(
+        self, losses: Scalars, dependence: Dependence, encoders: Sequence[Sequence[Tensor]], presence: Tensor | None
+    ) -> None:
+        """Drop the leaves that losses are connected with, but do not depend on: those of tensors they have pieces of.
+
+        Args:
+            losses: Whose gradients are asked: of all samples, also those that masks hide.
+            dependence: Remembers which connected leaves a loss really depends on.
+            encoders: Trainable tensors per modality.
+            presence: The share of samples that have each sensor; None where all have all.
         """
+        shared = _leaves_of_shared_tensors(self._visited)
+        owned = {id(tensor) for tensors in encoders for tensor in tensors}
+        # Inputs that want gradients are new in every step, and are not balanced.
+        suspects = {key for key, leaf in shared.items() if key in owned or isinstance(leaf, nn.Parameter)}
+        if not suspects:
+            return
+        connected = [dict(leaves) for leaves in self.per_loss]
+        if not dependence.prune(losses, self.per_loss, suspects) or presence is None:
+            return
+        # A sensor that no sample has stays with the fused loss and its own, and is asked about anew in the next batch:
+        # a model may hide it from its fused output, and a user its own loss; in other batches they do not.
         for block, tensors in enumerate(encoders):
             for loss in (0, block + 1):
                 lost = {id(t): t for t in tensors if id(t) in connected[loss]}
-                if presence[block] == 0 and lost.keys().isdisjoint(self.per_loss[loss]):
+                if lost and lost.keys().isdisjoint(self.per_loss[loss]) and not bool(presence[block] > 0):
                     self.per_loss[loss] |= lost
                     dependence.forget(loss, lost)
-
-    def reaches(self, loss: int, block: int) -> bool:
-        """Return True if loss number ``loss`` (0 is the fused one) sends a gradient into encoder ``block``."""
-        return any(id(tensor) in self.per_loss[loss] for tensor in self.encoders[block])
-
-    def rows(self) -> list[list[bool]]:
-        """Say for each loss which encoders it reaches, whether the trunk where there is one, and whether any head."""
-        blocks, trunk = range(len(self.encoders)), {id(tensor) for tensor in self.trunk}
-        rows = []
-        for loss, leaves in enumerate(self.per_loss):
-            shared = [not trunk.isdisjoint(leaves)] if self.has_trunk else []
-            heads = any(key not in self.owners and key not in trunk for key in leaves)
-            rows.append([*(self.reaches(loss, block) for block in blocks), *shared, heads])
-        return rows
-
-    def shares_trunk(self) -> bool:
-        """Return True if a uni-modal loss reaches the trunk, so that its gradients there have to be told apart."""
-        return any(id(tensor) in leaves for leaves in self.per_loss[1:] for tensor in self.trunk)
-
-    def separate(self) -> bool:
-        """Return True if each uni-modal loss reaches its own encoder only, so that one pass serves all of them.
-
-        Encoders that share a parameter are not separate: a loss that reaches one reaches the other.
-        """
-        blocks = range(len(self.encoders))
-        return not any(self.reaches(k + 1, b) for k in blocks for b in blocks if k != b)
-
-    def shared_with_fused(self) -> bool:
-        """Return True if a uni-modal loss sends a gradient anywhere the fused loss does."""
-        return any(not self.per_loss[0].keys().isdisjoint(leaves) for leaves in self.per_loss[1:])
-
-    def groups(self) -> list[list[int]]:
-        """Group encoders that share parameters; an encoder that shares nothing is alone."""
-        label = list(range(len(self.encoders)))
-        for owners in self.owners.values():
-            if len(owners) > 1:
-                joined = {label[block] for block in owners}
-                label = [min(joined) if old in joined else old for old in label]
-        return [[block for block, mark in enumerate(label) if mark == first] for first in sorted(set(label))]
 
 
 _PIECES = ("Select", "Slice", "Narrow", "Index", "IndexSelect", "Gather", "Unbind", "Split", "SplitWithSizes", "Chunk")
@@ -178,7 +150,7 @@ def _leaves_of_shared_tensors(visited: Sequence[set[Edge]]) -> Leaves:
         if nodes[one].isdisjoint(nodes[other]):  # as of heads on detached features: nothing is shared
             continue
         for node, _ in visited[one] - visited[other]:
-            if node in searched or node.name() == DDP_SINK:  # of which each output has an input of its own
+            if node in searched or node.name() == _DDP_SINK:  # of which each output has an input of its own
                 continue
             if node in nodes[other]:  # another output of the same node
                 shared = [node]
@@ -206,11 +178,13 @@ class Dependence:
 
     def __init__(self, group: collectives.Group) -> None:
         self.group = group
+        self.unresolved = False
+        """Whether the last batch told of some tensor nothing: a sensor may be missing that its encoder reads."""
         self._calls = 0
         self._known: dict[tuple[int, int], bool] = {}
         self._living: dict[int, weakref.ref[Tensor]] = {}
 
-    def prune(self, losses: Losses, connected: Sequence[Leaves], suspects: set[int]) -> bool:
+    def prune(self, losses: Scalars, connected: Sequence[Leaves], suspects: set[int]) -> bool:
         """Drop suspects from the losses that do not depend on them, in place, and say whether this batch was asked.
 
         Args:
@@ -225,13 +199,14 @@ class Dependence:
         if asks:
             self._probe(losses, connected, [pair for pair in pairs if not self._known.get(pair, False)])
         reached = {key for number, key in pairs if self._known[number, key]}
+        self.unresolved = not reached.issuperset(suspects)
         for number, key in pairs:
             # A tensor that nothing reached yet, such as that of an unused expert, stays with what it is connected to.
             if key in reached and not self._known[number, key]:
                 del connected[number][key]
         return asks
 
-    def _probe(self, losses: Losses, connected: Sequence[Leaves], pairs: Sequence[tuple[int, int]]) -> None:
+    def _probe(self, losses: Scalars, connected: Sequence[Leaves], pairs: Sequence[tuple[int, int]]) -> None:
         arrived: dict[tuple[int, int], Tensor] = {}
         for number, (loss, leaves) in enumerate(zip(losses, connected, strict=True)):
             asked = [leaves[key] for place, key in pairs if place == number]
@@ -263,69 +238,8 @@ class Dependence:
             del self._known[pair]
 
 
-def _may_wait(losses: Losses) -> bool:
+def _may_wait(losses: Scalars) -> bool:
     """Return False while a step is recorded, or watched for waits, on a GPU."""
     if not any(loss is not None and loss.is_cuda for loss in losses):
         return True
     return not torch.cuda.is_current_stream_capturing() and torch.cuda.get_sync_debug_mode() == 0
-
-
-@final
-class FeatureCut:
-    """The features where the encoders of one step end: the tensors through which they act on the losses.
-
-    Args:
-        losses: Of the step; None where not given.
-        outputs: The last outputs of each encoder; empty where it is not the one that was attached.
-        reach: The leaves that belong to each encoder.
-    """
-
-    def __init__(self, losses: Losses, outputs: Sequence[Sequence[Tensor]], reach: Reach) -> None:
-        self._reach = reach
-        visited: set[Edge] = set()
-        ends = set(edges_of(*(tensor for tensors in outputs for tensor in tensors)))
-        above = leaves_under(edges_of(*losses), visited, ends)
-        self.features = [[t for t in tensors if edges_of(t)[0] in visited] for tensors in outputs]
-        self.tensors = _once(tensor for tensors in self.features for tensor in tensors)
-        self._bypassed = {block for key in above for block in reach.owners.get(key, ())}
-
-    def groups(self) -> list[tuple[list[int], list[Tensor]]]:
-        """Return encoders with their features; encoders that share parameters come together."""
-        groups = [(group, _once(t for b in group for t in self.features[b])) for group in self._reach.groups()]
-        return [(group, tensors) for group, tensors in groups if tensors]
-
-    def problems(self, modalities: Sequence[str], instead: str, only: Collection[str] | None = None) -> list[str]:
-        """Say why this step cannot be decided at features; empty when it can.
-
-        Args:
-            modalities: Their names, in the order of the outputs.
-            instead: Advice for such a model.
-            only: The modalities that are decided on; None for all.
-        """
-        return [
-            f"encoder {name!r} acts on the losses otherwise than by what it gave last: was it called twice, replaced "
-            "after attaching (then attach again), compiled together with the heads (then compile the encoders alone), "
-            f"or is one of its parameters used elsewhere? For such a model, {instead}"
-            for block, name in enumerate(modalities)
-            if block in self._bypassed and (only is None or name in only)
-        ] + [
-            f"encoder {name!r} reads what another encoder gives, or gives one output that was made of another; for "
-            f"such a model, {instead}"
-            for name, tensors in zip(modalities, self.features, strict=True)
-            if self._chained(tensors)
-        ]
-
-    def _chained(self, tensors: Sequence[Tensor]) -> bool:
-        """Return True if a feature lies under one of these: its gradient would be counted twice."""
-        ends = set(edges_of(*self.tensors))
-        for tensor in tensors:
-            visited: set[Edge] = set()
-            others = ends.difference(edges_of(tensor))
-            leaves_under(edges_of(tensor), visited, others)
-            if visited & others:
-                return True
-        return False
-
-
-def _once(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return list({edges_of(tensor)[0]: tensor for tensor in tensors}.values())

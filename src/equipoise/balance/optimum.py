@@ -7,20 +7,20 @@ trains beside: `track` tells its losses, and f* is their running mean.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from equipoise.balance import collectives
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import Tensors
+from equipoise.balance.balancer import Weighting
+from equipoise.balance.coefficients import Losses, Tensors
 from equipoise.balance.presence import masked
 from equipoise.balance.theory import Trajectory
+from equipoise.util.annotated import ReadBy
 from equipoise.util.errors import BadInput
 
-Optimum: TypeAlias = Mapping[str, float] | Trajectory | float | str | None
 RECORDED = ("trajectory", "final")
 """Sources that need a uni-modal run before."""
 SOURCES = ("zero", "twin", *RECORDED)
@@ -45,6 +45,9 @@ def read_optimum(text: str) -> Any:
         raise BadInput(f"{EXPECTED}; found {text!r}") from None
 
 
+Optimum: TypeAlias = Annotated[Mapping[str, float] | Trajectory | float | str | None, ReadBy(read_optimum)]
+
+
 @torch.no_grad()
 def means_over_ranks(
     losses: Tensors, present: Tensors | None, modalities: Sequence[str], group: collectives.Group = "world"
@@ -66,7 +69,7 @@ def means_over_ranks(
     return sums / counts.clamp(min=1), counts
 
 
-class OptimumBalancer(Balancer, ABC):
+class OptimumWeighting(Weighting, ABC):
     """Base of the methods that have an optimum f*_k for each modality.
 
     Args:
@@ -77,7 +80,6 @@ class OptimumBalancer(Balancer, ABC):
         every: A twin of `equipoise.training.train` trains on every so many samples of each batch.
     """
 
-    words: ClassVar[Mapping[str, Callable[[str], Any]]] = {"optimum": read_optimum}
     optimum: Tensor
     step: Tensor
     tracked: Tensor
@@ -98,7 +100,7 @@ class OptimumBalancer(Balancer, ABC):
 
     @property
     def remarks(self) -> dict[str, str]:
-        """The source of f*, where it is none that was given."""
+        """A note for a row of results: the source of f*, where it was not given."""
         sources = {"twin": f"a uni-modal twin, on one in {self.every} samples", "trajectory": "a uni-modal run before"}
         sources["final"] = "the end of a uni-modal run before"
         return {"optimum": sources[self.source]} if self.source in sources else {}
@@ -149,7 +151,12 @@ class OptimumBalancer(Balancer, ABC):
         self.optimum.copy_(torch.lerp(self.optimum[:, 0].to(means.dtype), means, share)[:, None])
         self._told = True
 
-    def stepped(self, taken: Tensor | int = 1) -> None:
+    def on_backward(self, losses: Losses, finite: Tensor) -> None:  # noqa: ARG002
+        """Move along the trajectory with each backward pass, where no optimiser tells of steps."""
+        if not self.follows_optimizer:
+            self.step += finite
+
+    def on_step(self, taken: Tensor | int) -> None:
         """Move along the trajectory with the optimiser, so that a skipped step does not count."""
         self.step += taken
 
@@ -157,7 +164,7 @@ class OptimumBalancer(Balancer, ABC):
         """Return f*_k at the present step, one value per modality.
 
         Raises:
-            RuntimeError: If f* was to come from elsewhere and nobody told it.
+            RuntimeError: If f* was to come from elsewhere and has not been told.
         """
         if not self._told:
             calls = {
@@ -169,11 +176,16 @@ class OptimumBalancer(Balancer, ABC):
                 f"{type(self).__name__}(optimum={self.source!r}): `equipoise.training.train` and the command tell it "
                 f"by themselves; in a loop of your own, type {calls[self.source]}"
             )
-        now = self.optimum.index_select(1, self.step.clamp(max=self.optimum.shape[1] - 1))[:, 0]
-        if self.training and torch.is_grad_enabled() and not self.follows_optimizer:
-            self.step += 1
-        return now
+        if self.optimum.shape[1] == 1:
+            return self.optimum[:, 0]
+        return self.optimum.index_select(1, self.step.clamp(max=self.optimum.shape[1] - 1))[:, 0]
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:  # ty: ignore[incompatible-method-override]
-        super()._load_from_state_dict(*arguments)
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *rest: Any
+    ) -> None:
+        saved = state_dict.get(f"{prefix}optimum")
+        if saved is not None and self.optimum.shape[1:] != saved.shape[1:]:  # a trajectory that is not told yet
+            self._rows["optimum"] = saved.new_zeros(saved.shape[1:])
+            self.optimum = saved.new_zeros(len(self.modalities), *saved.shape[1:])
+        super()._load_from_state_dict(state_dict, prefix, *rest)
         self._told = True

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from equipoise.balance.losses import FUSED, Tensors, scalar
+from equipoise.balance.coefficients import FUSED, Tensors
 from equipoise.util.errors import unknown_name
 
 
@@ -69,35 +69,6 @@ def mean_where(scores: Tensor, mask: Tensor | None) -> Tensor:
 def divisor(presence: Tensor) -> Tensor:
     """Return shares of samples to divide by: one where no sample has the sensor, since its loss is zero then."""
     return torch.where(presence > 0, presence, 1.0)
-
-
-def scalars_of(
-    losses: Tensors, objectives: Sequence[str], present: Tensors | None, presence: Tensor | None
-) -> list[Tensor | None]:
-    """Return the scalar of each objective with its graph, None where no loss was given.
-
-    That of a sensor is its mean over the samples that have it, of all ranks: Σ m_i f_i over the samples of this rank,
-    divided by their number and by the share of samples that have the sensor on all ranks. The mean of such scalars over
-    ranks, and of their gradients, is that of one process.
-
-    Args:
-        losses: One value per sample.
-        objectives: Their names, the fused one first.
-        present: Masks by modality.
-        presence: The share of samples that have each sensor; None where all have all.
-    """
-    if presence is None:
-        return [scalar(losses[name]) if name in losses else None for name in objectives]
-    masks = [None, *((present or {}).get(name) for name in objectives[1:])]
-    shares = [None, *divisor(presence).unbind()]
-    scalars: list[Tensor | None] = []
-    for name, mask, share in zip(objectives, masks, shares, strict=True):
-        if name not in losses:
-            scalars.append(None)
-            continue
-        mean = scalar(losses[name] if mask is None else torch.where(mask.bool(), losses[name], 0.0))
-        scalars.append(mean if share is None else mean / share.to(mean.dtype))
-    return scalars
 
 
 def neutral(scores: Tensor, presence: Tensor) -> Tensor:

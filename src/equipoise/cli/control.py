@@ -13,7 +13,7 @@ from equipoise.util.errors import collect
 from equipoise.util.progress import Progress
 
 EXAMPLE = "Example: equipoise control --methods msl,moddrop,ew,mimo --hybrid msl,ew --seeds 5"
-METHODS = "msl,moddrop,ew,mimo,primaldual,mmpareto,ogmge,gap"
+METHODS = "msl,moddrop,ew,mimo,primaldual,mmpareto,ogmge"
 QUICK: dict[str, Any] = {"methods": "msl,ew", "seeds": 1, "demonstrations": 150, "rollouts": 10, "conditions": (
     "clean,camera_black,camera_lost_zero,camera_lost_committee"
 )}  # fmt: skip

@@ -3,7 +3,7 @@
 Parts share no episode. A chunk that reaches beyond the end of its episode repeats the last action.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -84,11 +84,7 @@ def first_held_out(episode: np.ndarray) -> tuple[int, int]:
 
 
 def cloning_splits(
-    demonstrations: "Demonstrations",
-    sensors: Sequence[str] = SENSORS,
-    horizon: int = CHUNK,
-    source: str = "",
-    scores: Mapping[str, torch.Tensor] | None = None,
+    demonstrations: "Demonstrations", sensors: Sequence[str] = SENSORS, horizon: int = CHUNK, source: str = ""
 ) -> Splits:
     """Return demonstrations as data for behaviour cloning, the last episodes for test, those before for validation.
 
@@ -99,7 +95,6 @@ def cloning_splits(
         sensors: Those that the policy has.
         horizon: Actions of a chunk.
         source: A fingerprint of the demonstrations, where there is one.
-        scores: Of every step, by sensor, [N]: `motion.motion_scores(demonstrations)` for GAP, which reads them.
 
     Raises:
         BadInput: If a sensor is unknown, or there are too few episodes.
@@ -124,7 +119,6 @@ def cloning_splits(
             torch.from_numpy(np.array(demonstrations.episode[rows], dtype=np.int64)),
             views={"camera": PIXEL} if "camera" in sensors else {},
             index=torch.arange(start, stop),
-            scores={name: score[rows] for name, score in (scores or {}).items() if name in sensors},
         )
 
     first, second = first_held_out(demonstrations.episode)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor
 
 from equipoise.control.calibration import with_monitor
 from equipoise.control.camera import load_mujoco
@@ -25,7 +24,6 @@ from equipoise.control.cloning import SENSORS, SETTINGS, cloning_splits, setting
 from equipoise.control.conditions import CONDITIONS, Condition
 from equipoise.control.demonstrations import MANIFEST, VERSION, Demonstrations, load
 from equipoise.control.interventions import measure_interventions
-from equipoise.control.motion import motion_scores
 from equipoise.control.policy import DESCRIPTION, Policy, check_encoders
 from equipoise.control.rollout import Outcome, RolloutPool
 from equipoise.data.splits import Splits
@@ -38,7 +36,7 @@ from equipoise.study.store import SCHEMA, Store
 from equipoise.training.launch import device_of, gpus
 from equipoise.training.presets import Preset
 from equipoise.training.settings import Settings
-from equipoise.training.step import model_problem
+from equipoise.training.step import problems_of
 from equipoise.training.train import train
 from equipoise.util import VERSION as PACKAGE
 from equipoise.util.errors import BadInput, collect, raise_all
@@ -47,13 +45,11 @@ from equipoise.util.pool import Pool, Tell
 from equipoise.util.processes import cores
 from equipoise.util.schema import ANYTHING, NUMBER, TEXT, every, or_null, read_json, record
 
-METHODS = ("msl", "moddrop", "ew", "mimo", "primaldual", "mmpareto", "ogmge", "gap")
+METHODS = ("msl", "moddrop", "ew", "mimo", "primaldual", "mmpareto", "ogmge")
 PRESET = Preset("control", "", SETTINGS, {}, "Chosen on validation demonstrations before any method was compared.")
 EPISODE_SEEDS = 10**9
 """The first seed of rollouts: far from all seeds of demonstrations."""
 TRAINED = "trained.json"
-SCORED = "proprioception"
-"""The sensor of which every step has a score, for GAP."""
 BATCH = 512
 """Samples that a policy reads at a time, where it is measured."""
 _MEASURED = record(
@@ -165,7 +161,6 @@ def lines(
     made, _ = collect(
         lambda: _checked(entries(methods, words, PRESET)), lambda: raise_all([problem] if strangers else [])
     )
-    made = [_stopped_halfway(entry, words) for entry in made]
     all_sensors = [Line(entry.label, entry) for entry in made]
     mimo = next((entry for entry in made if entry.method.name == "mimo"), None)
     if controls and mimo is not None:
@@ -194,10 +189,7 @@ def _unsuited(entry: Entry) -> str:
     method = entry.method
     if method.way != "trained" or method.finish is not None or not method.fused:
         return "expected a method that trains one model with its fused head, such as mimo"
-    balancer = entry.balancer()
-    if strangers := sorted({*balancer.scored_samples} - {SCORED}):
-        return f"expected scores of {SCORED}, which demonstrations have, found {', '.join(strangers)}"
-    return balancer.task_problem("regression") or model_problem(balancer, entry.settings)
+    return "; ".join(problems_of(entry.balancer(), entry.settings, "regression"))
 
 
 def _unsuited_settings(settings: Settings) -> list[str]:
@@ -216,25 +208,15 @@ def _unsuited_settings(settings: Settings) -> list[str]:
     return problems
 
 
-def _stopped_halfway(entry: Entry, words: Sequence[str]) -> Entry:
-    """Let GAP modulate for half of the epochs, as its authors do, unless a word says when it stops."""
-    typed = any(word.partition("=")[0] in ("stop", "gap.stop") for word in words)
-    if entry.method.name != "gap" or typed:
-        return entry
-    return entry.changed({"stop": max(1, entry.settings.passes // 2)}, {})
-
-
 class CloningData(NamedTuple):
-    """Demonstrations with everything that is computed of them once.
+    """Demonstrations with their fingerprint.
 
     Args:
         demonstrations: Of the expert.
-        scores: The probability that the motion changes, of every step, for GAP.
         source: Fingerprint of the files.
     """
 
     demonstrations: Demonstrations
-    scores: dict[str, Tensor]
     source: str
 
     @classmethod
@@ -242,21 +224,11 @@ class CloningData(NamedTuple):
         """Read the demonstrations of a folder."""
         demonstrations = load(folder)
         source = f"sha256:{hashlib.sha256(inside(folder, MANIFEST).read_bytes()).hexdigest()}"
-        return cls(demonstrations, _scores_of(demonstrations), source)
+        return cls(demonstrations, source)
 
     def splits(self, sensors: Sequence[str]) -> Splits:
         """Return them as data for policies with some sensors."""
-        return cloning_splits(self.demonstrations, sensors, source=self.source, scores=self.scores)
-
-
-def _scores_of(demonstrations: Demonstrations) -> dict[str, Tensor]:
-    """Compute the scores in a process of their own: a backward pass counts GPUs, and a fork could then use none."""
-    with Pool(lambda _number, _tell: motion_scores(demonstrations), 1, reuse=False) as pool:
-        pool.submit(0)
-        ((_, kind, scores),) = pool.events()
-    if kind != "done":
-        raise RuntimeError(f"the changes of motion could not be found ({scores})")
-    return scores
+        return cloning_splits(self.demonstrations, sensors, source=self.source)
 
 
 def train_policy(job: PolicyJob, data: CloningData, folder: Path) -> None:

@@ -31,8 +31,6 @@ class Part:
         views: Make the input of an encoder out of a modality as it is stored; none where that is the input.
         spatial: Modalities whose last axis is not time: beams of a scanner, bins of a spectrum.
         index: The number of each sample in the data that the part was cut from, [N]; None where that is not known.
-        scores: Scores of samples that came with the data, by modality, floats [N]: what a method is given that reads
-            one for each sample, such as `equipoise.GAP`.
     """
 
     inputs: dict[str, Tensor]
@@ -42,7 +40,6 @@ class Part:
     views: Mapping[str, View] = field(default_factory=dict)
     spatial: frozenset[str] = frozenset()
     index: Tensor | None = None
-    scores: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -53,8 +50,7 @@ class Part:
         stored = rows if self.rows is None else self.rows[rows]
         inputs = {name: array[stored] for name, array in self.inputs.items()}
         index = None if self.index is None else self.index[rows]
-        scores = {name: score[rows] for name, score in self.scores.items()}
-        return Part(inputs, self.label[rows], group, None, self.views, self.spatial, index, scores)
+        return Part(inputs, self.label[rows], group, None, self.views, self.spatial, index)
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Part:
         """Return a part with a function applied to every tensor of this one, whose inputs are its own.
@@ -63,8 +59,7 @@ class Part:
         """
         inputs = {name: function(array) for name, array in self.inputs.items()}
         group = None if self.group is None else function(self.group)
-        scores = {name: function(score) for name, score in self.scores.items()}
-        return Part(inputs, function(self.label), group, views=self.views, spatial=self.spatial, scores=scores)
+        return Part(inputs, function(self.label), group, views=self.views, spatial=self.spatial)
 
     def to(self, device: torch.device | str) -> Part:
         """Return the same samples on another device."""
@@ -112,9 +107,7 @@ def joined(one: Part, other: Part) -> Part:
 
     inputs = {name: torch.cat([array, second.inputs[name]]) for name, array in first.inputs.items()}
     label = torch.cat([first.label, second.label])
-    known = [name for name in first.scores if name in second.scores]
-    scores = {name: torch.cat([first.scores[name], second.scores[name]]) for name in known}
-    return replace(first, inputs=inputs, label=label, group=both("group"), index=both("index"), scores=scores)
+    return replace(first, inputs=inputs, label=label, group=both("group"), index=both("index"))
 
 
 def is_beside(name: str, arrays: Mapping[str, object]) -> bool:

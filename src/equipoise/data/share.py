@@ -53,8 +53,7 @@ def with_train_share(splits: Splits, share: float, seed: int = 0) -> Splits:
         part = train.take(kept)
     else:  # of prepared data: its arrays stay where they are
         group, index = (None if one is None else one[kept] for one in (train.group, train.index))
-        scores = {name: score[kept] for name, score in train.scores.items()}
-        part = replace(train, label=train.label[kept], group=group, rows=train.rows[kept], index=index, scores=scores)
+        part = replace(train, label=train.label[kept], group=group, rows=train.rows[kept], index=index)
     about = f"{splits.about}; {len(part):,} of {count:,} training samples".removeprefix("; ")
     return replace(splits, train=part, about=about)
 

@@ -259,7 +259,6 @@ class Splits:
             inputs = {} if self.source else part.in_memory().inputs  # what was prepared has a fingerprint already
             own = {" label": part.label, " group": part.group, " rows": part.rows if self.source else None}
             columns = {**inputs, **own}  # no modality starts with a space
-            columns |= {f" score {modality}": score for modality, score in part.scores.items()}
             for key, array in sorted(columns.items()):
                 if array is not None:
                     digest.update(f"{key} {array.dtype} {tuple(array.shape)}".encode())
@@ -290,10 +289,6 @@ class Splits:
             yield f"{name}: expected the arrays {known}, found {arrays}"
         if name == "train" and (never := [key for key, mask in part.present.items() if not mask.any()]):
             yield f"train: expected samples that have every sensor, found none with {', '.join(never)}"
-        for key, score in part.scores.items():
-            if key not in self.modalities or score.shape != (len(part),):
-                expected = f"{len(part)} scores of the samples of {', '.join(self.modalities)}"
-                yield f"{name}: expected {expected}, found some of {key!r}, of shape {list(score.shape)}"
         shapes = self._stored_shapes
         for key, array in part.inputs.items():
             if len(array) != len(part) and part.rows is None:

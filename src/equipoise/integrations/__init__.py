@@ -61,7 +61,7 @@ def epoch_metrics(balancer: Balancer, logged: Mapping[str, Any], pattern: str) -
         ValueError: If the method needs a metric that is not there.
     """
     names = {
-        modality: {metric: pattern.format(modality=modality, metric=metric) for metric in balancer.needs_now}
+        modality: {metric: pattern.format(modality=modality, metric=metric) for metric in balancer.metrics_due}
         for modality in balancer.modalities
     }
     absent = [name for row in names.values() for name in row.values() if name not in logged]

@@ -2,10 +2,10 @@
 
 from equipoise.methods.agm import AGM as AGM
 from equipoise.methods.arl import ARL as ARL
+from equipoise.methods.barrier import Barrier as Barrier
 from equipoise.methods.cggm import CGGM as CGGM
 from equipoise.methods.dgl import DGL as DGL
 from equipoise.methods.ew import EW as EW
-from equipoise.methods.gap import GAP as GAP
 from equipoise.methods.inforeg import InfoReg as InfoReg
 from equipoise.methods.mcr import MCR as MCR
 from equipoise.methods.mgda import MGDA as MGDA
@@ -19,7 +19,6 @@ from equipoise.methods.msl import MSL as MSL
 from equipoise.methods.mslr import MSLR as MSLR
 from equipoise.methods.ogm import OGM as OGM
 from equipoise.methods.ogmge import OGMGE as OGMGE
-from equipoise.methods.pdmp import PDMP as PDMP
 from equipoise.methods.primaldual import PrimalDual as PrimalDual
 from equipoise.methods.relearn import Relearn as Relearn
 from equipoise.methods.smp import SMP as SMP

@@ -1,18 +1,24 @@
 """ARL: unequal learning on purpose, each modality as fast as the variance of its answers suggests."""
 
-from typing import ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
 
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights, mean_of_others
+from equipoise.balance.balancer import Weighting
+from equipoise.balance.coefficients import Coefficients, Losses, mean_of_others
+from equipoise.balance.needs import Needs
+from equipoise.util.annotated import Tried
 
 _LEAST = 0.6  # of an even share: the authors' 0.3, for two modalities
+_REGRESSION = (
+    "ARL lets each modality learn to meet the target with its share of the fused output alone; shares of a number add "
+    "up, so that they cannot all meet it; choose ew or mlb"
+)
 
 
 @final
-class ARL(Balancer):
+class ARL(Weighting):
     """Asymmetric representation learning: encoders learn faster the surer their modality and the larger the others.
 
     Encoder k moves along (1 + K/2 · w_k) · ∇(f_mm + γ f_k), heads along ∇(f_mm + γ Σ_j f_j), with w =
@@ -56,16 +62,9 @@ class ARL(Balancer):
         1.9427
     """
 
-    route = "weighted"
-    unimodal = "split"
-    search: ClassVar = {"weight": (1.0, 2.0, 4.0)}
-    modulates = True
-    shares_train_heads = True
-    scored_by = ("entropy", "magnitude")
-
     def __init__(
         self,
-        weight: float = 4.0,
+        weight: Annotated[float, Tried(1.0, 2.0, 4.0)] = 4.0,
         sharpness: float = 8.0,
         form: Literal["published", "released"] = "published",
         start: int = 0,
@@ -77,30 +76,22 @@ class ARL(Balancer):
             (sharpness >= 0, "sharpness should be zero or more", sharpness),
         )
         self.weight, self.sharpness, self.form = weight, sharpness, form
-        if form == "released":
-            self.scored_by = ()
+        scores = ("loss",) if form == "released" else ("entropy", "magnitude")
+        self.needs = Needs(unimodal="share", factors=True, scores=scores, tasks={"regression": _REGRESSION})
 
-    def weigh(self, values: LossValues) -> Weights:
+    def weigh(self, losses: Losses) -> Coefficients:
         """A factor above one for every encoder, the larger the surer its modality and the larger the others."""
-        count = len(values.unimodal)
+        count = len(losses.unimodal)
         if self.form == "released" or count == 1:
-            factors = torch.full_like(values.unimodal, 1.0 if count == 1 else 1.5)
+            factors = torch.full_like(losses.unimodal, 1.0 if count == 1 else 1.5)
         else:
-            entropy, magnitude = (_shares(column) for column in values.scores.unbind(dim=1))
+            entropy, magnitude = (_shares(column) for column in losses.scores.unbind(dim=1))
             sureness = _shares(entropy.clamp(min=_LEAST / count).reciprocal())
             products = mean_of_others(magnitude) * sureness
             factors = 1 + count / 2 * (self.sharpness * count**2 / 4 * products).softmax(dim=0)
-        regularised = self.gated(torch.full_like(values.unimodal, self.weight))
-        return Weights(torch.cat([torch.ones_like(values.fused)[None], regularised]), encoders=factors)
-
-    def task_problem(self, kind: str) -> str:
-        """Shares of a number cannot each meet it, and add up to it as well."""
-        return (
-            "ARL lets each modality learn to meet the target with its share of the fused output alone; shares of a "
-            "number add up, so that they cannot all meet it; choose ew, mlb or pdmp"
-            if kind == "regression"
-            else ""
-        )
+        regularised = self.gated(torch.full_like(losses.unimodal, self.weight))
+        weights = torch.cat([torch.ones_like(losses.fused)[None], regularised])
+        return Coefficients(weights, factors=factors)
 
 
 def _shares(values: Tensor) -> Tensor:

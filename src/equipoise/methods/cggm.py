@@ -1,20 +1,23 @@
 """CGGM: slow the modality whose classifier improves, and turn the fused head towards the others."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, final
+from typing import Annotated, Any, final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from equipoise.balance.autograd import hooks_disabled
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights
+from equipoise.balance import collectives
+from equipoise.balance.balancer import Weighting
+from equipoise.balance.coefficients import Coefficients, Losses, Tensors
+from equipoise.balance.needs import Needs
+from equipoise.balance.passes import hooks_disabled
 from equipoise.balance.presence import neutral
+from equipoise.util.annotated import Tried
 
 
 @final
-class CGGM(Balancer):
+class CGGM(Weighting):
     """Classifier-guided gradient modulation: an encoder learns the slower, the more its own classifier improved.
 
     Encoder k moves along ρ B_k · ∇f_mm, f_mm the fused loss, with B_k = (Σ_j Δ_j − Δ_k) / Σ_j Δ_j. Δ_k is the change
@@ -53,15 +56,10 @@ class CGGM(Balancer):
         0.25
     """
 
-    route = "fused"
-    unimodal = "detached"
-    search: ClassVar = {"direction": (0.0, 0.05, 0.2)}
-    modulates = True
-    advances = True
-    scored_by = ("accuracy",)
+    needs = Needs(learns_from_own=False, factors=True, scores=("accuracy",))
     accuracy: Tensor
 
-    def __init__(self, strength: float = 1.3, direction: float = 0.2) -> None:
+    def __init__(self, strength: float = 1.3, direction: Annotated[float, Tried(0.0, 0.05, 0.2)] = 0.2) -> None:
         super().__init__()
         self.check_arguments(
             (strength > 0, "strength should be above zero", strength),
@@ -70,46 +68,44 @@ class CGGM(Balancer):
         self.strength, self.direction = strength, direction
         self.add_state("accuracy")
 
-    def weigh(self, values: LossValues) -> Weights:
+    def weigh(self, losses: Losses) -> Coefficients:
         """A factor from the changes since the step before."""
-        return Weights.joint(values, self._factors(values))
-
-    def _factors(self, values: LossValues) -> Tensor:
-        count = len(values.unimodal)
+        count = len(losses.unimodal)
         if count == 1:
-            return torch.ones_like(values.unimodal)
-        rise = (values.scores - self.accuracy.to(values.scores.dtype)).clamp(min=0)
-        if values.presence is not None:
-            rise = neutral(rise, values.presence)
+            return Coefficients.joint(losses, torch.ones_like(losses.unimodal))
+        rise = (losses.scores - self.accuracy.to(losses.scores.dtype)).clamp(min=0)
+        if losses.presence is not None:
+            rise = neutral(rise, losses.presence)
         total = rise.sum()
-        return self.strength * (1 - torch.where(total == 0, 1 / count, rise / total))
+        return Coefficients.joint(losses, self.strength * (1 - torch.where(total == 0, 1 / count, rise / total)))
 
-    def advance(self, values: LossValues, finite: Tensor) -> None:
+    def on_backward(self, losses: Losses, finite: Tensor) -> None:
         """The accuracies are those of the last step that was taken, of the sensors that it had."""
-        known = finite if values.presence is None else finite & (values.presence > 0)
-        self.accuracy.copy_(torch.where(known, values.scores.to(self.accuracy.dtype), self.accuracy))
+        known = finite if losses.presence is None else finite & (losses.presence > 0)
+        self.accuracy.copy_(torch.where(known, losses.scores.to(self.accuracy.dtype), self.accuracy))
 
-    def act(self, losses: Mapping[str, Tensor], weights: Weights, *, scored: bool) -> Tensor | None:  # noqa: ARG002
+    def regulariser(self, scalars: Tensors, losses: Losses, answer: Coefficients | None) -> Tensor | None:  # noqa: ARG002
         """Return the direction term, where the model tells its output layers."""
         layers = self._output_layers()
         if not layers or self.direction == 0 or len(self.modalities) == 1:
             return None
-        assert self._attachment is not None
-        if any(type(layer).__name__ == "OptimizedModule" for layer in self._attachment.layers):
+        assert self.attachment is not None
+        if any(type(layer).__name__ == "OptimizedModule" for layer in self.attachment.layers):
             raise ValueError(
                 "CGGM: its direction term differentiates gradients of the heads, which a model that is compiled as a "
                 "whole does not allow; compile the encoders alone, or type CGGM(direction=0)"
             )
-        assert weights.encoders is not None
-        coefficients = dict(zip(self.modalities, (weights.encoders / self.strength).unbind(), strict=True))
+        assert answer is not None
+        assert answer.factors is not None
+        coefficients = dict(zip(self.modalities, (answer.factors / self.strength).unbind(), strict=True))
         own = [layers[name][0] for name in self.modalities]
         fused = list({id(part.tensor): part.tensor for _, part in layers.values()}.values())
         with hooks_disabled([*own, *fused]):
-            guides = [_gradients(losses[n], [weight])[0] for n, weight in zip(self.modalities, own, strict=True)]
-            found = dict(zip(map(id, fused), _gradients(losses["fused"], fused, create_graph=True), strict=True))
+            guides = [_gradients(scalars[n], [weight])[0] for n, weight in zip(self.modalities, own, strict=True)]
+            found = dict(zip(map(id, fused), _gradients(scalars["fused"], fused, create_graph=True), strict=True))
         turned = [part.of(found[id(part.tensor)]) for part in (layers[name][1] for name in self.modalities)]
         # Over ranks the cosine of the mean gradients counts, whose derivative reaches each rank by its own part.
-        means = self.averaged_over_ranks([*guides, *(gradient.detach() for gradient in turned)])
+        means = [collectives.mean(one, self.group) for one in (*guides, *(gradient.detach() for gradient in turned))]
         count, terms = len(own), []
         for name, local, guide, mean in zip(self.modalities, turned, means[:count], means[count:], strict=True):
             point = mean.clone().requires_grad_()
@@ -120,11 +116,11 @@ class CGGM(Balancer):
         return self.direction / count * torch.stack(terms).sum()
 
     def _output_layers(self) -> Mapping[str, Any]:
-        return {} if self._attachment is None else self._attachment.output_layers()
+        return {} if self.attachment is None else self.attachment.output_layers()
 
     @property
     def remarks(self) -> dict[str, str]:
-        """Say where the direction term was left out."""
+        """A note for a row of results, where the direction term was left out."""
         left_out = self.direction > 0 and len(self.modalities) > 1 and not self._output_layers()
         return {"direction": "left out: the model does not tell its output layers"} if left_out else {}
 

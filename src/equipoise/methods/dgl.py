@@ -1,15 +1,21 @@
 """DGL: encoders learn from their own losses, the fused head from the fused one."""
 
-from typing import ClassVar, final
+from typing import Annotated, final
 
-import torch
+from equipoise.balance.balancer import Weighting
+from equipoise.balance.coefficients import Coefficients, Losses
+from equipoise.balance.needs import Needs
+from equipoise.util.annotated import Tried
 
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights
+# Encoders and fused head would pull a number two ways: K shares that each meet it add up to K times of it.
+_REGRESSION = (
+    "DGL lets each encoder learn to meet the target with its share of the fused output alone; shares of a number add "
+    "up, so that they cannot all meet it, and features grow without end; choose ew or mlb"
+)
 
 
 @final
-class DGL(Balancer):
+class DGL(Weighting):
     """Disentangled gradient learning: encoders learn from uni-modal losses, the fused head from the fused one.
 
     Encoder m moves along α · ∇f_m, the fused head along ∇f_mm. f_m is the loss of modality m, that of its share of the
@@ -27,6 +33,7 @@ class DGL(Balancer):
         weight: α. The authors use 4 to 5 for CREMA-D and 2 to 3 for Kinetics-Sounds.
 
     Example:
+        >>> import torch
         >>> from equipoise import LateFusion
         >>> encoders = {"audio": torch.nn.Linear(3, 4), "video": torch.nn.Linear(5, 4)}
         >>> model = LateFusion(encoders, classes=2, unimodal="split")
@@ -35,26 +42,15 @@ class DGL(Balancer):
         >>> balancer({name: logits.square().mean() for name, logits in outputs.items()}).backward()
     """
 
-    route = "weighted"
-    unimodal = "split"
-    search: ClassVar = {"weight": (1.0, 2.0, 4.0)}
+    needs = Needs(unimodal="share", tasks={"regression": _REGRESSION})
 
-    def __init__(self, weight: float = 4.0) -> None:
+    def __init__(self, weight: Annotated[float, Tried(1.0, 2.0, 4.0)] = 4.0) -> None:
         super().__init__()
         self.check_arguments((weight > 0, "weight should be above zero", weight))
         self.weight = weight
 
-    def weigh(self, values: LossValues) -> Weights:
-        """On encoders α for uni-modal losses and nothing for the fused one; on heads one each."""
-        losses = torch.cat([torch.zeros_like(values.fused)[None], torch.full_like(values.unimodal, self.weight)])
-        value = values.fused + self.weight * values.unimodal.sum()
-        return Weights(losses, heads=torch.ones_like(losses), value=value)
-
-    def task_problem(self, kind: str) -> str:
-        """Encoders and fused head would pull a number two ways: K shares that each meet it add up to K times of it."""
-        return (
-            "DGL lets each encoder learn to meet the target with its share of the fused output alone; shares of a "
-            "number add up, so that they cannot all meet it, and features grow without end; choose ew or mlb"
-            if kind == "regression"
-            else ""
-        )
+    def weigh(self, losses: Losses) -> Coefficients:
+        """On encoders α for uni-modal losses and nothing for the fused one; on each head its own loss."""
+        ones = losses.weights(1.0, 1.0)
+        weights, value = losses.weights(0.0, self.weight), losses.fused + self.weight * losses.unimodal.sum()
+        return Coefficients(weights, fused_head=ones[:1], own_heads=ones, value=value)

@@ -1,22 +1,32 @@
 """InfoReg: hold the modality that is ahead near where its epoch began, as long as it learns fast."""
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, final
+from typing import Annotated, Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights, mean_of_others
-from equipoise.balance.theory import scaled, values_of
+from equipoise.balance.balancer import Weighting
+from equipoise.balance.coefficients import Coefficients, Losses, Tensors, mean_of_others
+from equipoise.balance.needs import Needs
+from equipoise.balance.tensors import scaled, values_of
+from equipoise.util.annotated import Tried
+
+_OPTIMIZER = (
+    "InfoReg reads squared gradients when the optimiser takes a step, and without one its window never closes; type "
+    "balancer.attach(…, optimizer=optimizer)"
+)
+_REGRESSION = (
+    "InfoReg lets each encoder learn to meet the target with its share of the fused output, beside the whole of it; "
+    "shares of a number add up, so that they cannot all meet it; choose ew or mlb"
+)
 
 
 @final
-class InfoReg(Balancer):
+class InfoReg(Weighting):
     """Information acquisition regulation: early on, the encoder that is ahead is pulled back to its epoch's start.
 
     The loss is f_mm + Σ_m f_m + Σ_m β_m · ½‖θ_m − θ_m⁰‖², with f_mm the fused loss and f_m that of modality m, in the
@@ -55,11 +65,6 @@ class InfoReg(Balancer):
         [1.0, 1.0]
     """
 
-    route = "weighted"
-    unimodal = "split"
-    search: ClassVar = {"strength": (0.1, 0.3, 0.95)}
-    shares_train_heads = True
-    logarithmic_scores = True
     history: Tensor
     trace: Tensor
     open: Tensor
@@ -67,7 +72,7 @@ class InfoReg(Balancer):
 
     def __init__(
         self,
-        strength: float = 0.95,
+        strength: Annotated[float, Tried(0.1, 0.3, 0.95)] = 0.95,
         strengths: Mapping[str, float] | None = None,
         threshold: float = 0.05,
         memory: int = 10,
@@ -81,6 +86,13 @@ class InfoReg(Balancer):
             (sharpness > 0, "sharpness should be above zero", sharpness),
         )
         self.threshold, self.sharpness = threshold, sharpness
+        self.needs = Needs(
+            unimodal="share",
+            optimizer=_OPTIMIZER,
+            scores=("likelihood",),
+            modalities=tuple(strengths or ()),
+            tasks={"regression": _REGRESSION},
+        )
         if strengths is None:
             self.add_state("strengths", fill=strength)
         else:
@@ -88,53 +100,32 @@ class InfoReg(Balancer):
         self.add_state("history", (memory,))
         self.add_state("trace")
         self.add_state("open", fill=1.0)
-        self._anchors: dict[str, list[Tensor]] = {}
-        self._pull = torch.zeros(0)
-        self._closed = False  # for all: then a step is that of equal weights
+        self.add_copy("anchor", of="parameters", at_first=True)  # of the start of the epoch
 
-    def weigh(self, values: LossValues) -> Weights:
-        """One for each loss; beside it, the pull on whoever is ahead while its window is open."""
-        likely = values.scores.exp()
-        lead = likely - mean_of_others(likely)
-        pull = self.strengths.to(lead.dtype) * torch.tanh(self.sharpness * lead).exp()
-        self._pull = torch.where((lead > 0) & (self.open > 0), pull, 0.0)
-        return Weights(torch.ones_like(torch.cat([values.fused[None], values.unimodal])))
+    def weigh(self, losses: Losses) -> Coefficients:
+        """One for each loss."""
+        return Coefficients.shared(losses.weights(1.0, 1.0))
 
     @_disable_dynamo
-    def act(self, losses: Mapping[str, Tensor], weights: Weights, *, scored: bool) -> Tensor | None:  # noqa: ARG002
-        """Return the distances to the epoch's start, each at its strength."""
-        if self._closed:
+    def regulariser(self, scalars: Tensors, losses: Losses, answer: Coefficients | None) -> Tensor | None:  # noqa: ARG002
+        """Return the distances to the epoch's start, that of a modality that is ahead while its window is open."""
+        if not any(self.on_host("open")):
             return None
-        pulls = dict(zip(self.modalities, self._pull.unbind(), strict=True))
-        terms = [
-            _Distance.apply(pulls[name], self._anchors_of(name, parameters), *parameters)
-            for name, parameters in self.encoder_parameters().items()
-            if parameters
-        ]
+        likely = losses.scores.exp()
+        lead = likely - mean_of_others(likely)
+        pull = self.strengths.to(lead.dtype) * torch.tanh(self.sharpness * lead).exp()
+        pull = torch.where((lead > 0) & (self.open > 0), pull, 0.0)
+        terms = []
+        for name, own in zip(self.modalities, pull.unbind(), strict=True):
+            parameters, anchors = self.beside_copies("anchor", name)
+            terms += [_Distance.apply(own, anchors, *parameters)] if parameters else []
         return torch.stack(terms).sum() if terms else None
 
-    def attached(self, model: nn.Module | None) -> None:
-        """Another model has another start."""
-        if self._attachment is not None and self._attachment.model is not model:
-            self._anchors = {}
-
-    def _anchors_of(self, modality: str, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Return the start of the epoch, which is now where none is known."""
-        kept = self._anchors.get(modality, [])
-        if [anchor.shape for anchor in kept] != [tensor.shape for tensor in parameters]:
-            kept = [tensor.detach().clone() for tensor in parameters]
-        elif any(anchor.device != tensor.device for anchor, tensor in zip(kept, parameters, strict=True)):
-            kept = [anchor.to(tensor) for anchor, tensor in zip(kept, parameters, strict=True)]
-        self._anchors[modality] = kept
-        return kept
-
-    @torch.no_grad()
-    def stepped(self, taken: Tensor | int = 1) -> None:
+    def on_step(self, taken: Tensor | int) -> None:
         """Add the squared gradients of a step to the traces."""
         if not isinstance(taken, Tensor) and not taken:
             return
-        parameters = self.encoder_parameters()
-        traces = torch.stack([self._trace_of(parameters[name]) for name in self.modalities])
+        traces = torch.stack([self._trace_of(self.tensors_of(name, "parameters")) for name in self.modalities])
         self.trace += traces if not isinstance(taken, Tensor) else torch.where(taken > 0, traces, 0.0)
 
     def _trace_of(self, parameters: Sequence[Tensor]) -> Tensor:
@@ -146,44 +137,16 @@ class InfoReg(Balancer):
         roots = torch._foreach_div(norms, [math.sqrt(gradient.numel()) for gradient in gradients])
         return torch.stack(roots).square().sum()
 
-    @torch.no_grad()
-    def learn(self, metrics: dict[str, Tensor]) -> None:  # noqa: ARG002
+    def on_epoch(self, metrics: Mapping[str, Tensor]) -> None:  # noqa: ARG002
         """Open or close the windows by how the traces grow, and begin an epoch where the encoders are."""
-        if not self.follows_optimizer and not self._warned:
-            self._warned = True
-            warnings.warn(_NO_OPTIMIZER, UserWarning, stacklevel=4)
         total = self.history.sum(dim=1) - self.history[:, 0] + self.trace
         growth = torch.where(total == 0, 1.0, (self.trace - self.history[:, 0]) / total)
         self.history.copy_(torch.cat([self.history[:, 1:], self.trace[:, None]], dim=1))
         self.open.copy_((growth > self.threshold).to(self.open.dtype))
         self.trace.zero_()
-        self._closed = not bool(self.open.any())
-        for name, parameters in self.encoder_parameters().items():
-            if name in self._anchors and parameters:
-                torch._foreach_copy_(self._anchors_of(name, parameters), parameters)
-
-    @property
-    def phase(self) -> tuple[str, ...]:
-        """A mark of windows that have all closed: then nothing is pulled."""
-        return ("closed",) if self._closed else ()
-
-    def host_state(self) -> dict[str, Any]:
-        """Return where the encoders were at the start of the epoch."""
-        return {"anchors": self._anchors, "closed": self._closed}
-
-    def load_host_state(self, state: dict[str, Any]) -> None:
-        """Go on with the epoch of the saved run."""
-        self._anchors = {name: list(tensors) for name, tensors in state["anchors"].items()}
-        self._closed = state["closed"]
-
-    def task_problem(self, kind: str) -> str:
-        """K shares that each meet a number add up to K times of it."""
-        return (
-            "InfoReg lets each encoder learn to meet the target with its share of the fused output, beside the whole "
-            "of it; shares of a number add up, so that they cannot all meet it; choose ew or mlb"
-            if kind == "regression"
-            else ""
-        )
+        for name in self.modalities:
+            if self.copied("anchor", name):
+                self.copy_encoder("anchor", name)
 
 
 @final
@@ -200,9 +163,3 @@ class _Distance(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         return (None, None, *scaled(ctx.apart, scale * ctx.pull))
-
-
-_NO_OPTIMIZER = (
-    "InfoReg reads squared gradients when the optimiser takes a step, and none is attached, so that its window never "
-    "closes; type balancer.attach(…, optimizer=optimizer)"
-)

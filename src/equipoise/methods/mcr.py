@@ -1,17 +1,19 @@
 """MCR: modalities compete for a say in the fused output, or share it, as a game has it."""
 
-from typing import ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights
+from equipoise.balance.balancer import Weighting
+from equipoise.balance.coefficients import Coefficients, Losses
+from equipoise.balance.needs import Needs
+from equipoise.util.annotated import Tried
 
 _SIGNS = {"greedy": -1.0, "independent": 0.0, "collaborative": 1.0}
 
 
 @final
-class MCR(Balancer):
+class MCR(Weighting):
     """Multimodal competition regularisation: an encoder is paid for how much the fused output depends on it.
 
     Encoder j moves along ∇(f_mm + w f_j) + λ(∇L_j + κ Σ_{k≠j} ∇L_k). f_mm is the fused loss, f_j that of modality j,
@@ -52,14 +54,9 @@ class MCR(Balancer):
         -0.1
     """
 
-    route = "table"
-    unimodal = "head"
-    further: ClassVar = "permuted"
-    search: ClassVar = {"penalty": (0.01, 0.1, 1.0)}
-
     def __init__(
         self,
-        penalty: float = 0.1,
+        penalty: Annotated[float, Tried(0.01, 0.1, 1.0)] = 0.1,
         game: Literal["greedy", "independent", "collaborative"] = "greedy",
         weight: float = 1.0,
         permutations: int = 8,
@@ -70,18 +67,18 @@ class MCR(Balancer):
             (weight >= 0, "weight should be zero or more", weight),
             (permutations >= 1, "permutations should be at least one", permutations),
         )
-        self.penalty, self.game, self.weight, self.permutations = penalty, game, weight, permutations
+        self.penalty, self.game, self.weight = penalty, game, weight
+        self.needs = Needs(further="permuted", draws=permutations)
 
-    def weigh(self, values: LossValues) -> Weights:
+    def weigh(self, losses: Losses) -> Coefficients:
         """The fused loss at one, a modality's at w, the permuted ones at λ on the diagonal and λκ beside it."""
-        count, sign = len(values.unimodal), _SIGNS[self.game]
+        count, sign = len(losses.unimodal), _SIGNS[self.game]
         penalty = self.penalty if count > 1 else 0.0
-        own = torch.eye(count, dtype=values.fused.dtype, device=values.fused.device)
+        own = torch.eye(count, dtype=losses.fused.dtype, device=losses.fused.device)
         fused, unimodal = torch.ones_like(own[:1]), torch.full_like(own, self.weight)
-        losses = torch.cat([fused, unimodal, penalty * (own + sign * (1 - own))])
-        shared = torch.full_like(values.unimodal, penalty * min(1 + sign, 1.0))
-        heads = torch.cat([fused[0, :1], unimodal[0], shared])
-        value = values.fused + self.weight * values.unimodal.sum()
-        if values.further is not None:
-            value = value + torch.dot(shared, values.further)
-        return Weights(losses, heads=heads, value=value)
+        encoders = torch.cat([fused, unimodal, penalty * (own + sign * (1 - own))])
+        shared = torch.full_like(losses.unimodal, penalty * min(1 + sign, 1.0))
+        value = losses.fused + self.weight * losses.unimodal.sum()
+        if losses.further is not None:
+            value = value + torch.dot(shared, losses.further)
+        return Coefficients.full(encoders, heads=torch.cat([fused[0, :1], unimodal[0], shared]), value=value)

@@ -4,12 +4,14 @@ from typing import Literal, final
 
 from torch import Tensor
 
-from equipoise.balance.balancer import Balancer
+from equipoise.balance.balancer import Mixing
+from equipoise.balance.coefficients import Losses
+from equipoise.balance.delivery import Gram
 from equipoise.balance.theory import least_norm
 
 
 @final
-class MGDA(Balancer):
+class MGDA(Mixing):
     """The multiple-gradient descent algorithm, on each encoder by itself.
 
     Encoder k moves along γ · ∇f_mm + (1 − γ) · ∇f_k, the shortest such vector: γ = clip((‖∇f_k‖² − ∇f_mm·∇f_k) /
@@ -30,6 +32,7 @@ class MGDA(Balancer):
         at: Decide at the encoders' "parameters", or at their outputs, the "features": then one pass through encoders.
 
     Example:
+        >>> import torch
         >>> from equipoise import LateFusion
         >>> model = LateFusion({"audio": torch.nn.Linear(3, 4), "video": torch.nn.Linear(5, 4)}, classes=2)
         >>> balancer = MGDA().attach(model)
@@ -39,14 +42,11 @@ class MGDA(Balancer):
         True
     """
 
-    route = "gram"
-    unimodal = "head"
-
     def __init__(self, at: Literal["parameters", "features"] = "parameters") -> None:
         super().__init__()
         self.check_arguments()
         self.at = at
 
-    def mix(self, gram: Tensor) -> Tensor:
+    def mix(self, gram: Gram, losses: Losses) -> Tensor:  # noqa: ARG002
         """Weights of the shortest vector in the convex hull."""
-        return least_norm(gram)
+        return least_norm(gram.relative())

@@ -1,15 +1,16 @@
 """MIMO: the fused loss plus a smooth maximum of how far each modality is from its own optimum."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
 
-from equipoise.balance.losses import LossValues, Weights
-from equipoise.balance.optimum import Optimum, OptimumBalancer
-from equipoise.balance.theory import doubled_smoothing, relative_smoothing, smooth_maximum, smoothness
+from equipoise.balance.coefficients import Coefficients, Losses
+from equipoise.balance.needs import Needs
+from equipoise.balance.optimum import Optimum, OptimumWeighting
+from equipoise.balance.theory import doubled_smoothing, relative_smoothing, smooth_maximum
+from equipoise.util.annotated import Tried
 
 LEAST_SMOOTHING = 1e-30  # below it, single precision cannot hold a loss divided by μ
 
@@ -34,7 +35,7 @@ def mimo_objective(
 
 
 @final
-class MIMO(OptimumBalancer):
+class MIMO(OptimumWeighting):
     """Minimise the fused loss plus λ times a smooth maximum of the uni-modal losses.
 
     f_mm + λ · μ · log Σ_k exp((f_k − f*_k) / μ): f_mm is the fused loss, f_k the loss of modality k, f*_k the least
@@ -67,19 +68,17 @@ class MIMO(OptimumBalancer):
         >>> balancer = MIMO(penalty=10.0, smoothing=0.5)
         >>> loss = balancer({"fused": torch.tensor(1.0), "audio": torch.tensor(2.0), "video": torch.tensor(1.0)})
         >>> print(balancer.table)
-                  audio     video     heads
-        fused         1         1         1
-        audio     8.808         –     8.808
-        video         –     1.192     1.192
+                  audio     video fused head own heads
+        fused         ?         ?          1         –
+        audio         ?         ?          ?     8.808
+        video         ?         ?          ?     1.192
+        ? is known once a model is attached: type balancer.attach(model, encoders={…})
     """
-
-    unimodal = "head"
-    search: ClassVar = {"penalty": (1.0, 10.0, 100.0), "smoothing": (0.01, 0.1, 1.0)}
 
     def __init__(
         self,
-        penalty: float = 10.0,
-        smoothing: float = 0.1,
+        penalty: Annotated[float, Tried(1.0, 10.0, 100.0)] = 10.0,
+        smoothing: Annotated[float, Tried(0.01, 0.1, 1.0)] = 0.1,
         optimum: Optimum = None,
         overflow: Literal["stable", "double"] = "stable",
         floor: float = 0.0,
@@ -99,55 +98,33 @@ class MIMO(OptimumBalancer):
         )
         self.penalty, self.smoothing, self.overflow, self.floor, self.heads = penalty, smoothing, overflow, floor, heads
         self.relative = relative
-        self.route = "weighted" if heads == "plain" else "loss"
+        self.needs = Needs(encoders=heads == "plain")
 
-    def weigh(self, values: LossValues) -> Weights:
+    def weigh(self, losses: Losses) -> Coefficients:
         """The fused loss at one, modality k at λσ_k plus the floor."""
-        optimum = self.optimum_now().to(values.unimodal.dtype)
-        here = None if values.presence is None else (values.presence > 0) | (values.presence <= 0).all()
-        gaps = _at_hand(values.unimodal - optimum, here)
+        gaps = losses.unimodal - self.optimum_now().to(losses.unimodal.dtype)
+        if losses.presence is not None:  # a sensor that no sample of the batch has takes no share of the penalty
+            here = (losses.presence > 0) | (losses.presence <= 0).all()
+            gaps = torch.where(here, gaps, -torch.inf)
         smoothing = self._smoothing_for(gaps)
-        weights = self._weights(gaps, smoothing)
-        value = values.fused + self.penalty * smooth_maximum(gaps, smoothing) + self.floor * values.unimodal.sum()
-        plain = torch.ones_like(weights) if self.heads == "plain" else None
-        recompute = None
-        if self.route == "loss":
-
-            def recompute(losses: Tensor) -> Tensor:
-                return self._weights(_at_hand(losses[1:] - optimum.to(losses.dtype), here), smoothing)
-
-        return Weights(weights, heads=plain, value=value, recompute=recompute)
-
-    def smoothness_problem(self) -> str:
-        """The maximum itself has kinks, and plain heads do not follow the objective's gradient."""
-        if self.smoothing == 0 or self.relative:
-            found = "smoothing=0" if self.smoothing == 0 else "relative=true, with which μ vanishes with the gaps"
-            return f"the objective is smooth for a fixed μ > 0 only, found {found}; type mimo.smoothing=0.1"
-        plain = self.heads == "plain"
-        return "plain heads do not follow the objective's gradient; type mimo.heads=scaled" if plain else ""
-
-    def smoothness(self, of_loss: Callable[..., tuple[float, float]], modalities: Sequence[str]) -> float:
-        """L_mm + λ · Σ_k (L_k + G_k² / μ), plus the floor · Σ_k L_k."""
-        fused, unimodal = of_loss("fused")[0], [of_loss(name) for name in modalities]
-        return smoothness(fused, unimodal, self.penalty, self.smoothing) + self.floor * sum(
-            bend for bend, _ in unimodal
-        )
+        if isinstance(smoothing, (int, float)) and smoothing == 0:
+            furthest = (gaps == gaps.amax()).to(gaps.dtype)
+            shares, maximum = furthest / furthest.sum(), gaps.amax()  # a tie is shared, as in the limit of a small μ
+        else:
+            scaled = gaps / smoothing
+            shares = torch.softmax(scaled, dim=0)
+            maximum = smoothing * (scaled.amax() - shares.amax().log())  # μ log Σ exp, without a second sum
+        penalised = self.penalty * shares
+        weights = torch.cat([gaps.new_ones(1), penalised + self.floor if self.floor else penalised])
+        value = losses.fused + self.penalty * maximum
+        if self.floor:
+            value = value + self.floor * losses.unimodal.sum()
+        if self.heads == "plain":
+            return Coefficients.weighted(weights, heads=torch.ones_like(weights), value=value)
+        return Coefficients.shared(weights, value)
 
     def _smoothing_for(self, gaps: Tensor) -> Tensor | float:
         if self.relative and self.smoothing > 0:
-            return relative_smoothing(gaps, self.smoothing)
+            return relative_smoothing(gaps.detach(), self.smoothing)
         doubles = self.overflow == "double" and self.smoothing > 0
-        return doubled_smoothing(gaps, self.smoothing) if doubles else self.smoothing
-
-    def _weights(self, gaps: Tensor, smoothing: Tensor | float) -> Tensor:
-        if isinstance(smoothing, (int, float)) and smoothing == 0:
-            furthest = (gaps == gaps.amax()).to(gaps.dtype)
-            shares = furthest / furthest.sum()  # a tie is shared, as it is in the limit of a small μ
-        else:
-            shares = torch.softmax(gaps / smoothing, dim=0)
-        return torch.cat([gaps.new_ones(1), self.penalty * shares + self.floor])
-
-
-def _at_hand(gaps: Tensor, here: Tensor | None) -> Tensor:
-    """Put a sensor that no sample of the batch has behind none: its share of the penalty is zero."""
-    return gaps if here is None else torch.where(here, gaps, -torch.inf)
+        return doubled_smoothing(gaps.detach(), self.smoothing) if doubles else self.smoothing

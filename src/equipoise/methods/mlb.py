@@ -1,15 +1,17 @@
 """MLB: speed up the modality that is behind, slow the one that is ahead, with uni-modal losses beside the fused one."""
 
-from typing import ClassVar, final
+from typing import Annotated, final
 
 import torch
 
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights, ratios
+from equipoise.balance.balancer import Weighting
+from equipoise.balance.coefficients import Coefficients, Losses, ratios
+from equipoise.balance.needs import Needs
+from equipoise.util.annotated import Tried
 
 
 @final
-class MLB(Balancer):
+class MLB(Weighting):
     """Multi-task learning balanced by the ratio of uni-modal scores.
 
     Encoder m moves along c_m · ∇(f_mm + f_m), its head along c_m · ∇f_m, with c_m = 1 + tanh(α(ρ_m − 1)); above one,
@@ -36,13 +38,15 @@ class MLB(Balancer):
         >>> balancer({name: logits.square().mean(1) for name, logits in outputs.items()}).backward()
     """
 
-    route = "weighted"
-    unimodal = "head"
-    search: ClassVar = {"strength": (0.4, 0.8, 1.6)}
-    modulates = True
-    logarithmic_scores = True
+    needs = Needs(factors=True, scores=("likelihood",))
 
-    def __init__(self, strength: float = 0.8, ceiling: float = 2.0, start: int = 0, stop: int | None = None) -> None:
+    def __init__(
+        self,
+        strength: Annotated[float, Tried(0.4, 0.8, 1.6)] = 0.8,
+        ceiling: float = 2.0,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> None:
         super().__init__(start=start, stop=stop)
         self.check_arguments(
             (strength >= 0, "strength should be zero or more", strength),
@@ -50,9 +54,9 @@ class MLB(Balancer):
         )
         self.strength, self.ceiling = strength, ceiling
 
-    def weigh(self, values: LossValues) -> Weights:
-        """A factor above one for whoever is behind."""
-        rise = torch.tanh(self.strength * (ratios(-values.scores) - 1))
+    def weigh(self, losses: Losses) -> Coefficients:
+        """A factor above one for a modality that is behind."""
+        rise = torch.tanh(self.strength * (ratios(-losses.scores) - 1))
         factors = self.gated(1 + torch.where(rise > 0, (self.ceiling - 1) * rise, rise))
-        losses = torch.ones_like(torch.cat([values.fused[None], values.unimodal]))
-        return Weights(losses, encoders=factors, heads=torch.cat([losses[:1], factors]))
+        ones = losses.weights(1.0, 1.0)
+        return Coefficients.weighted(ones, heads=torch.cat([ones[:1], factors]), factors=factors)

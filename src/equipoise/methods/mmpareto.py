@@ -1,17 +1,21 @@
 """MMPareto: a Pareto direction where gradients conflict, a plain sum where they agree, and the magnitude kept."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
 
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.theory import least_norm, wide
+from equipoise.balance.balancer import Mixing
+from equipoise.balance.coefficients import Losses
+from equipoise.balance.delivery import Gram
+from equipoise.balance.tensors import wide
+from equipoise.balance.theory import least_norm
+from equipoise.util.annotated import Tried
 
 
 @final
-class MMPareto(Balancer):
+class MMPareto(Mixing):
     """Pareto integration of the fused and the uni-modal gradient with its magnitude restored and enlarged.
 
     Encoder k moves along γ · (2α · ∇f_mm + 2(1 − α) · ∇f_k): α is ½ where the two gradients agree (cosine above
@@ -42,14 +46,9 @@ class MMPareto(Balancer):
         True
     """
 
-    route = "gram"
-    unimodal = "head"
-    search: ClassVar = {"boost": (1.0, 1.5, 2.0)}
-    refines = True
-
     def __init__(
         self,
-        boost: float = 1.5,
+        boost: Annotated[float, Tried(1.0, 1.5, 2.0)] = 1.5,
         rescale: Literal["tensor", "encoder"] = "tensor",
         at: Literal["parameters", "features"] = "parameters",
     ) -> None:
@@ -57,28 +56,31 @@ class MMPareto(Balancer):
         self.check_arguments((boost > 0, "boost should be above zero", boost))
         self.boost, self.rescale, self.at = boost, rescale, at
 
-    def mix(self, gram: Tensor) -> Tensor:
+    def mix(self, gram: Gram, losses: Losses) -> Tensor:  # noqa: ARG002
         """Equal weights where no two gradients conflict, else the shortest mixture; together n · γ."""
-        present = gram.diagonal(dim1=-2, dim2=-1) > 0  # a loss that does not reach an encoder takes no part
+        products = gram.relative()
+        present = products.diagonal(dim1=-2, dim2=-1) > 0  # a loss that does not reach an encoder takes no part
         count = present.sum(dim=-1, keepdim=True).clamp(min=1)
-        apart = ~torch.eye(gram.shape[-1], dtype=torch.bool, device=gram.device)
+        apart = ~torch.eye(products.shape[-1], dtype=torch.bool, device=products.device)
         compared = present[..., :, None] & present[..., None, :] & apart
-        agree = ((gram > 0) | ~compared).flatten(-2).all(dim=-1, keepdim=True)
-        mixture = count * torch.where(agree, present / count, least_norm(gram))
+        agree = ((products > 0) | ~compared).flatten(-2).all(dim=-1, keepdim=True)
+        mixture = count * torch.where(agree, present / count, least_norm(products))
         if self.at == "features":  # lengths there follow from inner products, which all ranks have in common
-            mixture = mixture * _stretch(_length(gram, present.to(gram.dtype)), _length(gram, mixture))[..., None]
+            mixture = (
+                mixture * _stretch(_length(products, present.to(products.dtype)), _length(products, mixture))[..., None]
+            )
         return self.boost * mixture
 
-    def refine(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:  # noqa: ARG002
+    def transform(self, modality: str, gradient: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:  # noqa: ARG002
         """Stretch what came out shorter than the plain sum of the gradients."""
         plain = list(parts[0])
         for part in parts[1:]:
             plain = list(torch._foreach_add(plain, list(part)))
         # In double precision, whose squares neither overflow nor vanish for gradients of single precision.
-        wanted, found = (torch.stack(list(torch._foreach_norm(one, 2, dtype=wide(one)))) for one in (plain, mixed))
+        wanted, found = (torch.stack(list(torch._foreach_norm(one, 2, dtype=wide(one)))) for one in (plain, gradient))
         if self.rescale == "encoder":
             wanted, found = (torch.linalg.vector_norm(n).expand_as(n) for n in (wanted, found))
-        return list(torch._foreach_mul(mixed, list(_stretch(self.boost * wanted, found).unbind())))
+        return list(torch._foreach_mul(gradient, list(_stretch(self.boost * wanted, found).unbind())))
 
 
 def _stretch(wanted: Tensor, found: Tensor) -> Tensor:

@@ -1,16 +1,24 @@
 """MSES: early stopping for each modality by itself."""
 
-from typing import Any, ClassVar, Literal, final
+from collections.abc import Mapping
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
 
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights
+from equipoise.balance.balancer import Weighting
+from equipoise.balance.coefficients import Coefficients, Losses
+from equipoise.balance.needs import Needs
+from equipoise.util.annotated import Tried
+
+_OPTIMIZER = (
+    "MSES gives a stopped encoder no gradient, but momentum, weight decay and batch statistics go on changing it; "
+    "type balancer.attach(…, optimizer=optimizer), and it will stand still"
+)
 
 
 @final
-class MSES(Balancer):
+class MSES(Weighting):
     """Modality-specific early stopping: an encoder whose validation loss has stopped falling is frozen.
 
     After epoch e the smoothed loss of modality m is S_m(e) = 0.6 · L_m(e − 1) + 0.4 · L_m(e), L_m(e) its validation
@@ -42,16 +50,6 @@ class MSES(Balancer):
         ['audio']
     """
 
-    route = "fused"
-    unimodal = "detached"
-    search: ClassVar = {"patience": (5, 10, 20)}
-    modulates = True
-    restores = True
-    needs = ("loss",)
-    without_optimizer: ClassVar[str] = (
-        "MSES gives a stopped encoder no gradient, but momentum, weight decay and batch statistics go on changing it; "
-        "type balancer.attach(…, optimizer=optimizer), and it will stand still"
-    )
     previous: Tensor
     best: Tensor
     best_epoch: Tensor
@@ -59,7 +57,7 @@ class MSES(Balancer):
 
     def __init__(
         self,
-        patience: int = 10,
+        patience: Annotated[int, Tried(5, 10, 20)] = 10,
         smoothing: Literal["two-tap", "recursive"] = "two-tap",
         *,
         rollback: bool = False,
@@ -67,54 +65,42 @@ class MSES(Balancer):
     ) -> None:
         super().__init__()
         self.check_arguments((patience >= 0, "patience should be zero epochs or more", patience))
-        self.scales_heads = heads == "scaled"
         self.patience, self.smoothing, self.rollback = patience, smoothing, rollback
+        # No factors: a stopped encoder is put where it stood after each step, whatever the optimiser.
+        block = "with head" if heads == "scaled" else "all"
+        self.needs = Needs(learns_from_own=False, block=block, optimizer=_OPTIMIZER, metrics=("loss",))
         self.add_state("previous", fill=torch.nan)
         self.add_state("best", fill=torch.inf)
         self.add_state("best_epoch")
         self.add_state("running", fill=1.0)
-        self._kept: dict[str, list[Tensor]] = {}
-        self.stopped: list[str] = []
+        self.add_copy("kept", of="everything")
+
+    @property
+    def stopped(self) -> list[str]:
         """The modalities that stand still. When it holds all of them, training has nothing left to do."""
+        return [name for name, runs in zip(self.modalities, self.on_host("running"), strict=True) if not runs]
 
-    def weigh(self, values: LossValues) -> Weights:
+    def weigh(self, losses: Losses) -> Coefficients:
         """One while a modality runs, zero once it has stopped."""
-        return Weights.joint(values, self.running.to(values.fused.dtype))
+        return Coefficients.joint(losses, self.running.to(losses.fused.dtype))
 
-    def learn(self, metrics: dict[str, Tensor]) -> None:
-        """Smooth the losses, keep the best, stop whoever has waited too long."""
-        loss, epoch = metrics["loss"], self.epoch + 1
+    def on_epoch(self, metrics: Mapping[str, Tensor]) -> None:
+        """Smooth the losses, keep the best, stop a modality that has waited too long."""
+        loss, epoch, ran = metrics["loss"], self.epoch + 1, self.running.tolist()
         smoothed = torch.where(self.previous.isnan(), loss, 0.6 * self.previous + 0.4 * loss)
         better = (smoothed < self.best) & (self.running > 0)
         self.best.copy_(torch.where(better, smoothed, self.best))
         self.best_epoch.copy_(torch.where(better, epoch.to(self.best_epoch.dtype), self.best_epoch))
         self.previous.copy_(loss if self.smoothing == "two-tap" else smoothed)
         self.running.copy_(torch.where(epoch - self.best_epoch > self.patience, 0.0, self.running))
-        for name, improved, runs in zip(self.modalities, better.tolist(), self.running.tolist(), strict=True):
-            stops = not runs and name not in self.stopped
-            if improved if self.rollback else stops:
-                self._kept[name] = [tensor.detach().clone() for tensor in self.tensors_of(name)]
-            if stops:
-                self.stopped.append(name)
-        self.stepped()
+        self.refresh_host()
+        for name, improved, before in zip(self.modalities, better.tolist(), ran, strict=True):
+            if improved if self.rollback else before and name in self.stopped:
+                self.copy_encoder("kept", name)
+        self.on_step(0)
 
-    @torch.no_grad()
-    def stepped(self, taken: Tensor | int = 1) -> None:  # noqa: ARG002
+    def on_step(self, taken: Tensor | int) -> None:  # noqa: ARG002
         """Put every stopped encoder back where it stopped."""
         for name in self.stopped:
-            for tensor, kept in zip(self.tensors_of(name), self._kept.get(name, []), strict=False):
+            for tensor, kept in zip(self.tensors_of(name, "everything"), self.copied("kept", name), strict=False):
                 tensor.copy_(kept)
-
-    @property
-    def phase(self) -> tuple[str, ...]:
-        """The modalities that have stopped: only they are put back after a step."""
-        return tuple(self.stopped)
-
-    def host_state(self) -> dict[str, Any]:
-        """Return the modalities that have stopped, and the tensors they stand at."""
-        return {"kept": self._kept, "stopped": self.stopped}
-
-    def load_host_state(self, state: dict[str, Any]) -> None:
-        """Take over where stopped encoders stand."""
-        self._kept = {name: list(tensors) for name, tensors in state["kept"].items()}
-        self.stopped = list(state["stopped"])

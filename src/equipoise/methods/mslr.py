@@ -1,17 +1,19 @@
 """MSLR: a learning rate per modality, following how its validation accuracy moves."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
 
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights
+from equipoise.balance.balancer import Weighting
+from equipoise.balance.coefficients import Coefficients, Losses
+from equipoise.balance.needs import Needs
+from equipoise.util.annotated import Tried
 
 
 @final
-class MSLR(Balancer):
+class MSLR(Weighting):
     """Modality-specific learning rates.
 
     Encoder m and its part of the fused head move along c_m · r_m · ∇f_mm. c_m is a fixed rate; r_m = A_m(e) / mean(A_m
@@ -46,11 +48,6 @@ class MSLR(Balancer):
         [1.08, 1.1]
     """
 
-    route = "fused"
-    unimodal = "detached"
-    search: ClassVar = {"memory": (3, 5)}
-    modulates = True
-    needs = ("accuracy",)
     history: Tensor
     fixed: Tensor
     rate: Tensor
@@ -58,14 +55,21 @@ class MSLR(Balancer):
     def __init__(
         self,
         rates: Mapping[str, float] | None = None,
-        memory: int = 5,
+        memory: Annotated[int, Tried(3, 5)] = 5,
         start: int = 0,
         stop: int | None = None,
         heads: Literal["scaled", "plain"] = "scaled",
     ) -> None:
         super().__init__(start=start, stop=stop)
         self.check_arguments((memory >= 1, "memory should be at least one epoch", memory))
-        self.memory, self.scales_heads = memory, heads == "scaled"
+        self.memory = memory
+        self.needs = Needs(
+            learns_from_own=False,
+            factors=True,
+            block="with head" if heads == "scaled" else "all",
+            metrics=("accuracy",),
+            modalities=tuple(rates or ()),
+        )
         self.add_state("history", (memory,), fill=torch.nan)
         for name in ("fixed", "rate"):
             if rates is None:
@@ -73,11 +77,11 @@ class MSLR(Balancer):
             else:
                 self.add_given_state(name, rates)
 
-    def weigh(self, values: LossValues) -> Weights:
+    def weigh(self, losses: Losses) -> Coefficients:
         """The rate of each modality, on the fused gradient."""
-        return Weights.joint(values, self.rate.to(values.fused.dtype))
+        return Coefficients.joint(losses, self.rate.to(losses.fused.dtype))
 
-    def learn(self, metrics: dict[str, Tensor]) -> None:
+    def on_epoch(self, metrics: Mapping[str, Tensor]) -> None:
         """Compare this epoch with the ones before it, then remember it."""
         now = metrics["accuracy"]
         before = self.history.mean(dim=1)  # NaN until enough epochs are known

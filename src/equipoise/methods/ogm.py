@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 from abc import ABC
-from typing import ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import torch
-from torch import Tensor
 
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights, ratios
+from equipoise.balance.balancer import Weighting
+from equipoise.balance.coefficients import Coefficients, Losses, ratios
+from equipoise.balance.needs import Needs
+from equipoise.util.annotated import Tried
 
 Modulated = Literal["all", "kernels"]
+TRIED = Tried(0.1, 0.4, 0.8, 1.5)
 
 
-class OnTheFly(Balancer, ABC):
+class OnTheFly(Weighting, ABC):
     """The factors that OGM and OGM-GE have in common."""
-
-    route = "fused"
-    unimodal = "split"
-    search: ClassVar = {"strength": (0.1, 0.4, 0.8, 1.5)}
-    modulates = True
-    logarithmic_scores = True
 
     def __init__(self, strength: float, parameters: Modulated, start: int, stop: int | None) -> None:
         super().__init__(start=start, stop=stop)
         self.check_arguments((strength >= 0, "strength should be zero or more", strength))
-        self.strength, self.modulated = strength, parameters
+        self.strength = strength
+        self.needs = Needs(
+            unimodal="share", learns_from_own=False, factors=True, scores=("likelihood",), block=parameters
+        )
 
-    def touches(self, tensor: Tensor) -> bool:
-        """Return True for all tensors, or for the kernels of convolutions, of any number of dimensions, only."""
-        return self.modulated == "all" or tensor.dim() >= 3
-
-    def weigh(self, values: LossValues) -> Weights:
+    def weigh(self, losses: Losses) -> Coefficients:
         """Give c_m = 1 − tanh(α · ρ_m) where ρ_m > 1, else 1, on the gradient of the fused loss."""
-        ahead = ratios(values.scores)
+        ahead = ratios(losses.scores)
         factors = torch.where(ahead > 1, 1 - torch.tanh(self.strength * ahead), torch.ones_like(ahead))
-        return Weights.joint(values, factors)
+        return Coefficients.joint(losses, factors)
 
 
 @final
@@ -72,6 +67,10 @@ class OGM(OnTheFly):
     """
 
     def __init__(
-        self, strength: float = 0.8, parameters: Modulated = "all", start: int = 0, stop: int | None = None
+        self,
+        strength: Annotated[float, TRIED] = 0.8,
+        parameters: Modulated = "all",
+        start: int = 0,
+        stop: int | None = None,
     ) -> None:
         super().__init__(strength, parameters, start, stop)

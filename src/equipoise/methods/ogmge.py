@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, final
+from typing import Annotated, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from equipoise.balance.theory import sums, wide
-from equipoise.methods.ogm import Modulated, OnTheFly
+from equipoise.balance.tensors import sums, wide
+from equipoise.methods.ogm import TRIED, Modulated, OnTheFly
 
 BLOCK = 256  # numbers of noise that have one size
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
@@ -44,11 +44,9 @@ class OGMGE(OnTheFly):
         >>> balancer({name: logits.square().mean(1) for name, logits in outputs.items()}).backward()
     """
 
-    refines = True
-
     def __init__(
         self,
-        strength: float = 0.8,
+        strength: Annotated[float, TRIED] = 0.8,
         parameters: Modulated = "all",
         noise: Literal["before", "after"] = "before",
         seed: int = 0,
@@ -56,50 +54,17 @@ class OGMGE(OnTheFly):
         stop: int | None = None,
     ) -> None:
         super().__init__(strength, parameters, start, stop)
-        self.noise, self.seed = noise, seed
-        self._random: torch.Generator | None = None  # made where the gradients are
-        self._random_state: Tensor | None = None
-        self._draws = Noise()
+        self.noise, self._draws = noise, Noise()
+        self.add_generator("random", seed)
 
-    def refine(self, modality: str, mixed: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:  # noqa: ARG002
-        """Add noise to every tensor that is modulated."""
-        if any(gradient.is_sparse for gradient in mixed):
+    def transform(self, modality: str, gradient: list[Tensor], parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:  # noqa: ARG002
+        """Add noise to every tensor."""
+        if any(one.is_sparse for one in gradient):
             raise RuntimeError("OGMGE: noise for sparse gradients is not supported; type sparse=False for embeddings")
-        generator = self._generator(mixed[0].device)
-        sources = parts[0] if self.noise == "before" else mixed
-        chosen = [place for place, gradient in enumerate(mixed) if self.touches(gradient)]
-        noise = self._draws.like([sources[place] for place in chosen], generator)
-        noisy = dict(zip(chosen, torch._foreach_add([mixed[place] for place in chosen], noise), strict=True))
-        return [noisy.get(place, gradient) for place, gradient in enumerate(mixed)]
-
-    @property
-    def phase(self) -> tuple[()]:
-        """The noise comes from a generator, which moves on by itself."""
-        return ()
-
-    def generators(self) -> list[torch.Generator]:
-        """List the generator of the noise."""
-        return [] if self._random is None else [self._random]
-
-    def host_state(self) -> dict[str, Any]:
-        """Return the state of the noise."""
-        return {"random": self._random_state if self._random is None else self._random.get_state()}
-
-    def load_host_state(self, state: dict[str, Any]) -> None:
-        """Go on drawing where the saved run stopped."""
-        self._random, self._random_state = None, state["random"]
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        """Return the one generator, which a resumed run and every rank start alike."""
-        if self._random is None or self._random.device != device:
-            self._random = torch.Generator(device).manual_seed(self.seed)
-            if self._random_state is not None and self._random_state.shape == self._random.get_state().shape:
-                self._random.set_state(self._random_state)  # of the same kind of device
-        return self._random
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Generators cannot be copied everywhere; their state can."""
-        return {**super().__getstate__(), "_random": None, "_random_state": self.host_state()["random"]}
+        sources = parts[0] if self.noise == "before" else gradient
+        return list(
+            torch._foreach_add(gradient, self._draws.like(sources, self.generator("random", gradient[0].device)))
+        )
 
 
 class _Blocks(NamedTuple):
@@ -118,14 +83,15 @@ class Noise:
     """
 
     def __init__(self) -> None:
-        self._met: dict[tuple[int, ...], _Blocks] = {}
+        self._met: dict[tuple[torch.device, tuple[int, ...]], _Blocks] = {}
 
     def like(self, gradients: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
         """Noise with the standard deviation of each gradient, which lies in memory as the gradient does."""
         sizes = tuple(gradient.numel() for gradient in gradients)
-        if sizes not in self._met:  # kept: bringing numbers to the device waits for it
-            self._met[sizes] = _blocks(sizes, wide(gradients), generator.device)
-        blocks = self._met[sizes]
+        met = (generator.device, sizes)
+        if met not in self._met:  # kept: bringing numbers to the device waits for it
+            self._met[met] = _blocks(sizes, wide(gradients), generator.device)
+        blocks = self._met[met]
         drawn = torch.randn(len(blocks.owner), BLOCK, generator=generator, device=generator.device)
         drawn *= _deviations(gradients, blocks.count).to(drawn.dtype)[blocks.owner].unsqueeze(1)
         parts = drawn.flatten().split([BLOCK * count for count in blocks.per_gradient])

@@ -1,19 +1,22 @@
 """PrimalDual: the fused loss subject to every modality being near what it reaches alone; it sets its own penalties."""
 
-from typing import Literal, final
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from equipoise.balance.losses import LossValues, Weights
-from equipoise.balance.optimum import Optimum, OptimumBalancer
+from equipoise.balance.coefficients import Coefficients, Losses
+from equipoise.balance.needs import Needs
+from equipoise.balance.optimum import Optimum, OptimumWeighting
 
 DIVERGING = 0.25
-"""A loss this much above the one at the start, in units of the scale, tells that steps are too long."""
+"""A loss this much above the one at the start, and above its own mean, tells that steps are too long; in its scale."""
 
 
 @final
-class PrimalDual(OptimumBalancer):
+class PrimalDual(OptimumWeighting):
     """Minimise the fused loss subject to every uni-modal gap being at most ε, with a multiplier per modality.
 
     min f_mm subject to f_k − f*_k ≤ ε · s for every modality k: f_mm is the fused loss, f_k the loss of modality k,
@@ -21,8 +24,9 @@ class PrimalDual(OptimumBalancer):
     With v̄_k the running mean of the violation (f_k − f*_k) / s − ε, the encoder of modality k moves along ∇f_mm + w_k
     ∇f_k with w_k = [λ_k + η v̄_k]₊, and then λ_k ← [λ_k + η v̄_k]₊, at most `ceiling`: a PI controller of the violation,
     the same as the gradient of the augmented Lagrangian. A modality that keeps its constraint has no weight in the end;
-    one that breaks it gets more until it keeps it. Where a loss is above the one it began with, the step is too long,
-    and a larger weight would make it longer: λ_k shrinks instead. Nothing is to be tuned.
+    one that breaks it gets more until it keeps it. Where a loss is above the one it began with and leaves its own
+    running mean behind, the step is too long, and a larger weight would make it longer: λ_k shrinks instead. Nothing is
+    to be tuned.
 
     Tasks: any; a modality is compared with itself, in units of the loss that it began with.
 
@@ -51,8 +55,6 @@ class PrimalDual(OptimumBalancer):
         1.125
     """
 
-    unimodal = "head"
-    advances = True
     multiplier: Tensor
     violation: Tensor
     first: Tensor
@@ -78,45 +80,57 @@ class PrimalDual(OptimumBalancer):
             (every >= 1, "every should be at least one sample", every),
         )
         self.tolerance, self.rate, self.ceiling, self.heads, self.memory = tolerance, rate, ceiling, heads, memory
-        self.route = "weighted" if heads == "plain" else "loss"
+        self.needs = Needs(encoders=heads == "plain")
         self.add_state("multiplier")
         self.add_state("violation")
         self.add_state("first", fill=torch.nan)
         self.add_state("taken")  # steps in which the sensor was there
-        self._next: tuple[Tensor, ...] | None = None
 
-    def weigh(self, values: LossValues) -> Weights:
+    def weigh(self, losses: Losses) -> Coefficients:
         """The fused loss at one, modality k at the multiplier that its violation leads to."""
-        losses, optimum = values.unimodal, self.optimum_now().to(values.unimodal.dtype)
-        here = torch.ones_like(losses, dtype=torch.bool) if values.presence is None else values.presence > 0
-        first = torch.where(self.first.isnan() & here, losses, self.first.to(losses.dtype))
+        moved = self._moved(losses)
+        weights = torch.cat([torch.ones_like(losses.fused)[None], torch.where(moved.here, moved.multiplier, 0.0)])
+        value = losses.fused + (weights[1:] * (moved.gaps - self.tolerance * moved.scale)).sum()
+        if self.heads == "plain":
+            return Coefficients.weighted(weights, heads=torch.ones_like(weights), value=value)
+        return Coefficients.shared(weights, value)
+
+    def on_backward(self, losses: Losses, finite: Tensor) -> None:
+        """Move the multipliers on with a step that is taken."""
+        moved = self._moved(losses)
+        states = (self.multiplier, self.violation, self.first, self.taken)
+        news = (moved.multiplier, moved.violation, moved.first, self.taken + moved.here)
+        for state, new in zip(states, news, strict=True):
+            state.copy_(torch.where(finite, new.to(state.dtype), state))
+        super().on_backward(losses, finite)
+
+    def _moved(self, losses: Losses) -> _Moved:
+        """Return the state after this step."""
+        unimodal, dtype = losses.unimodal, losses.unimodal.dtype
+        gaps = unimodal - self.optimum_now().to(dtype)
+        here = torch.ones_like(unimodal, dtype=torch.bool) if losses.presence is None else losses.presence > 0
+        first = torch.where(self.first.isnan() & here, unimodal, self.first.to(dtype))
         scale = first.nan_to_num().abs().sum() / (~first.isnan()).sum().clamp(min=1)
         scale = torch.where(scale > 0, scale, 1.0)
-        now = (losses - optimum) / scale - self.tolerance
-        share = torch.where(here, 1.0 / (self.taken + 1).clamp(max=self.memory).to(losses.dtype), 0.0)
-        violation = torch.lerp(self.violation.to(losses.dtype), now, share)
-        before = self.multiplier.to(losses.dtype)
+        share = torch.where(here, 1.0 / (self.taken + 1).clamp(max=self.memory).to(dtype), 0.0)
+        now, known = gaps / scale - self.tolerance, self.violation.to(dtype)
+        above = unimodal > first + DIVERGING * scale
+        # A loss that runs away must not leave a mean that takes as long to come down: there it at most doubles.
+        violation = torch.lerp(known, torch.where(above, now.minimum(known + known.abs().clamp(min=1)), now), share)
+        before = self.multiplier.to(dtype)
         raised = (before + self.rate * violation).clamp(0, self.ceiling)
-        diverging = losses > first + DIVERGING * scale
+        # Above the loss at the start, one that rests breaks its constraint, and one that leaves its mean diverges.
+        diverging = above & (now > violation + DIVERGING)
         multiplier = torch.where(diverging, before / (1 + self.rate), torch.where(here, raised, before))
-        self._next = (multiplier, violation, first, self.taken + here)
-        weights = torch.cat([torch.ones_like(values.fused)[None], torch.where(here, multiplier, 0.0)])
-        value = values.fused + (weights[1:] * (losses - optimum - self.tolerance * scale)).sum()
-        return Weights(weights, heads=torch.ones_like(weights) if self.heads == "plain" else None, value=value)
+        return _Moved(multiplier, violation, first, scale, gaps, here)
 
-    def advance(self, values: LossValues, finite: Tensor) -> None:  # noqa: ARG002
-        """Move the multipliers on; a sum of losses does not know its gradients, so that the optimiser tells of it."""
-        if self.route != "loss" or not self.follows_optimizer:
-            self._move(finite)
 
-    def stepped(self, taken: Tensor | int = 1) -> None:
-        """Move the multipliers on with a step of the optimiser, where gradients are not seen."""
-        super().stepped(taken)
-        if self.route == "loss" and self._next is not None:
-            self._move(taken > 0 if isinstance(taken, Tensor) else torch.full_like(self.step[0], taken > 0).bool())
+class _Moved(NamedTuple):
+    """The multipliers after a step, and what they come from: by modality, but for the scale."""
 
-    def _move(self, is_taken: Tensor) -> None:
-        assert self._next is not None
-        states = (self.multiplier, self.violation, self.first, self.taken)
-        for state, new in zip(states, self._next, strict=True):
-            state.copy_(torch.where(is_taken, new.to(state.dtype), state))
+    multiplier: Tensor
+    violation: Tensor
+    first: Tensor
+    scale: Tensor
+    gaps: Tensor
+    here: Tensor

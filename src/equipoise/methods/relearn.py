@@ -1,24 +1,32 @@
 """Relearn: put each encoder back towards its initial weights, the further the worse its features generalise."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, final
+from functools import partial
+from typing import Annotated, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights
+from equipoise.balance.balancer import Weighting
+from equipoise.balance.coefficients import Coefficients, Losses
+from equipoise.balance.needs import Needs
+from equipoise.util.annotated import Tried
+
+_CLASSES = (
+    "Relearn asks how pure clusters of features are in classes, which several labels and numbers do not have; choose "
+    "msl, ogm or mslr"
+)
 
 
 @final
-class Relearn(Balancer):
+class Relearn(Weighting):
     """Diagnosing and re-learning: joint training that softly re-initialises encoders a few times.
 
     The loss is f_mm, the fused one. After every N-th epoch, M times at most, θ_m ← (1 − a_m) · θ_m + a_m · θ_m⁰ with
     a_m = tanh(λ · |P_m − Q_m|). θ_m are the parameters of encoder m, θ_m⁰ those it began with; P_m and Q_m are the
     purities of clusters of its features on training and validation data: how many samples are of the class that is most
     frequent in their cluster, for as many clusters as there are classes (`equipoise.models.purity`). `end_epoch` is
-    given them in the epochs in which ``balancer.needs_now`` asks for them.
+    given them in the epochs in which ``balancer.metrics_due`` asks for them.
 
     Encoders are put back after the first step of the next epoch, so that a training that ends there ends with what it
     has learnt; without an attached optimiser, at once. Batch statistics, momentum and heads are left alone, as in the
@@ -45,13 +53,10 @@ class Relearn(Balancer):
         [0.7163, 0.0]
     """
 
-    route = "fused"
-    unimodal = "detached"
-    search: ClassVar = {"strength": (1.0, 3.0, 6.0)}
-    needs = ("purity_train", "purity_validation")
     amount: Tensor
+    due: Tensor
 
-    def __init__(self, strength: float = 3.0, every: int = 20, times: int = 3) -> None:
+    def __init__(self, strength: Annotated[float, Tried(1.0, 3.0, 6.0)] = 3.0, every: int = 20, times: int = 3) -> None:
         super().__init__()
         self.check_arguments(
             (strength >= 0, "strength should be zero or more", strength),
@@ -59,70 +64,42 @@ class Relearn(Balancer):
             (times >= 0, "times should be zero or more", times),
         )
         self.strength, self.every, self.times = strength, every, times
+        self.needs = Needs(
+            learns_from_own=False,
+            metrics=("purity_train", "purity_validation"),
+            due=partial(_is_due, every, times),
+            tasks=dict.fromkeys(("labels", "regression"), _CLASSES),
+        )
         self.add_state("amount")  # a_m of the last diagnosis
-        self._initial: dict[str, list[Tensor]] = {}
-        self._waits = False  # for the first step of the next epoch
+        self.add_state("due")  # one where an encoder waits for the first step of the next epoch
+        self.add_copy("initial", of="parameters", at_first=True)
 
-    def weigh(self, values: LossValues) -> Weights:
+    def weigh(self, losses: Losses) -> Coefficients:
         """Joint training."""
-        return Weights.joint(values)
+        return Coefficients.joint(losses)
 
-    def act(self, losses: Mapping[str, Tensor], weights: Weights, *, scored: bool) -> None:  # noqa: ARG002
-        """Keep the weights that encoders begin with, at the first step."""
-        if not self._initial:
-            for name, parameters in self.encoder_parameters().items():
-                self._initial[name] = [tensor.detach().clone() for tensor in parameters]
-
-    def attached(self, model: nn.Module | None) -> None:
-        """Another model begins with other weights."""
-        if self._attachment is not None and self._attachment.model is not model:
-            self._initial = {}
-
-    @property
-    def needs_now(self) -> tuple[str, ...]:
-        """Purities, in the epochs after which encoders re-learn."""
-        done = int(self.epoch) + 1
-        return self.needs if done % self.every == 0 and done // self.every <= self.times else ()
-
-    def learn(self, metrics: dict[str, Tensor]) -> None:
+    def on_epoch(self, metrics: Mapping[str, Tensor]) -> None:
         """Decide how far each encoder is put back."""
-        if not metrics:
-            return
-        self.amount.copy_(torch.tanh(self.strength * (metrics["purity_train"] - metrics["purity_validation"]).abs()))
-        self._waits = True
-        if not self.follows_optimizer:
-            self.stepped()
+        if metrics:
+            gap = (metrics["purity_train"] - metrics["purity_validation"]).abs()
+            self.amount.copy_(torch.tanh(self.strength * gap))
+            self.due.fill_(1.0)
+            if not self.follows_optimizer:
+                self._put_back()
+
+    def on_step(self, taken: Tensor | int) -> None:  # noqa: ARG002
+        """Put encoders back, after the first step of an epoch that follows a diagnosis."""
+        if any(self.on_host("due")):
+            self._put_back()
 
     @torch.no_grad()
-    def stepped(self, taken: Tensor | int = 1) -> None:  # noqa: ARG002
-        """Put encoders back, after the first step of an epoch that follows a diagnosis."""
-        if not self._waits:
-            return
-        parameters = self.encoder_parameters()
+    def _put_back(self) -> None:
         for name, amount in zip(self.modalities, self.amount.unbind(), strict=True):
-            for tensor, initial in zip(parameters.get(name, []), self._initial.get(name, []), strict=False):
+            for tensor, initial in zip(*self.beside_copies("initial", name), strict=True):
                 tensor.lerp_(initial.to(tensor), amount.to(tensor.dtype))
-        self._waits = False
+        self.due.zero_()
+        self.refresh_host()
 
-    @property
-    def phase(self) -> tuple[str, ...]:
-        """A mark of the one step that puts encoders back."""
-        return ("puts back",) if self._waits else ()
 
-    def host_state(self) -> dict[str, Any]:
-        """Return the weights that encoders began with."""
-        return {"initial": self._initial, "waits": self._waits}
-
-    def load_host_state(self, state: dict[str, Any]) -> None:
-        """Go on with the weights that the saved run began with."""
-        self._initial = {name: list(tensors) for name, tensors in state["initial"].items()}
-        self._waits = state["waits"]
-
-    def task_problem(self, kind: str) -> str:
-        """Clusters are pure in classes."""
-        return (
-            ""
-            if kind == "classes"
-            else "Relearn asks how pure clusters of features are in classes, which several labels and numbers do not "
-            "have; choose msl, ogm or mslr"
-        )
+def _is_due(every: int, times: int, epochs: int) -> bool:
+    return epochs % every == 0 and epochs // every <= times

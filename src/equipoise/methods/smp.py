@@ -1,17 +1,21 @@
 """SMP: the weakest encoder learns alone, then the next, then all together."""
 
-from collections.abc import Sequence
-from typing import ClassVar, final
+from collections.abc import Mapping, Sequence
+from functools import partial
+from operator import eq
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
 
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights
+from equipoise.balance.balancer import Weighting
+from equipoise.balance.coefficients import Coefficients, Losses
+from equipoise.balance.needs import Needs
+from equipoise.util.annotated import Tried
 
 
 @final
-class SMP(Balancer):
+class SMP(Weighting):
     """Sequential modality prioritisation: the weakest encoder learns alone, then the next weakest, then all.
 
     Encoder m moves along c_m · ∇f_mm, f_mm the fused loss. From epoch e₀ on there are K − 1 stages of τ epochs: in
@@ -47,36 +51,35 @@ class SMP(Balancer):
         ['video']
     """
 
-    route = "fused"
-    unimodal = "detached"
-    search: ClassVar = {"stage": (2, 5, 10)}
-    modulates = True
-    needs = ("accuracy",)
     order: Tensor  # the rank of each modality
 
-    def __init__(self, stage: int = 5, order: Sequence[str] | None = None, start: int | None = None) -> None:
+    def __init__(
+        self, stage: Annotated[int, Tried(2, 5, 10)] = 5, order: Sequence[str] | None = None, start: int | None = None
+    ) -> None:
         super().__init__(start=start if start is not None else int(order is None))
         self.check_arguments(
             (stage >= 1, "stage should be at least one epoch", stage),
             (order is None or len(set(order)) == len(order) > 0, "order should name each modality once", order),
             (order is not None or self.start >= 1, "start should be at least 1, or an order given", start),
         )
-        self.stage, self.ranked = stage, order is not None
+        self.stage = stage
+        self.needs = Needs(
+            learns_from_own=False,
+            factors=True,
+            metrics=("accuracy",) if order is None else (),
+            due=partial(eq, self.start),  # the epoch before the first stage alone
+            modalities=tuple(order or ()),
+        )
         if order is None:
             self.add_state("order", fill=torch.nan)
         else:
             self.add_given_state("order", {name: float(place) for place, name in enumerate(order)})
 
-    def weigh(self, values: LossValues) -> Weights:
-        """One for whose turn it is, zero for the others."""
-        return Weights.joint(values, self._turns().to(values.fused.dtype))
+    def weigh(self, losses: Losses) -> Coefficients:
+        """One for the encoder whose turn it is, zero for the others."""
+        return Coefficients.joint(losses, self._turns().to(losses.fused.dtype))
 
-    @property
-    def needs_now(self) -> tuple[str, ...]:
-        """Accuracies, in the epoch before the first stage alone."""
-        return () if self.ranked or int(self.epoch) + 1 != self.start else self.needs
-
-    def learn(self, metrics: dict[str, Tensor]) -> None:
+    def on_epoch(self, metrics: Mapping[str, Tensor]) -> None:
         """Rank the modalities, the lowest accuracy first; of equals, the one that was named first."""
         if metrics:
             self.order.copy_(metrics["accuracy"].argsort(stable=True).argsort())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import final
 
-import torch
-
-from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import LossValues, Weights
+from equipoise.balance.balancer import Weighting
+from equipoise.balance.coefficients import Coefficients, Losses
+from equipoise.balance.needs import Needs
 
 
 @final
-class Unimodal(Balancer):
+class Unimodal(Weighting):
     """Uni-modal training: minimise Σ_k f_k, so that each encoder and its head learn as if alone.
 
     f_k is the loss of modality k. The fused loss, where given, moves nothing. With separate encoders and a plain
@@ -25,22 +24,23 @@ class Unimodal(Balancer):
         modality: Train this modality only; None trains all of them.
 
     Example:
+        >>> import torch
         >>> balancer = Unimodal("video")
         >>> float(balancer({"audio": torch.tensor(2.0), "video": torch.tensor(4.0)}))
         4.0
     """
 
-    unimodal = "head"
-    needs_fused = False
+    needs = Needs(fused=False, encoders=False)
 
     def __init__(self, modality: str | None = None) -> None:
         super().__init__()
         self.modality = modality
+        self.needs = Needs(fused=False, encoders=False, modalities=() if modality is None else (modality,))
 
-    def weigh(self, values: LossValues) -> Weights:
+    def weigh(self, losses: Losses) -> Coefficients:
         """Nothing for the fused loss, one for each modality that trains."""
-        if self.modality is not None and self.modality not in self.modalities:
-            raise ValueError(f"Unimodal: modality should be one of {list(self.modalities)}, found {self.modality!r}")
-        # Filled, not copied from a list: a copy from the host would make the device wait.
-        trains = [torch.full_like(values.fused, self.modality in (None, name)) for name in self.modalities]
-        return Weights(torch.stack([torch.zeros_like(values.fused), *trains]))
+        weights = losses.weights(0.0, 1.0)
+        for place, name in enumerate(self.modalities, start=1):
+            if self.modality not in (None, name):
+                weights[place] = 0.0
+        return Coefficients.shared(weights)

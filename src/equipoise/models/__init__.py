@@ -11,7 +11,6 @@ from equipoise.models.encoders import CNN2d as CNN2d
 from equipoise.models.encoders import Frames as Frames
 from equipoise.models.encoders import RegularisedMLP as RegularisedMLP
 from equipoise.models.encoders import ResNet18 as ResNet18
-from equipoise.models.evaluation import ShapleyResponses as ShapleyResponses
 from equipoise.models.fusion import Concat as Concat
 from equipoise.models.fusion import FiLM as FiLM
 from equipoise.models.fusion import Fusion as Fusion
@@ -22,6 +21,8 @@ from equipoise.models.hybrid_fusion import HybridFusion as HybridFusion
 from equipoise.models.inception import Inception as Inception
 from equipoise.models.late_fusion import LateFusion as LateFusion
 from equipoise.models.permuted import permutation_losses as permutation_losses
+from equipoise.models.responses import ShapleyResponses as ShapleyResponses
+from equipoise.models.responses import response_losses as response_losses
 from equipoise.models.sequence import SequenceTransformer as SequenceTransformer
 from equipoise.models.sound import LogMel as LogMel
 from equipoise.models.tcmax import tcmax_loss as tcmax_loss

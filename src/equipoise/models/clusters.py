@@ -22,7 +22,7 @@ def purity(features: Tensor, labels: Tensor, clusters: int, *, seed: int = 0) ->
     Args:
         features: One vector per sample, [B, F].
         labels: The classes, whole numbers from 0 on, [B].
-        clusters: How many; the number of classes, as `Relearn` has it.
+        clusters: How many; usually the number of classes.
         seed: Of k-means.
 
     Example:

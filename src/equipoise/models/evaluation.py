@@ -5,17 +5,15 @@ head first, then each modality's own.
 """
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from itertools import combinations
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equipoise.util.errors import name_problems, raise_all
-from equipoise.util.graph import scale_gradient
+from equipoise.util.errors import raise_all
 
 FLOOR = 0.1
 """The least part of an equal weight that each member left has where a sensor is missing."""
@@ -86,10 +84,6 @@ def surviving_weights(weights: Tensor, present: Tensor) -> Tensor:
     return torch.where(present.all(dim=-1, keepdim=True), weights, without_fused)
 
 
-MOST = 10
-"""The most modalities that `ShapleyResponses` takes."""
-
-
 def varies_in_training(module: nn.Module) -> bool:
     """Return True for a layer that computes something else in training than in evaluation: batch statistics, dropout.
 
@@ -101,71 +95,6 @@ def varies_in_training(module: nn.Module) -> bool:
         return module.p > 0
     dropout = getattr(module, "dropout", 0) if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) else 0
     return isinstance(module, nn.RReLU) or dropout > 0
-
-
-@final
-class ShapleyResponses(nn.Module):
-    """Wraps any model so that exact AGM can modulate it: 2^K − 1 forward passes, for early and hybrid fusion.
-
-    The response of modality m is φ_m = Σ_{S ⊆ N∖m} |S|! (K − |S| − 1)! / K! · (F(S ∪ m) − F(S)): F(S) is the model's
-    output with the inputs outside S set to zero, F(∅) = 0. The responses add up to F(N), which is the fused output.
-    As in the published code the full pass runs in the mode the model is in, the others in evaluation mode, and
-    gradients flow through all of them.
-
-    Paper: Li et al., "Boosting Multi-modal Model Performance with Adaptive Gradient Modulation" (ICCV 2023).
-
-    Args:
-        model: Maps ``{name: input}`` to a tensor, or to a mapping with the entry "fused".
-        modalities: Their names, as in the inputs; at most ten.
-
-    Raises:
-        ValueError: If there are more, or a name is none.
-
-    Example:
-        >>> from equipoise import AGM
-        >>> class Product(nn.Module):
-        ...     def forward(self, inputs):
-        ...         return inputs["a"] * inputs["b"] + inputs["a"]
-        >>> model = ShapleyResponses(Product(), ["a", "b"])
-        >>> outputs = model({"a": torch.tensor([2.0]), "b": torch.tensor([3.0])})
-        >>> {name: response.tolist() for name, response in outputs.items()}
-        {'fused': [8.0], 'a': [5.0], 'b': [3.0]}
-        >>> balancer = AGM(responses=model)
-    """
-
-    def __init__(self, model: nn.Module, modalities: Sequence[str]) -> None:
-        super().__init__()
-        problems = name_problems(modalities)
-        if len(modalities) > MOST:
-            problems.append(
-                f"ShapleyResponses expected at most {MOST} modalities, for which it runs the model {2**MOST - 1} times "
-                f"a step; found {len(modalities)}. Train with AGM() on the model itself: its fast form needs one pass."
-            )
-        raise_all(problems)
-        self.model = model
-        self.modalities = tuple(modalities)
-
-    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Give the fused output, then each modality's response, which carries no gradient of its own."""
-        absent = [name for name in self.modalities if name not in inputs]
-        raise_all(f"Expected an input for each of {list(self.modalities)}; found none for {name!r}." for name in absent)
-        outputs: dict[frozenset[str], Any] = {frozenset(): 0, frozenset(self.modalities): self._output(inputs)}
-        with evaluating(self.model):
-            for size in range(1, len(self.modalities)):
-                for chosen in map(frozenset, combinations(self.modalities, size)):
-                    heard = {
-                        name: torch.zeros_like(value) if name in self.modalities and name not in chosen else value
-                        for name, value in inputs.items()
-                    }
-                    outputs[chosen] = self._output(heard)
-        responses = shapley_values(outputs)
-        scaled = [scale_gradient(response, name) for name, response in responses.items()]
-        fused = torch.stack(scaled).sum(dim=0)
-        return {"fused": fused, **{name: response.detach() for name, response in responses.items()}}
-
-    def _output(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        output = self.model(inputs)
-        return output["fused"] if isinstance(output, Mapping) else output
 
 
 def shapley_values(values: Mapping[frozenset[str], Any]) -> dict[str, Any]:

@@ -64,6 +64,14 @@ class FusionModel(nn.Module, ABC):
         """Give the outputs as `forward` does, and beside them how little the fused one depends on each modality."""
         raise NotImplementedError(f"{type(self).__name__} knows no features to permute; expected a LateFusion")
 
+    def response_problems(self) -> list[str]:
+        """List why the responses of modalities are not known; empty where `with_responses` gives them."""
+        return [f"{type(self).__name__} has no fused output that is known to be a sum over modalities"]
+
+    def with_responses(self, inputs: Inputs, lengths: Lengths | None = None) -> tuple[Tensors, Tensors]:
+        """Give the outputs as `forward` does, and beside them the responses that add up to the fused one."""
+        raise NotImplementedError("; ".join(self.response_problems()))
+
     @abstractmethod
     def features(self, inputs: Inputs, lengths: Lengths | None = None) -> Tensors:
         """Give what `outputs_from` needs of each modality at hand."""

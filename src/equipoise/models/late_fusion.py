@@ -1,21 +1,19 @@
 """The model: one encoder per modality, a fusion, and a head per modality beside it."""
 
-import weakref
 from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.models.encoded import EncodedModel, head_maker
-from equipoise.models.evaluation import varies_in_training
+from equipoise.models.evaluation import varies_in_training, widened
 from equipoise.models.fusion import HeadMaker, HeadPart, NamedModules, build_fusion
 from equipoise.models.fusion_model import Decision as Decision
 from equipoise.models.fusion_model import Inputs, Lengths, Tensors
 from equipoise.models.fusion_model import Unimodal as Unimodal
 from equipoise.models.task import Task
 from equipoise.util.errors import raise_all
-from equipoise.util.graph import scale_gradient
 
 
 @final
@@ -36,8 +34,8 @@ class LateFusion(EncodedModel):
         task: The task: `Regression(["angle"])`, `MultiLabel(["cough", "fever"])`.
         fusion: "concat", "sum", "gated", "film", or a module; see `build_fusion`.
         unimodal: The source of a modality's own output: "head", a head trained with its encoder; "detached", a head
-            trained beside it, on detached features; "split", its share of the additive fused output (where AGM is
-            attached and the model trains, its Shapley response); None for no such outputs.
+            trained beside it, on detached features; "split", its share of the additive fused output; None for
+            no such outputs.
         features: The size of an encoder's output where the encoder does not tell: by default it is read from the
             attribute `features`, `out_features` or `num_features`, or from the last Linear inside.
         dropout: In training, the probability with which a sample's modality is zeroed in the fused path, never all of a
@@ -72,7 +70,6 @@ class LateFusion(EncodedModel):
             raise ValueError(f"unimodal='split' expected an additive fusion; {kind} with this head is not. {hint}")
         own = self.sizes if unimodal in ("head", "detached") else {}
         self.heads = NamedModules({name: make_head(size) for name, size in own.items()})
-        self._responder: weakref.ref[object] | None = None
 
     def forward(self, inputs: Inputs, lengths: Lengths | None = None) -> dict[str, Tensor]:
         """Give the fused output, then the output of each modality at hand, in the order of the encoders.
@@ -85,18 +82,18 @@ class LateFusion(EncodedModel):
         Returns:
             The outputs by name, "fused" first.
         """
-        return self._read(inputs, lengths, self.features(inputs, lengths), shares=self.unimodal == "split")[0]
+        return self._read(self.features(inputs, lengths), shares=self.unimodal == "split")[0]
 
     def with_shares(self, inputs: Inputs, lengths: Lengths | None = None) -> tuple[Tensors, Tensors]:
         """Give the outputs as `forward` does, and beside them each modality's share of the additive fused output.
 
         For methods that compare shares while heads of their own, trained beside, are measured.
         """
-        return self._read(inputs, lengths, self.features(inputs, lengths), shares=True)
+        return self._read(self.features(inputs, lengths), shares=True)
 
-    def training_outputs(self, inputs: Inputs, features: Tensors, lengths: Lengths | None) -> Tensors:
+    def training_outputs(self, inputs: Inputs, features: Tensors, lengths: Lengths | None) -> Tensors:  # noqa: ARG002
         """Give the outputs as `forward` does, from features of these inputs."""
-        return self._read(inputs, lengths, features, shares=self.unimodal == "split")[0]
+        return self._read(features, shares=self.unimodal == "split")[0]
 
     def missing(self, name: str) -> Tensor:
         """Return zeros."""
@@ -140,48 +137,19 @@ class LateFusion(EncodedModel):
         }
         return [problem for problem, exists in problems.items() if exists]
 
-    def respond(self, balancer: object | None) -> None:
-        """In training, give Shapley responses in place of shares, for as long as this balancer lives.
+    def with_responses(self, inputs: Inputs, lengths: Lengths | None = None) -> tuple[Tensors, Tensors]:
+        """Give the outputs as `forward` does, the shares being responses, and beside them each modality's response.
 
         The response of modality m is φ_m = s_m − s_m(0) + mean_j s_j(0): s_m is its share, s_m(0) its share where its
         input is zero. It equals the 2^K forward passes of `ShapleyResponses` for an additive model that does the same
-        in training as in evaluation. The fused output is the sum of the responses, as before, and the balancer may
-        scale the gradient that each receives from it (`scaled_responses`).
-
-        Args:
-            balancer: The balancer; None for shares again.
+        in training as in evaluation. The fused output is the sum of the responses.
 
         Raises:
-            ValueError: If the responses are not known in closed form.
+            ValueError: If the responses are not known in closed form, or a sensor is missing.
         """
-        problems = self.response_problems() if balancer is not None else []
+        problems = self.response_problems()
         raise_all([f"Shapley responses in closed form: {'; '.join(problems)}."] if problems else [])
-        self._responder = None if balancer is None else weakref.ref(balancer)
-
-    @property
-    def responds(self) -> bool:
-        """True if shares are Shapley responses in training."""
-        return self._responder is not None and self._responder() is not None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies give shares again: no balancer is attached to them."""
-        return {**self.__dict__, "_responder": None}
-
-    def _read(
-        self, inputs: Inputs, lengths: Lengths | None, features: Tensors, *, shares: bool
-    ) -> tuple[Tensors, Tensors]:
-        terms: dict[str, Tensor] = {}
-        if self.training and self.responds:
-            fused, terms = self._respond(features, inputs, lengths)
-        else:
-            fused = self.fusion(self.complete(self.drop(features)))
-            if shares:
-                terms = self.fusion.share(self.complete(features))
-        terms = {name: terms[name] for name in features if name in terms}
-        return {"fused": fused} | (terms if self.unimodal == "split" else self.unimodal_outputs(features)), terms
-
-    def _respond(self, features: Tensors, inputs: Inputs, lengths: Lengths | None) -> tuple[Tensor, Tensors]:
-        """Give the fused output as a sum of responses whose gradients can be scaled, and the responses."""
+        features = self.features(inputs, lengths)
         missing = [name for name in self.encoders if name not in features]
         raise_all(
             f"Shapley responses expected an input for every modality; found none for {name!r}." for name in missing
@@ -191,6 +159,12 @@ class LateFusion(EncodedModel):
         zeros = {name: torch.zeros_like(sensor if name in steps else sensor[:1]) for name, sensor in sensors.items()}
         shares, at_zero = self.fusion.share(features), self.fusion.share(self._encode(zeros, steps))
         mean = torch.stack(torch.broadcast_tensors(*at_zero.values())).mean(dim=0)
-        responses = {name: shares[name] - at_zero[name] + mean for name in shares}
-        scaled = [scale_gradient(response, name) for name, response in responses.items()]
-        return torch.stack(scaled).sum(dim=0), responses
+        responses = {name: widened(shares[name] - at_zero[name] + mean) for name in shares}
+        own = responses if self.unimodal == "split" else self.unimodal_outputs(features)
+        return {"fused": torch.stack(list(responses.values())).sum(dim=0)} | own, responses
+
+    def _read(self, features: Tensors, *, shares: bool) -> tuple[Tensors, Tensors]:
+        fused = self.fusion(self.complete(self.drop(features)))
+        terms = self.fusion.share(self.complete(features)) if shares else {}
+        terms = {name: terms[name] for name in features if name in terms}
+        return {"fused": fused} | (terms if self.unimodal == "split" else self.unimodal_outputs(features)), terms

@@ -50,8 +50,8 @@ class SequenceTransformer(nn.Module):
 class FirstStepTransformer(nn.Module):
     """A transformer that is read out at its first step: [B, C, T] → [B, features], any T ≥ 1.
 
-    AGM's encoder of UR-FUNNY ("Boosting Multi-modal Model Performance with Adaptive Gradient Modulation", Li et al.,
-    ICCV 2023): a convolution of width 1 without bias, then post-norm layers, without positions. The order of steps is
+    The encoder of UR-FUNNY in Li et al., "Boosting Multi-modal Model Performance with Adaptive Gradient Modulation"
+    (ICCV 2023): a convolution of width 1 without bias, then post-norm layers, without positions. The order of steps is
     told by nothing but which one is first.
 
     Args:
@@ -93,10 +93,10 @@ class FirstStepTransformer(nn.Module):
 class AttentionPooled(nn.Module):
     """Self-attention over a sequence, pooled by attention: [B, C, T] → [B, features], any T ≥ 1.
 
-    One branch of the network that AGM trains on CMU-MOSEI (of "A Transformer-based joint-encoding for Emotion
-    Recognition and Sentiment Analysis", Delbrouck et al., 2020), without the attention of sound to text: so it can be
-    fused late. Words start with an LSTM, sound with a linear map; then post-norm layers; then the steps are summed with
-    weights softmax over time of a small network's scores, and mapped to the output.
+    One branch of the network that Li et al. (ICCV 2023) train on CMU-MOSEI (of "A Transformer-based joint-encoding for
+    Emotion Recognition and Sentiment Analysis", Delbrouck et al., 2020), without the attention of sound to text: so it
+    can be fused late. Words start with an LSTM, sound with a linear map; then post-norm layers; then the steps are
+    summed with weights softmax over time of a small network's scores, and mapped to the output.
 
     Args:
         channels: C.

@@ -117,7 +117,7 @@ def _varies(word: str) -> bool:
 def _usual(method: str, fixed: Sequence[str]) -> list[str]:
     """Return the words to vary where nobody says: all that is usually tried and was not set."""
     known = method_of(method)
-    space: Mapping[str, Iterable[Any]] = PAPER if method == "mimo" else known.make.search
+    space: Mapping[str, Iterable[Any]] = PAPER if method == "mimo" else known.tried
     is_set = {own_name(word.partition("=")[0]) for word in fixed}
     found = [f"{method}.{name}={','.join(map(in_words, some))}" for name, some in space.items() if name not in is_set]
     if not found:

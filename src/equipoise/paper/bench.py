@@ -169,8 +169,7 @@ def methods() -> Makers:
     """Every method by name, and the variants that decide at features."""
     makers: Makers = {}
     for name, method in all_methods().items():
-        # The ensemble trains as uni-modal training does; made-up samples come without scores.
-        if method.finish is not None or method.make().scored_samples:
+        if method.finish is not None:  # the ensemble trains as uni-modal training does
             continue
         makers[name] = _maker(method)
         if "at" in method.parameters:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import FUSED
-from equipoise.balance.optimum import OptimumBalancer
+from equipoise.balance.coefficients import FUSED
+from equipoise.balance.optimum import OptimumWeighting
 from equipoise.balance.theory import least_squares
 from equipoise.methods import EW, MIMO, MSL, PrimalDual
 from equipoise.util.errors import demand
@@ -363,16 +363,16 @@ def training_steps(data: ToyData, settings: ToySettings, variant: str, seed: int
     chosen = VARIANTS[variant]
     model, balancer = TwoLayer(settings, seed, list(data.inputs)), chosen.make(settings, data.optimum)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr * chosen.faster(settings))
-    if balancer.route != "loss" and balancer.needs_encoders:
+    if balancer.needs.learns_from_own:
         balancer.attach(model, encoders={name: model.encoders[name] for name in data.inputs})
     twin = twin_losses(data, settings, seed)
     while True:
-        if isinstance(balancer, OptimumBalancer) and balancer.source == "twin":
+        if isinstance(balancer, OptimumWeighting) and balancer.source == "twin":
             balancer.track(next(twin))
         values = losses(dict(model.named_parameters()), data)
         optimizer.zero_grad()
         # The model of joint training has no heads of its own for modalities.
-        balancer(values if balancer.needs_unimodal else {FUSED: values[FUSED]}).backward()
+        balancer(values if balancer.needs.losses else {FUSED: values[FUSED]}).backward()
         yield model, balancer, values
         optimizer.step()
 

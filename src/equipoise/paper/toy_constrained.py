@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import jacobian
 
-from equipoise.balance.losses import FUSED
+from equipoise.balance.coefficients import FUSED
 from equipoise.balance.theory import penalty_for
 from equipoise.methods import PrimalDual
 from equipoise.paper import toy

@@ -28,7 +28,7 @@ from equipoise.models.votes import Votes, read_votes
 from equipoise.study.registry import Entry, all_methods
 from equipoise.training.closed_form import closed_form, why_not_solved
 from equipoise.training.settings import Settings
-from equipoise.training.step import model_problem, task_for
+from equipoise.training.step import problems_of, task_for
 from equipoise.training.trackers import Trackers
 from equipoise.training.train import Trained, train
 from equipoise.util.errors import BadInput
@@ -114,11 +114,7 @@ def candidates_of(entry: Entry, kind: TaskKind) -> list[Entry]:
     """
     known = all_methods()
     lines = [Entry(name, known[name], dict(known[name].parameters), entry.settings) for name in CANDIDATES]
-    return [
-        line
-        for line in lines
-        if not line.balancer().task_problem(kind) and not model_problem(line.balancer(), line.settings)
-    ]
+    return [line for line in lines if not problems_of(line.balancer(), line.settings, kind)]
 
 
 def rungs_of(candidates: int, epochs: int) -> list[tuple[int, int, int]]:

@@ -20,6 +20,7 @@ from equipoise.training import settings
 from equipoise.training.optimisers import check_step
 from equipoise.training.presets import Preset
 from equipoise.training.settings import Settings
+from equipoise.util.annotated import ReadBy, Tried, annotations_of
 from equipoise.util.errors import BadInput, look_up, raise_all
 from equipoise.util.named import imported, is_path, told
 
@@ -54,10 +55,15 @@ class Method:
 
     def convert(self, name: str, text: str) -> Any:
         """Read a parameter's value from the text of ``name=value``."""
-        if self.way == "trained" and name in self.make.words:
-            return self.make.words[name](text)
+        if self.way == "trained" and name in (readers := annotations_of(self.make.__init__, ReadBy)):
+            return readers[name].read(text)
         kind = _kinds(self.make)[name] if self.way == "trained" else type(self.parameters[name])
         return settings.convert(f"{self.name}.{name}", text, kind)
+
+    @property
+    def tried(self) -> dict[str, tuple[Any, ...]]:
+        """The values of its parameters that are usually tried, by parameter."""
+        return {name: one.values for name, one in annotations_of(self.make.__init__, Tried).items()}
 
     @property
     def own(self) -> bool:
@@ -100,9 +106,10 @@ def _kinds(make: type[Balancer]) -> dict[str, Any]:
 @cache
 def _method(name: str, make: type[Balancer]) -> Method:
     defaults = {one.name: one.default for one in _arguments(make)}
-    parameters = {key: default for key, default in defaults.items() if key in {*_kinds(make), *make.words}}
+    readable = {*_kinds(make), *annotations_of(make.__init__, ReadBy)}
+    parameters = {key: default for key, default in defaults.items() if key in readable}
     summary = (inspect.getdoc(make) or "").partition("\n")[0]
-    return Method(name, make, summary, parameters, fused=make.needs_fused)
+    return Method(name, make, summary, parameters, fused=make.needs.fused)
 
 
 def all_methods() -> dict[str, Method]:

@@ -26,18 +26,9 @@ from equipoise.training.launch import device_of
 from equipoise.training.optimisers import make_optimizer
 from equipoise.training.recipe import resolved
 from equipoise.training.settings import Settings
-from equipoise.training.step import (
-    build_model,
-    check_data,
-    check_model_fits,
-    check_task,
-    data_problem,
-    losses_of,
-    model_problem,
-    task_for,
-)
+from equipoise.training.step import build_model, check_fits, losses_of, problems_of, task_for
 from equipoise.training.trackers import Trackers
-from equipoise.util.errors import BadInput, FailedRuns, collect, raise_all, unknown_name
+from equipoise.util.errors import BadInput, FailedRuns, collect, raise_all
 from equipoise.util.named import told
 from equipoise.util.processes import threads
 from equipoise.util.progress import Progress
@@ -66,9 +57,7 @@ def _fitting(entries: Sequence[Entry], splits: Splits) -> tuple[list[Entry], dic
     """
     lines = [(entry, entry.balancer()) for entry in entries if entry.by_all]
     problems = {  # by method, of which there may be several lines
-        entry.method.name: balancer.task_problem(splits.task.kind)
-        or data_problem(balancer, splits)
-        or model_problem(balancer, entry.settings)
+        entry.method.name: "; ".join(problems_of(balancer, entry.settings, splits.task.kind, splits.modalities))
         for entry, balancer in lines
     }
     fitting = [entry for entry in entries if not (entry.by_all and problems.get(entry.method.name))]
@@ -105,10 +94,7 @@ def plan(
         *(partial(device, entry.settings) for entry in entries),
         *(partial(launch.check_launch, entry.settings, entry.balancer()) for entry in entries),
         *([partial(check_trained, entries, "torchrun")] if on is None and launch.launched() else []),
-        *(partial(_check_modality, entry, modalities) for entry in entries),
-        *(partial(check_task, entry.balancer(), task) for entry in entries),
-        *(partial(check_data, entry.balancer(), splits[folds[0]]) for entry in entries),
-        *(partial(check_model_fits, entry.balancer(), entry.settings) for entry in entries),
+        *(partial(check_fits, entry.balancer(), entry.settings, task.kind, modalities) for entry in entries),
         *(partial(check_fusion, entry) for entry in entries),
         *(partial(metric_of, entry.settings.metric, task) for entry in entries),
         *(partial(task_for, splits[folds[0]], entry.settings) for entry in entries),
@@ -173,24 +159,10 @@ def _try_method(entry: Entry, splits: Splits) -> None:
             balancer.attach(model, optimizer=optimizer, group=None)
             losses_of(model, balancer, two)[0].backward()
             optimizer.step()
-            balancer.end_epoch({name: dict.fromkeys(balancer.needs, 0.5) for name in splits.modalities})
+            balancer.end_epoch({name: dict.fromkeys(balancer.needs.metrics, 0.5) for name in splits.modalities})
         except Exception as error:  # code of the user's own may raise anything
             where = f"method {entry.method.name!r} cannot take a step on two samples"
             raise BadInput(f"{where}: {error if isinstance(error, BadInput) else told(error)}") from error
-
-
-def _check_modality(entry: Entry, modalities: Sequence[str]) -> None:
-    """Refuse a parameter that names a modality which the data does not have."""
-    for parameter in ("modality", "dominant"):
-        wanted = entry.params.get(parameter)
-        if wanted is not None and wanted not in modalities:
-            raise BadInput(f"{entry.method.name}.{parameter}: {unknown_name(wanted, modalities)}")
-    optimum = entry.params.get("optimum")
-    if isinstance(optimum, dict) and set(optimum) != set(modalities):
-        needed = f"expected one number for each of {', '.join(modalities)}, found {', '.join(optimum)}"
-        raise BadInput(
-            f"{entry.method.name}.optimum: {needed}; type optimum={','.join(f'{m}:0.3' for m in modalities)}"
-        )
 
 
 def run_study(

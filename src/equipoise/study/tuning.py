@@ -34,10 +34,11 @@ INTERVAL = re.compile(r"(?P<low>.+?)\.\.(?P<high>.+?)(?P<log>:log)?")
 def trials(entry: Entry, count: int) -> list[Entry]:
     """Return the settings that a method tries: its own first, then others of its grid in an order drawn once for all.
 
-    The grid is the method's `search` space times three learning rates. A method with a smaller grid tries all of it.
+    The grid is that of the method's tried values times three learning rates. A smaller grid is tried whole.
     """
-    names = [name for name in entry.method.make.search if name not in entry.fixed]
-    space = [entry.method.make.search[name] for name in names]
+    tried = entry.method.tried
+    names = [name for name in tried if name not in entry.fixed]
+    space = [tried[name] for name in names]
     grid = [
         entry.changed(dict(zip(names, values, strict=True)), {"lr": entry.settings.lr * rate})
         for rate, *values in itertools.product(RATES, *space)
@@ -278,7 +279,7 @@ def _default_words(base: Entry, fixed: Iterable[str]) -> list[str]:
     is_set = {own_name(word.partition("=")[0]) for word in fixed}
     words = [
         f"{base.method.name}.{name}={_spanned(some)}"
-        for name, some in base.method.make.search.items()
+        for name, some in base.method.tried.items()
         if name not in is_set
     ]
     if "lr" not in is_set:

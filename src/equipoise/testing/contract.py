@@ -6,178 +6,58 @@ import math
 import pickle
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, cast, final
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.losses import Table
-from equipoise.models.evaluation import cross_entropies
-from equipoise.models.hybrid_fusion import HybridFusion
+from equipoise.balance.coefficients import Coefficients, Losses, Tensors
+from equipoise.testing.models import (
+    MODELS,
+    Batch,
+    SmallModel,
+    attached,
+    balanced,
+    batch,
+    gradients_of,
+    losses_of,
+    masks_for,
+    names,
+    told_by,
+)
 from equipoise.util.extras import needs
 
 with needs("equipoise.testing"):
     import pytest
 
-Batch: TypeAlias = "tuple[dict[str, Tensor], Tensor]"  # inputs by modality, and labels
-
-
-def names(count: int) -> list[str]:
-    """Names for any number of modalities."""
-    return ["audio", "video", "text", "depth", "touch", "radar", "lidar", "pulse"][:count]
-
-
-@final
-class SmallModel(nn.Module):
-    """Separate encoders, a head each, and a fused head on all features: small, smooth, in double precision.
-
-    Args:
-        modalities: Their names.
-        detached: Put the uni-modal heads on detached features.
-        seed: Of the weights.
-    """
-
-    def __init__(self, modalities: Sequence[str], *, detached: bool = False, seed: int = 0) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            # One seed per name, so that the order of modalities does not decide who gets which weights.
-            self.encoders = nn.ModuleDict({name: _seeded(name, seed) for name in modalities})
-            torch.manual_seed(seed)
-            self.heads = nn.ModuleDict({name: nn.Linear(4, 3) for name in sorted(modalities)})
-            self.fused = nn.ModuleDict({name: nn.Linear(4, 3) for name in sorted(modalities)})
-        self.detached = detached
-        self.double()
-
-    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Logits by name, fused first."""
-        features = {name: encoder(inputs[name]) for name, encoder in self.encoders.items()}
-        outputs = {"fused": torch.stack([self.fused[name](h) for name, h in features.items()]).sum(0)}
-        for name, feature in features.items():
-            outputs[name] = self.heads[name](feature.detach() if self.detached else feature)
-        return outputs
-
-
-def _seeded(name: str, seed: int) -> nn.Sequential:
-    torch.manual_seed(sum(map(ord, name)) + seed)
-    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
-
-
-def hybrid_model(modalities: Sequence[str], unimodal: Literal["masked", "head"]) -> HybridFusion:
-    """Encoders that meet in a small trunk, in double precision."""
-    with torch.random.fork_rng():
-        torch.manual_seed(len(modalities))
-        encoders = {name: _seeded(name, 0) for name in modalities}
-        model = HybridFusion(encoders, classes=3, unimodal=unimodal, width=4, depth=1)
-        for vector in model.absent:  # they start as zeros
-            nn.init.normal_(vector)
-    return model.double()
-
-
-def batch(modalities: Sequence[str], size: int = 12, seed: int = 0) -> Batch:
-    """Inputs in which the first name says more about the label than the last."""
-    random = torch.Generator().manual_seed(seed)
-    label = torch.randint(0, 3, (size,), generator=random)
-    inputs = {}
-    for rank, name in enumerate(sorted(modalities), start=1):
-        own = torch.Generator().manual_seed(sum(map(ord, name)) + seed)
-        inputs[name] = torch.randn(size, 3, generator=own, dtype=torch.float64) + 1 / rank * F.one_hot(label, 3)
-    return inputs, label
-
-
-def losses_of(model: nn.Module, data: Batch, factor: float = 1.0) -> dict[str, Tensor]:
-    """Cross-entropies per sample, by name."""
-    inputs, label = data
-    return {name: factor * loss for name, loss in cross_entropies(model(inputs), label).items()}
-
-
-def masks_for(modalities: Sequence[str], size: int = 12, seed: int = 0) -> dict[str, Tensor]:
-    """Masks under which some samples lack a sensor, by modality; at least one has it, and at least one does not."""
-    masks = {}
-    for name in modalities:
-        random = torch.Generator().manual_seed(sum(map(ord, name)) + seed)
-        masks[name] = torch.rand(size, generator=random) < 0.6
-        masks[name][:2] = torch.tensor([True, False])
-    return masks
-
-
-def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    """The gradients by parameter name; zeros where there is none."""
-    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-
-
-def beside(balancer: Balancer, losses: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Scores and further objectives made up from losses, for a method that has to be given some: arguments by name."""
-    given: dict[str, dict[str, Tensor]] = {}
-    modalities = sorted(name for name in losses if name != "fused")
-    held = balancer.held_decision
-    if balancer.scored_by and (held is None or held.lag):  # a window was given the scores
-        columns = range(1, len(balancer.scored_by) + 1)
-        scores = {name: [(-losses[name].detach() / place).exp() for place in columns] for name in modalities}
-        given["scores"] = {n: rows[0] if len(rows) == 1 else torch.stack(rows, dim=-1) for n, rows in scores.items()}
-    if balancer.scored_samples:  # one score for all, so that the table tells the gradient
-        given["scores"] = {name: torch.full_like(losses["fused"], 0.25).detach() for name in balancer.scored_samples}
-    if balancer.further and torch.is_grad_enabled():
-        given["further"] = {n: -(losses["fused"] * place).tanh() for place, n in enumerate(modalities, start=2)}
-    return given
-
-
-def balanced(balancer: Balancer, losses: Mapping[str, Tensor], **more: Any) -> Tensor:
-    """Call a balancer on losses, and give it besides them what it needs."""
-    return balancer(losses, **{**beside(balancer, losses), **more})
-
-
-def objectives_of(balancer: Balancer, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The losses by the names that they have in the table, with those made up beside them."""
-    further = beside(balancer, losses).get("further", {})
-    return {**losses, **{f"{balancer.further} {name}": loss for name, loss in further.items()}}
-
-
-def block_of(parameter: str, table: Table) -> str:
-    """The column of a table that a parameter of a model made here belongs to, by its name."""
-    if parameter.startswith("encoders."):
-        return parameter.split(".")[1]
-    below_head = parameter.startswith("fusion.") and not parameter.startswith("fusion.head.")
-    return "trunk" if below_head and "trunk" in table.blocks else "heads"
-
-
-def told_by(table: Table, model: nn.Module, data: Batch, balancer: Balancer | None = None) -> dict[str, Tensor]:
-    """The gradients that a table says were delivered: of each objective its own, times its coefficient, summed.
-
-    NaN where an objective does reach a block that the table says it does not.
-    """
-    told = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    losses = losses_of(model, data)
-    losses = losses if balancer is None else objectives_of(balancer, losses)
-    for objective, loss in losses.items():
-        model.zero_grad()
-        loss.mean().backward(retain_graph=True)
-        for name, gradient in gradients_of(model).items():
-            block = block_of(name, table)
-            if gradient.any():
-                told[name] += table.at(objective, block).double() * gradient
-    return told
-
-
-def attached(balancer: Balancer, model: nn.Module, optimizer: Any | None = None) -> Balancer:
-    """Attach with a plain SGD optimiser, so that modulation acts on gradients."""
-    return balancer.attach(model, optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=0.1))
-
-
 COUNTS = (1, 2, 3, 6)
 
 
-def _unrefined(modality: str, mixed: list[Tensor], parts: object) -> list[Tensor]:  # noqa: ARG001
-    return mixed
-
-
-def _step(balancer: Balancer, model: SmallModel, data: Batch, factor: float = 1.0) -> dict[str, Tensor]:
+def _step(balancer: Balancer, model: nn.Module, data: Batch, factor: float = 1.0) -> dict[str, Tensor]:
     """Return the gradients of one step from zero."""
     model.zero_grad()
     balanced(balancer, losses_of(model, data, factor)).backward()
     return gradients_of(model)
+
+
+def _buffers(balancer: Balancer) -> dict[str, Tensor]:
+    return copy.deepcopy(dict(balancer.named_buffers()))
+
+
+def as_in_the_table(balancer: Balancer) -> list[Tensor]:
+    """Leave out what a method does to gradients after the table; collect the losses of its own, in their order."""
+    own: list[Tensor] = []
+    regulariser = balancer.regulariser
+
+    def kept(scalars: Tensors, losses: Losses, answer: Coefficients | None) -> Tensor | None:
+        found = regulariser(scalars, losses, answer)
+        own.extend([] if found is None else [found])
+        return found
+
+    balancer.regulariser = kept
+    balancer.transform = lambda modality, gradient, parts: gradient  # noqa: ARG005
+    return own
 
 
 class BalancerContract(ABC):
@@ -204,52 +84,70 @@ class BalancerContract(ABC):
             for place, name in enumerate(names(count))
         }
 
+    @pytest.mark.parametrize("count", [1, 3, 6])
+    @pytest.mark.parametrize("kind", MODELS)
+    def test_the_table_is_the_gradient_delivered(self, kind: str, count: int) -> None:
+        """Over real steps of an optimiser: with masks, one skipped, and a sensor that is absent for ten batches."""
+        model = MODELS[kind](names(count))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+        balancer = attached(self.make(), model, optimizer)
+        own = as_in_the_table(balancer)
+        for step in range(16):
+            data, masks = batch(names(count), seed=step), masks_for(names(count), seed=step)
+            if 3 <= step < 13:
+                masks[names(count)[0]] = torch.zeros(12, dtype=torch.bool)
+            given = {"present": masks} if step else {}
+            own.clear()
+            optimizer.zero_grad()
+            losses = losses_of(model, data)
+            if step == 2:  # an overflow: the optimiser takes no step, and nothing is learnt
+                before = _buffers(balancer)
+                (balanced(balancer, losses, **given) * torch.inf).backward()
+                torch.testing.assert_close(_buffers(balancer), before, rtol=0, atol=0, equal_nan=True)
+                continue
+            balanced(balancer, losses, **given).backward(retain_graph=True)
+            told = told_by(balancer, model, losses, given.get("present"))
+            for loss in own:
+                every = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True, allow_unused=True)
+                for name, gradient in zip(told, every, strict=True):
+                    told[name] += 0 if gradient is None else gradient
+            largest = max(1.0, *(float(one.abs().max()) for one in told.values()))
+            torch.testing.assert_close(gradients_of(model), told, rtol=1e-12, atol=1e-12 * largest)
+            optimizer.step()
+            if step % 4 == 3:
+                balancer.end_epoch(self.epoch_metrics(count, step // 4))
+
+    def test_the_table_says_what_it_leaves_out(self) -> None:
+        balancer, model, data = self.ready(2)
+        _step(balancer, model, data)
+        notes = "; ".join(balancer.table.notes)
+        assert ("changes the gradients" in notes) == (type(balancer).transform is not Balancer.transform)
+        assert ("a loss of its own" in notes) == (type(balancer).regulariser is not Balancer.regulariser)
+        moved = self.make().attach(model, optimizer=torch.optim.Adam(model.parameters()))
+        _step(moved, model, data)
+        assert ("what the optimiser does" in "; ".join(moved.table.notes)) == balancer.needs.factors
+
     @pytest.mark.parametrize("count", COUNTS)
-    def test_the_table_is_the_gradient_delivered(self, count: int) -> None:
-        balancer, model, data = self.ready(count)
-        balancer.refine = _unrefined
-        delivered = _step(balancer, model, data)
-        expected = told_by(balancer.table, model, data, balancer)
-        torch.testing.assert_close(delivered, expected, rtol=1e-9, atol=1e-12)
+    def test_finite_at_every_scale(self, count: int) -> None:
+        for factor in (1e-8, 1e-4, 1.0, 1e4, 1e8):
+            balancer, model, data = self.ready(count)
+            for _ in range(2):
+                loss = balanced(balancer, losses_of(model, data, factor))
+                loss.backward()
+            assert bool(loss.detach().isfinite())
+            assert all(math.isfinite(cell) for row in balancer.table.numbers().values() for cell in row.values())
+            assert all(bool(gradient.isfinite().all()) for gradient in gradients_of(model).values())
 
-    @pytest.mark.parametrize("count", [1, 2, 4])
-    @pytest.mark.parametrize("unimodal", ["masked", "head"])
-    def test_the_table_is_the_gradient_delivered_where_encoders_meet(
-        self, unimodal: Literal["masked", "head"], count: int
-    ) -> None:
-        model, data = hybrid_model(names(count), unimodal), batch(names(count))
-        balancer = attached(self.make(), model)
-        balancer.refine = _unrefined
-        losses = losses_of(model, data)
-        balanced(balancer, losses).backward()
-        delivered = gradients_of(model)
-        assert balancer.table.blocks == (*names(count), "trunk", "heads")
-        expected = told_by(balancer.table, model, data, balancer)
-        # Of a head that all losses reach, methods on the "fused" route leave all but the fused loss out.
-        below = [name for name in expected if block_of(name, balancer.table) != "heads"]
-        for name in below if unimodal == "masked" else expected:
-            torch.testing.assert_close(delivered[name], expected[name], rtol=1e-9, atol=1e-12, msg=name)
-
-    @pytest.mark.parametrize("count", COUNTS)
-    @pytest.mark.parametrize("factor", [1e-8, 1e-4, 1.0, 1e4, 1e8])
-    def test_finite_at_every_scale(self, count: int, factor: float) -> None:
-        balancer, model, data = self.ready(count)
-        for _ in range(2):
-            loss = balanced(balancer, losses_of(model, data, factor))
-            loss.backward()
-        assert bool(loss.detach().isfinite())
-        assert all(math.isfinite(cell) for row in balancer.table.numbers().values() for cell in row.values())
-        assert all(bool(gradient.isfinite().all()) for gradient in gradients_of(model).values())
-
+    @pytest.mark.parametrize("masked", [False, True])
     @pytest.mark.parametrize("count", [2, 3, 5])
-    def test_permuting_modalities_permutes_the_table(self, count: int) -> None:
+    def test_permuting_modalities_permutes_the_table(self, count: int, masked: bool) -> None:
         forth, back = names(count), names(count)[::-1]
         tables = []
         for order in (forth, back):
             model = SmallModel(order)
             balancer = attached(self.make(), model)
-            balanced(balancer, losses_of(model, batch(order))).backward()
-            assert balancer.table.blocks == (*order, "heads")
+            balanced(balancer, losses_of(model, batch(order)), present=masks_for(order) if masked else None).backward()
+            assert balancer.table.blocks == (*order, "fused head", "own heads")
             tables.append(balancer.table.numbers())
         for objective, row in tables[0].items():
             assert tables[1][objective] == pytest.approx(row, rel=1e-9)
@@ -271,16 +169,6 @@ class BalancerContract(ABC):
             found.append((value.detach(), balancer.table.values, gradients_of(model)))
         torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12, equal_nan=True)
 
-    def test_permuting_modalities_permutes_the_table_with_masks(self) -> None:
-        tables = []
-        for order in (names(3), names(3)[::-1]):
-            model = SmallModel(order)
-            balancer = attached(self.make(), model)
-            balanced(balancer, losses_of(model, batch(order)), present=masks_for(order)).backward()
-            tables.append(balancer.table.numbers())
-        for objective, row in tables[0].items():
-            assert tables[1][objective] == pytest.approx(row, rel=1e-9)
-
     @pytest.mark.parametrize(("count", "every"), [(1, True), (2, False), (3, False), (3, True)])
     def test_finite_where_no_sample_has_a_sensor(self, count: int, every: bool) -> None:
         balancer, model, data = self.ready(count)
@@ -299,11 +187,10 @@ class BalancerContract(ABC):
             if any(name.startswith(f"heads.{one}.") for one in gone):
                 assert not gradient.any()
 
-    @pytest.mark.parametrize("count", COUNTS)
-    def test_key_order_may_change_between_calls(self, count: int) -> None:
+    def test_key_order_may_change_between_calls(self) -> None:
         results = []
         for flip in (False, True):
-            balancer, model, data = self.ready(count)
+            balancer, model, data = self.ready(3)
             for step in range(2):
                 losses = losses_of(model, data)
                 if flip and step:
@@ -315,24 +202,35 @@ class BalancerContract(ABC):
 
     def trained(self, count: int) -> tuple[Balancer, SmallModel, Batch]:
         """A balancer that has seen seven epochs of one step."""
-        balancer, model, data = self.ready(count)
+        model = SmallModel(names(count))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        balancer, data = attached(self.make(), model, optimizer), batch(names(count))
         for epoch in range(7):
-            balanced(balancer, losses_of(model, data, 1 + epoch)).backward()
+            _step(balancer, model, data, 1 + epoch)
+            optimizer.step()
             balancer.end_epoch(self.epoch_metrics(count, epoch))
         return balancer, model, data
 
     @pytest.mark.parametrize("count", COUNTS)
     def test_state_round_trip(self, count: int) -> None:
         first, model, data = self.trained(count)
+        assert all(isinstance(value, Tensor) for value in first.state_dict().values())
         saved = io.BytesIO()
         torch.save(first.state_dict(), saved)
         saved.seek(0)
-        second = self.make()
+        second, twin = self.make(), copy.deepcopy(model)
         second.load_state_dict(torch.load(saved, weights_only=True))
-        attached(second, model)
-        expected = _step(first, model, data, 3.0)
-        torch.testing.assert_close(_step(second, model, data, 3.0), expected, rtol=0, atol=0)
-        assert second.table.numbers() == first.table.numbers()
+        optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, twin)]
+        attached(first, model, optimizers[0])
+        attached(second, twin, optimizers[1])
+        for step in range(2):
+            expected, found = (_step(one, of, data, 3.0) for one, of in ((first, model), (second, twin)))
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+            assert second.table.numbers() == first.table.numbers()
+            for one, optimizer in zip((first, second), optimizers, strict=True):
+                optimizer.step()
+                one.end_epoch(self.epoch_metrics(count, 7 + step))
+        torch.testing.assert_close(dict(twin.named_parameters()), dict(model.named_parameters()), rtol=0, atol=0)
 
     def test_state_follows_names_not_positions(self) -> None:
         first, model, data = self.trained(3)
@@ -345,7 +243,7 @@ class BalancerContract(ABC):
         for objective, row in first.table.numbers().items():
             assert second.table.numbers()[objective] == pytest.approx(row, rel=1e-6)
 
-    @pytest.mark.parametrize("count", COUNTS)
+    @pytest.mark.parametrize("count", [1, 3])
     def test_the_factor_from_above_scales_every_gradient(self, count: int) -> None:
         results = []
         for scale in (1.0, 1024.0):
@@ -354,12 +252,12 @@ class BalancerContract(ABC):
             results.append({name: gradient / scale for name, gradient in gradients_of(model).items()})
         torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-12)
 
-    @pytest.mark.parametrize("count", COUNTS)
-    def test_gradients_accumulate(self, count: int) -> None:
-        balancer, model, data = self.ready(count)
+    def test_gradients_accumulate(self) -> None:
+        balancer, model, data = self.ready(3)
         twin = copy.deepcopy(model)
         other = attached(self.make(), twin)
-        balancer.refine = other.refine = _unrefined
+        for one in (balancer, other):
+            as_in_the_table(one)
         sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
         for factor in (1.0, 2.0):
             balanced(balancer, losses_of(model, data, factor)).backward()
@@ -367,7 +265,7 @@ class BalancerContract(ABC):
             sums = {name: total + gradients[name] for name, total in sums.items()}
         torch.testing.assert_close(gradients_of(model), sums, rtol=1e-9, atol=1e-12)
 
-    @pytest.mark.parametrize("count", COUNTS)
+    @pytest.mark.parametrize("count", [1, 3])
     def test_extra_losses_count_at_weight_one(self, count: int) -> None:
         results = []
         for with_extra in (False, True):
@@ -381,23 +279,14 @@ class BalancerContract(ABC):
         expected = {name: plain[name] + 2 * parameter.detach() for name, parameter in model.named_parameters()}
         torch.testing.assert_close(more, expected, rtol=1e-9, atol=1e-12)
 
-    def test_a_skipped_step_moves_no_state(self) -> None:
-        balancer, model, data = self.ready(2)
-        balanced(balancer, losses_of(model, data)).backward()
-        before = copy.deepcopy(dict(balancer.named_buffers()))
-        (balanced(balancer, losses_of(model, data, 2.0)) * torch.inf).backward()
-        assert not all(bool(gradient.isfinite().all()) for gradient in gradients_of(model).values())
-        if balancer.route != "loss":
-            torch.testing.assert_close(dict(balancer.named_buffers()), before, rtol=0, atol=0, equal_nan=True)
-
     def test_evaluation_leaves_no_trace(self) -> None:
         balancer, model, data = self.ready(2)
         balanced(balancer, losses_of(model, data)).backward()
-        before = copy.deepcopy(dict(balancer.named_buffers()))
+        before = _buffers(balancer)
         with torch.no_grad():
             value = balanced(balancer, losses_of(model, data, 2.0))
         assert not value.requires_grad
-        torch.testing.assert_close(dict(balancer.named_buffers()), before, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(_buffers(balancer), before, rtol=0, atol=0, equal_nan=True)
 
     @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
     def test_says_which_loss_is_not_finite(self, bad: float) -> None:
@@ -419,19 +308,20 @@ class BalancerContract(ABC):
     def test_says_when_it_needs_to_know_the_encoders(self) -> None:
         balancer = self.make()
         model = SmallModel(names(2))
-        if balancer.route == "loss" or not balancer.needs_encoders:
-            balanced(balancer, losses_of(model, batch(names(2)))).backward()
-        else:
+        if balancer.needs.encoders:
             with pytest.raises(RuntimeError, match=r"balancer\.attach\(model"):
                 balanced(balancer, losses_of(model, batch(names(2))))
+        else:
+            balanced(balancer, losses_of(model, batch(names(2)))).backward()
 
     def test_a_copy_leaves_the_model_behind(self) -> None:
-        balancer, model, _ = self.ready(2)
+        balancer, model, data = self.ready(2)
+        _step(balancer, model, data)
         theirs = {id(p) for p in model.parameters()}
         assert not any(id(t) in theirs for t in (*balancer.parameters(), *balancer.buffers()))
         assert not list(balancer.parameters())
         for twin in (copy.deepcopy(balancer), pickle.loads(pickle.dumps(balancer))):
-            assert twin.tensors_of("audio") == []
+            assert twin.attachment is None
             assert set(twin.state_dict()) == set(balancer.state_dict())
 
     def test_warns_when_it_cannot_see_the_optimiser(self) -> None:
@@ -439,4 +329,4 @@ class BalancerContract(ABC):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             balancer.attach(model)
-        assert bool(caught) == balancer.modulates
+        assert bool(caught) == bool(balancer.needs.warning)

@@ -1,8 +1,8 @@
 """A training step captured once in a CUDA graph and replayed: one launch instead of a thousand.
 
 A graph freezes the kernels and the memory they work on. So all that moves during training is a tensor that is changed
-in place (weights, a method's state, the learning rate, sums), or has the step captured again (`Balancer.phase`), or is
-a generator that the graph knows of.
+in place (weights, a method's state, the learning rate, sums), or has the step captured again (numbers of the state that
+are read on the host), or is a generator that the graph knows of.
 """
 
 import warnings
@@ -64,7 +64,7 @@ class CapturedStep:
     def reset(self) -> None:
         """Discard the graph: the step has changed."""
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._phase: Any = None
+        self._host: Any = None
         self._warm_up = WARM_UP
 
     @property
@@ -79,14 +79,15 @@ class CapturedStep:
             batch: Its samples.
             micro_batches: Its micro-batches; those of full batches are alike, so that a graph serves all.
         """
-        if not self.why_not and len(batch) == self._size and self._step.balancer.phase is None:
-            self.why_not = f"{type(self._step.balancer).__name__} keeps state outside of tensors (its `phase` is None)"
+        balancer = self._step.balancer
+        if not self.why_not and balancer.host_values() != balancer.host_values():
+            self.why_not = f"{type(balancer).__name__} decides anew on the host in every step"
         if self.why_not or len(batch) != self._size:
             self._step(batch, micro_batches)
             return
-        if (phase := self._step.balancer.phase) != self._phase:
+        if (host := balancer.host_values()) != self._host:
             self.reset()
-            self._phase = phase
+            self._host = host
         if self._graph is None and self._warm_up > 0:
             self._warm_up -= 1
             with _on_stream(self._stream):
@@ -102,10 +103,11 @@ class CapturedStep:
             target.copy_(source, non_blocking=True)
         assert self._graph is not None
         self._graph.replay()
+        self._step.balancer.answered = self._answered  # another batch may have been taken as written meanwhile
 
     def _capture(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> bool:
         """Capture the step, which computes nothing yet; where that fails, take it as written and return False."""
-        generators = [self._step.feed.random, *self._step.balancer.generators()]
+        generators = [self._step.feed.random, *self._step.balancer.generators]
         memory = batch.clone() if isinstance(batch, Tensor) else batch.apply(torch.clone)
         graph = torch.cuda.CUDAGraph()
         try:
@@ -122,7 +124,7 @@ class CapturedStep:
             self._step.attach()  # restores all that the failed one left
             self._step(batch, micro_batches)
             return False
-        self._graph, self._batch = graph, memory
+        self._graph, self._batch, self._answered = graph, memory, self._step.balancer.answered
         return True
 
 
@@ -133,7 +135,7 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
-    return [batch] if isinstance(batch, Tensor) else [*batch.inputs.values(), batch.label, *batch.scores.values()]
+    return [batch] if isinstance(batch, Tensor) else [*batch.inputs.values(), batch.label]
 
 
 def _synchronises(work: Callable[[], None]) -> str:

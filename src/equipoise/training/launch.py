@@ -224,7 +224,7 @@ def check_launch(settings: Settings, balancer: Balancer) -> None:
         return
     here, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     numbered, sharded = ":" in settings.device, parallel_kind(settings) == "fsdp"
-    weighs = balancer.route == "loss" or (balancer.route == "fused" and not balancer.needs_encoders)
+    weighs = not (balancer.needs.encoders or balancer.needs.further)
     found = type(balancer).__name__
     rules = [
         (numbered, f"device={settings.device}: every process takes a GPU of its own; type device=cuda"),

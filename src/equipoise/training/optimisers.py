@@ -21,6 +21,7 @@ from torch.optim import Optimizer, lr_scheduler
 from equipoise.balance.attach import Attachment, Encoder
 from equipoise.balance.balancer import Balancer
 from equipoise.models.fusion_model import FusionModel
+from equipoise.training.safe_step import smoothness_of, smoothness_problem
 from equipoise.util.errors import BadInput, demand
 
 if TYPE_CHECKING:  # the root package imports `layerwise`, and should load neither data sets nor settings
@@ -195,7 +196,7 @@ def check_step(settings: Settings, balancer: Balancer) -> None:
     if settings.step == "given":
         return
     other = {name: getattr(settings, name) for name in PLAIN if getattr(settings, name) != PLAIN[name]}
-    problems = [why for why in [balancer.smoothness_problem()] if why]
+    problems = [why for why in [smoothness_problem(balancer)] if why]
     if other:
         wanted = " ".join(_typed({name: PLAIN[name] for name in other}))
         problems.append(f"it is a step of plain gradient descent; found {' '.join(_typed(other))}, type {wanted}")
@@ -286,7 +287,7 @@ def local_smoothness(model: FusionModel, balancer: Balancer, part: Part, rounds:
 
     # Recurrent layers of cuDNN and the fast kernels of attention have one backward pass only.
     with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
-        return balancer.smoothness(of_loss, list(twin.encoders))
+        return smoothness_of(balancer, of_loss, list(twin.encoders))
 
 
 def constants(

@@ -128,6 +128,14 @@ class _Replicated(_SeveralRanks):
         """Return the outputs, and what permuted features do to the fused one."""
         return self.ddp(inputs, shares=False, permutations=permutations)
 
+    def with_responses(self, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the outputs, and each modality's response."""
+        return self.ddp(inputs, shares=False, responses=True)
+
+    def response_problems(self) -> list[str]:
+        """List why responses are not known."""
+        return self.model.response_problems()
+
     def sync_gradients(self, *, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self.ddp.no_sync()
 
@@ -138,9 +146,13 @@ class _Forward(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: Mapping[str, Tensor], *, shares: bool, permutations: int = 0) -> Any:
+    def forward(
+        self, inputs: Mapping[str, Tensor], *, shares: bool, permutations: int = 0, responses: bool = False
+    ) -> Any:
         if permutations:
             return self.model.with_permuted(inputs, permutations)
+        if responses:
+            return self.model.with_responses(inputs)
         return self.model.with_shares(inputs) if shares else self.model(inputs)
 
 

@@ -2,8 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final, get_args
@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 
 from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
+from equipoise.balance.method import unmet
+from equipoise.balance.needs import ApproximationWarning
 from equipoise.data.feed import Batch, Feed, MicroBatch
 from equipoise.data.source import check_vocabulary
 from equipoise.data.splits import Part, Splits
-from equipoise.methods.agm import ApproximationWarning
 from equipoise.models.assemble import assemble, encoder_words
 from equipoise.models.choose import build_encoders, own_encoders
 from equipoise.models.encoded import EncodedModel
@@ -25,14 +26,15 @@ from equipoise.models.evaluation import evaluating
 from equipoise.models.fusion_model import FusionModel, Unimodal
 from equipoise.models.metrics import Metric, judged
 from equipoise.models.own_model import OwnModel, build_own
+from equipoise.models.responses import response_losses
 from equipoise.models.task import Classification, Regression, RegressionLoss, Task
 from equipoise.models.tcmax import tcmax_loss
 from equipoise.training.average import WeightAverage
 from equipoise.training.parallel import ParallelModel
 from equipoise.training.settings import Settings
-from equipoise.training.tcmax import check_responses, tcmax_problem
+from equipoise.training.tcmax import tcmax_problems
 from equipoise.training.weights import weighted_task
-from equipoise.util.errors import BadInput
+from equipoise.util.errors import BadInput, raise_all
 from equipoise.util.named import fingerprint
 
 Losses = dict[str, Tensor]
@@ -83,10 +85,10 @@ class TrainingStep:
         self.optimizer.zero_grad()
         self.balancer.to(self.model.device)
         if not self.model.sharded:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ApproximationWarning)  # the row says which form was taken
-                self.balancer.attach(self.model.model, optimizer=self.optimizer)
-            check_responses(self.model.model)
+            self.balancer.attach(self.model.model, optimizer=self.optimizer)
+            needs = self.balancer.needs
+            if needs.further == "response" and not needs.instead:
+                raise_all(self.model.model.response_problems(), f"{type(self.balancer).__name__} needs responses:")
 
     def __call__(self, batch: Batch, micro_batches: Sequence[MicroBatch]) -> None:
         """Take the step.
@@ -107,7 +109,7 @@ class TrainingStep:
                 with self.accelerator.autocast(), collectives.rank_weight(micro.share):
                     with self.watch("forward"):
                         given, losses = step_arguments(self.model.wrapped, self.balancer, samples)
-                    with self.watch("balance"):
+                    with self.watch("balance"), self._quiet():
                         loss = self.balancer(**given)
                 with self.watch("backward"):
                     self._backward(loss * micro.weight)
@@ -135,6 +137,14 @@ class TrainingStep:
             if self.average is not None:
                 self.average.update()
 
+    @contextmanager
+    def _quiet(self) -> Generator[None]:
+        """Leave out the warning of an approximate form: the row of results says which one was taken."""
+        with warnings.catch_warnings() if self.balancer.needs.instead else nullcontext():
+            if self.balancer.needs.instead:
+                warnings.simplefilter("ignore", ApproximationWarning)
+            yield
+
 
 def losses_of(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Tensor, Losses]:
     """Return the balanced loss of a batch, and the losses of its samples by objective."""
@@ -147,13 +157,20 @@ def step_arguments(model: FusionModel, balancer: Balancer, part: Part) -> tuple[
 
     A method that compares shares of the fused output gets those; the heads that are measured then learn beside it.
     """
-    further = None
-    if balancer.permutations:
-        outputs, further = model.with_permuted(part.inputs, balancer.permutations)
-        shares = fused = None
+    needs, further = balancer.needs, None
+    responds = needs.further == "response" and not model.response_problems()
+    shares = fused = None
+    if needs.further == "permuted":
+        outputs, further = model.with_permuted(part.inputs, needs.draws)
+    elif responds:
+        outputs, shares = model.with_responses(part.inputs)
     else:
         outputs, shares, fused = _outputs(model, balancer, part)
-    compared, extra, losses = _losses(model, part, outputs, shares, fused)
+    # Responses are compared, and do not learn from that: each depends on all encoders, by their answer to zero.
+    apart = {name: one.detach() for name, one in (shares or {}).items()} if responds else shares
+    compared, extra, losses = _losses(model, part, outputs, apart, fused)
+    if responds and shares is not None and torch.is_grad_enabled():
+        further = response_losses(losses["fused"], shares)
     gaps = {name: mask for name, mask in part.present.items() if name in compared}
     answers = {name: output.detach() for name, output in {**outputs, **(shares or {})}.items() if name in compared}
     scores = scores_of(model.known_task(), balancer, answers, part)
@@ -171,21 +188,18 @@ def scores_of(task: Task, balancer: Balancer, answers: Losses, part: Part) -> Lo
         part: The batch.
     """
     modalities = {name: output for name, output in answers.items() if name != "fused"}
-    if balancer.scored_samples:
-        return {name: part.scores[name] for name in balancer.scored_samples}
-    if balancer.scored_by:
+    if given := balancer.needs.given_scores:
         kinds = {
             "accuracy": task.hits,
             "entropy": task.entropy,
             "magnitude": lambda output, _: output.abs().mean(dim=1),
         }
         columns = {
-            name: [kinds[kind](output.float(), part.label) for kind in balancer.scored_by]
-            for name, output in modalities.items()
+            name: [kinds[kind](output.float(), part.label) for kind in given] for name, output in modalities.items()
         }
         return {name: rows[0] if len(rows) == 1 else torch.stack(rows, dim=1) for name, rows in columns.items()}
     smoothed = isinstance(task, Classification) and (task.weight is not None or bool(task.smoothing))
-    if smoothed and balancer.logarithmic_scores:
+    if smoothed and balancer.needs.logarithmic:
         # What such methods read off a loss is the probability of the right class, which this one does not tell.
         return {name: (-loss).exp() for name, loss in task.losses(answers, part.label, weighted=False).items()}
     return None
@@ -196,7 +210,7 @@ def _outputs(model: FusionModel, balancer: Balancer, part: Part) -> tuple[Losses
 
     The last is None where the fused loss is that of its output, as every other.
     """
-    compares = balancer.unimodal == "split" and model.unimodal == "detached" and model.fusion.additive
+    compares = balancer.needs.unimodal == "share" and model.unimodal == "detached" and model.fusion.additive
     task = model.known_task()
     if not (isinstance(task, Classification) and task.loss_name == "tcmax"):
         outputs, shares = model.with_shares(part.inputs) if compares else (model(part.inputs), None)
@@ -302,56 +316,29 @@ def task_for(splits: Splits, settings: Settings) -> Task:
     return task
 
 
-def check_task(balancer: Balancer, task: Task) -> None:
-    """Raise a BadInput with the reason where a method is not for a task."""
-    if problem := balancer.task_problem(task.kind):
-        raise BadInput(problem)
+def problems_of(balancer: Balancer, settings: Settings, kind: str, modalities: Collection[str] = ()) -> list[str]:
+    """Return every reason why a method cannot train the model of the settings on some data.
 
-
-def data_problem(balancer: Balancer, splits: Splits) -> str:
-    """Say why a method cannot train on some data; "" where it can."""
-    name = type(balancer).__name__
-    if unknown := [modality for modality in balancer.scored_samples if modality not in splits.modalities]:
-        return (
-            f"{name} holds back {', '.join(map(repr, unknown))}, and the data has {', '.join(splits.modalities)}; "
-            f"name one of these, {name.lower()}.modality={splits.modalities[0]}"
-        )
-    if absent := [modality for modality in balancer.scored_samples if modality not in splits.train.scores]:
-        example = ", ".join(f"{modality!r}: …" for modality in absent)
-        return (
-            f"{name} reads a score from 0 to 1 of each training sample, and the data has none; give them with it, "
-            f"Part(…, scores={{{example}}}); those of demonstrations are equipoise.control.motion.motion_scores"
-        )
-    return ""
-
-
-def check_data(balancer: Balancer, splits: Splits) -> None:
-    """Raise a BadInput with the reason where a method cannot train on some data."""
-    if problem := data_problem(balancer, splits):
-        raise BadInput(problem)
-
-
-def model_problem(balancer: Balancer, settings: Settings) -> str:
-    """Say why a method cannot train the model of the settings by their loss; "" where it can."""
-    if problem := tcmax_problem(balancer, settings):
-        return problem
-    if settings.model == "auto" or not (balancer.modality_dropout or balancer.permutations):
-        return ""
-    name, unknown = type(balancer).__name__, f"of a model of one's own ({settings.model}) these are not known"
-    if balancer.permutations:
-        return (
-            f"{name} permutes features between the encoders and the fusion of a model, and {unknown}; choose ew or mlb"
-        )
-    return (
-        f"{name} drops modalities between the encoders and the fusion of a model, and {unknown}; choose msl, and let "
-        "the model drop them itself"
+    Args:
+        balancer: The method.
+        settings: Of the run.
+        kind: Of the task.
+        modalities: Of the data.
+    """
+    own = settings.model != "auto"  # what is between the encoders and the fusion of such a model is not known
+    found = unmet(
+        balancer,
+        task=kind,
+        modalities=modalities,
+        arguments=() if own else ("dropout",),
+        further=() if own else ("permuted", "response"),
     )
+    return [*found, *tcmax_problems(balancer.needs, settings)]
 
 
-def check_model_fits(balancer: Balancer, settings: Settings) -> None:
-    """Raise a BadInput with the reason where a method cannot train the model of the settings by their loss."""
-    if problem := model_problem(balancer, settings):
-        raise BadInput(problem)
+def check_fits(balancer: Balancer, settings: Settings, kind: str, modalities: Collection[str] = ()) -> None:
+    """Raise one BadInput with every reason why a method cannot train; the arguments are those of `problems_of`."""
+    raise_all(problems_of(balancer, settings, kind, modalities))
 
 
 def own_code(settings: Settings) -> dict[str, str]:
@@ -362,9 +349,7 @@ def own_code(settings: Settings) -> dict[str, str]:
 
 def build_model(splits: Splits, balancer: Balancer, settings: Settings) -> FusionModel:
     """Build the model for this data, whose uni-modal heads learn with the encoders or beside them."""
-    check_task(balancer, splits.task)
-    check_data(balancer, splits)
-    check_model_fits(balancer, settings)
+    check_fits(balancer, settings, splits.task.kind, splits.modalities)
     if settings.model == "auto":
         return build_from_encoders(splits, balancer, settings)
     task = task_for(splits, settings)
@@ -378,7 +363,7 @@ def build_from_encoders(splits: Splits, balancer: Balancer, settings: Settings) 
     """Build the model for this data, with encoders and fusion by the settings; a method's own dropout comes first."""
     encoders = build_encoders(encoder_words(settings.encoder, settings.fusion), splits.shapes, settings.features)
     check_vocabulary(encoders, splits)
-    view, dropout = view_for(balancer, settings), balancer.modality_dropout or settings.dropout
+    view, dropout = view_for(balancer, settings), balancer.needs.model.get("dropout", settings.dropout)
     how: dict[str, Any] = {"fusion": settings.fusion, "width": settings.features, "dropout": dropout}
     return assemble(encoders, task_for(splits, settings), unimodal=view, **how)
 
@@ -388,11 +373,10 @@ def view_for(balancer: Balancer, settings: Settings) -> Unimodal:
 
     Models that are trained on one modality each, to be compared with, share no trunk: they have heads.
     """
-    reaches = balancer.unimodal == "head"
-    if settings.meets_early and settings.model == "auto":
-        # A method that compares shares of an additive output takes what there is in their place.
-        reaches = reaches or balancer.route in ("weighted", "table")
-    if settings.masks and balancer.needs_fused:
+    needs, meets = balancer.needs, settings.meets_early and settings.model == "auto"
+    # Where encoders meet early, a method that wants shares of an additive output takes what there is in their place.
+    reaches = needs.learns_from_own and (needs.unimodal == "head" or meets)
+    if settings.masks and needs.fused:
         return "masked" if reaches else "masked_detached"
     return "head" if reaches else "detached"
 

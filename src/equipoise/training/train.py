@@ -311,7 +311,7 @@ class Run:
             results = self._evaluate(record)
         # A method that remembers or changes weights at the end of an epoch does so with those that are trained.
         balancer = self.step.balancer
-        if "purity_train" in balancer.needs_now:
+        if "purity_train" in balancer.metrics_due:
             found = purities(self.model, {"purity_train": self.feed, "purity_validation": self.validation})
             results = {name: {**values, **found.get(name, {})} for name, values in results.items()}
         balancer.end_epoch({name: results[name] for name in balancer.modalities if name in results})
@@ -330,11 +330,11 @@ class Run:
         told = {name: values.pop("metric") for name, values in results.items()}
         losses = {name: values.pop("objective") for name, values in results.items()}
         validation = {name: None if math.isnan(value) else value for name, value in told.items()}
-        if not balancer.needs_fused:  # the fused head is untrained: its accuracy is no result
+        if not balancer.needs.fused:  # the fused head is untrained: its accuracy is no result
             validation.pop("fused")
             record["train"].pop("fused", None)
         record |= {"validation": validation, "table": table}
-        if isinstance(self.model, HybridFusion) and balancer.needs_fused:  # elsewhere no loss trained the trunk
+        if isinstance(self.model, HybridFusion) and balancer.needs.fused:  # elsewhere no loss trained the trunk
             record["attention"] = attention_of(self.model, self.validation)
         state.curves.append(record)
         if self.settings.select == "loss":
@@ -368,7 +368,7 @@ class Run:
         if settings.step != "given":
             rate = float(self.step.optimizer.param_groups[0]["lr"])
             path["learning rate"] = f"{rate:.4g}, at most 1/L̂ of a batch of {settings.batch}"
-        path |= self.step.balancer.remarks
+        path |= getattr(self.step.balancer, "remarks", {})  # of methods that have something to say
         if collectives.size() > 1:
             path["processes"] = f"{collectives.size()}, {model.kind}"
         model.sync_buffers()

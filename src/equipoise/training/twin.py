@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equipoise.balance import collectives
 from equipoise.balance.balancer import Balancer
-from equipoise.balance.optimum import RECORDED, OptimumBalancer
+from equipoise.balance.optimum import RECORDED, OptimumWeighting
 from equipoise.balance.theory import Trajectory
 from equipoise.data.feed import Batch, Feed, MicroBatch
 from equipoise.data.splits import Splits
@@ -40,9 +40,9 @@ from equipoise.util.files import write_atomic
 TRAJECTORY = "trajectory.json"
 
 
-def tracks(balancer: Balancer) -> OptimumBalancer | None:
+def tracks(balancer: Balancer) -> OptimumWeighting | None:
     """Return the method if its f* comes from a twin."""
-    return balancer if isinstance(balancer, OptimumBalancer) and balancer.source == "twin" else None
+    return balancer if isinstance(balancer, OptimumWeighting) and balancer.source == "twin" else None
 
 
 def check_twin(balancer: Balancer, settings: Settings) -> None:
@@ -67,7 +67,7 @@ class Twin:
 
     def __init__(
         self,
-        balancer: OptimumBalancer,
+        balancer: OptimumWeighting,
         splits: Splits,
         settings: Settings,
         feed: Feed,
@@ -152,7 +152,7 @@ def refer(
         folder: Where trajectories are kept; None keeps none.
         record: Trains uni-modally and returns a `Trajectory`, given the data, settings and a folder.
     """
-    if not (isinstance(balancer, OptimumBalancer) and balancer.source in RECORDED):
+    if not (isinstance(balancer, OptimumWeighting) and balancer.source in RECORDED):
         return
     launch.init(launch.device_of(settings))  # several processes train it together, as they do the run
     if folder is None:

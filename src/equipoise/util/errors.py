@@ -122,7 +122,7 @@ def require_utf8(words: list[str]) -> None:
 
 _TAKEN = {
     "fused": "it is the key of the joint output",
-    "heads": "it is the name of the heads in a balancing table",
+    **dict.fromkeys(("fused head", "own heads"), "it is a block of the balancing table"),
     "mean": "it is a summary over sensor faults",
     "worst": "it is a summary over sensor faults",
     "label": "it is the column of the answers in a data file",

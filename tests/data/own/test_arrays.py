@@ -10,7 +10,19 @@ from equipoise.data.splits import Part, Splits
 from equipoise.util.errors import name_problems
 
 from_arrays = Splits.from_arrays
-TAKEN = ("fused", "heads", "mean", "worst", "label", "split", "group", "classes", "committee", "fused_low")
+TAKEN = (
+    "fused",
+    "fused head",
+    "own heads",
+    "mean",
+    "worst",
+    "label",
+    "split",
+    "group",
+    "classes",
+    "committee",
+    "fused_low",
+)
 LABEL = np.arange(30) % 3
 SPLIT = np.repeat([0, 1, 2], [18, 6, 6])
 

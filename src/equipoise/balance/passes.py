@@ -15,8 +15,6 @@ from torch import Tensor
 from torch._C._autograd import _get_current_graph_task_keep_graph as _keep_graph
 from torch._compile import _disable_dynamo
 
-from equipoise.balance.losses import Recompute, Step
-
 Gradients = dict[int, Tensor]  # by the identity of their tensor
 # Computes the gradients of a step from the factor that arrives from above; the flag asks to keep the graph.
 Decide = Callable[[Tensor, bool], Gradients]
@@ -83,15 +81,15 @@ class _Deliver(torch.autograd.Function):
     """A scalar that, differentiated, gives every leaf what ``decide`` says."""
 
     @staticmethod
-    def forward(ctx: Any, decide: Decide, value: Tensor, linear: bool, *leaves: Tensor) -> Tensor:
+    def forward(ctx: Any, decide: Decide, value: Tensor, linear: Callable[[], bool], *leaves: Tensor) -> Tensor:
         ctx.decide, ctx.linear = decide, linear
         ctx.keys = [id(leaf) for leaf in leaves]
         return value.detach().clone()
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[incompatible-method-override]
-        if torch.is_grad_enabled() and not ctx.linear:
-            raise RuntimeError(_SECOND_DERIVATIVES)
+        if torch.is_grad_enabled() and not ctx.linear():
+            raise RuntimeError(SECOND_DERIVATIVES)
         if ctx.decide is None:
             raise RuntimeError(_CALLED_TWICE)
         decide, keep_graph = ctx.decide, _keep_graph()
@@ -101,7 +99,7 @@ class _Deliver(torch.autograd.Function):
         return (None, None, None, *(gradients.get(key) for key in ctx.keys))
 
 
-_SECOND_DERIVATIVES = (
+SECOND_DERIVATIVES = (
     "this method shapes gradients after they are taken, so that second derivatives through its loss are not known; "
     "found create_graph=True: take the gradient penalty of the losses themselves and pass it as "
     "balancer(losses, extra={'penalty': …}), or choose MIMO, EW or MSL, which are exact"
@@ -113,47 +111,14 @@ _CALLED_TWICE = (
 
 
 @_disable_dynamo  # a compiled step breaks off here: what the backward pass does depends on the graph under it
-def deliver(decide: Decide, value: Tensor, leaves: Iterable[Tensor], *, linear: bool) -> Tensor:
+def deliver(decide: Decide, value: Tensor, leaves: Iterable[Tensor], linear: Callable[[], bool]) -> Tensor:
     """Return a scalar of this value whose backward gives each leaf the gradient that ``decide`` finds for it.
 
     Args:
         decide: Computes the gradients.
         value: Of the scalar.
         leaves: The tensors that get a gradient.
-        linear: Whether ``decide`` is a fixed linear map of the losses' gradients, which can be differentiated again.
+        linear: Tells whether ``decide`` is a fixed linear map of the losses' gradients, which can be differentiated
+            again; asked where second derivatives are wanted.
     """
     return _Deliver.apply(decide, value, linear, *leaves)
-
-
-@final
-class _WeightedSum(torch.autograd.Function):
-    """A scalar whose gradient by each part is its weight, and whose second derivatives are those of the weights."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, weights: Tensor, recompute: Recompute, *parts: Tensor) -> Tensor:
-        ctx.weights, ctx.recompute = weights, recompute
-        ctx.save_for_backward(*parts)
-        return value.to(parts[0].dtype, copy=True)
-
-    @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[incompatible-method-override]
-        parts = ctx.saved_tensors
-        weights = ctx.recompute(torch.stack(parts)) if torch.is_grad_enabled() else ctx.weights
-        gradients = (weights.to(scale.dtype) * scale).unbind()
-        return (None, None, None, *(g.to(part.dtype) for g, part in zip(gradients, parts, strict=True)))
-
-
-def weighted_sum(step: Step) -> Tensor:
-    """Return a scalar of the objective's value whose gradient is the weighted sum of the losses' gradients."""
-    assert step.weights is not None
-    chosen = step.weights.on_heads
-    parts = [loss for loss in step.losses if loss is not None]
-    if step.weights.recompute is not None:
-        result = _WeightedSum.apply(step.value, chosen, step.weights.recompute, *parts)
-    else:
-        stacked = torch.stack(parts)
-        if len(parts) < len(chosen):
-            chosen = torch.stack([chosen[place] for place, loss in enumerate(step.losses) if loss is not None])
-        total = torch.dot(chosen.to(stacked.dtype), stacked)
-        result = total + (step.value - total).detach()
-    return result if step.extra is None else result + step.extra
