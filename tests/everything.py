@@ -36,7 +36,7 @@ from equipoise import (
     Weighting,
     Window,
 )
-from equipoise.balance.reading import Given
+from equipoise.balance.reading import GivenStep
 from equipoise.testing import balanced, batch, beside, losses_of
 
 Data = tuple[dict[str, Tensor], Tensor]
@@ -159,7 +159,7 @@ def factors_of(
 ) -> dict[str, float]:
     """The factors that a method answers to some losses, by modality; no step is taken."""
     with torch.no_grad():
-        answer = balancer.decide(balancer.read(Given(losses, scores)).losses)
+        answer = balancer.decide(balancer.read(GivenStep(losses, scores)).losses)
     assert answer is not None
     assert answer.factors is not None
     return dict(zip(balancer.modalities, answer.factors.tolist(), strict=True))
@@ -167,7 +167,7 @@ def factors_of(
 
 def score_of(balancer: Balancer, losses: Tensor) -> float:
     """The score of a modality whose samples have these losses."""
-    return float(balancer.read(Given({"fused": losses, "audio": losses})).losses.scores)
+    return float(balancer.read(GivenStep({"fused": losses, "audio": losses})).losses.scores)
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:

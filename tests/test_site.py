@@ -195,11 +195,12 @@ class Page(HTMLParser):
         super().__init__()
         self.anchors: set[str] = set()
         self.targets: set[str] = set()
+        self.sections = 0
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        del tag  # whatever it is, what it points to has to be there
-        for name, value in attrs:
+        self.sections += tag == "h2"
+        for name, value in attrs:  # whatever it is, what it points to has to be there
             if name == "id" and value:
                 self.anchors.add(value)
             if name in ("href", "src") and value:
@@ -251,6 +252,10 @@ def test_every_link_of_the_built_site_leads_somewhere(tmp_path: Path) -> None:
     names = {path.name for path in site}
     assert {"index.html", "tutorial.html", "gallery.html", "mimo.html", "api.html", "faq.html"} <= names
     assert len(names) > 40, "every page was looked at"
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        outside_of_code = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        written = len(re.findall(r"^## ", outside_of_code, re.MULTILINE))
+        assert site[tmp_path / f"{page.stem}.html"].sections >= written, f"{page.name}: a block has swallowed a section"
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])

@@ -3,9 +3,10 @@
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from equipoise.balance.balancer import Balancer, Mixing, Weighting
+from equipoise.balance.balancer import Balancer
 from equipoise.balance.coefficients import Coefficients, Losses, Table
-from equipoise.balance.delivery import Gram
+from equipoise.balance.kinds import Mixing, Weighting
+from equipoise.balance.mixture import Gram
 from equipoise.balance.needs import Needs
 from equipoise.balance.theory import Trajectory, least_squares
 from equipoise.balance.window import Window

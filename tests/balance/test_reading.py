@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise import ARL, EW, MCR, MIMO, MSL, OGM, Coefficients, Losses, Unimodal
-from equipoise.balance.reading import FiniteCheck, Given, Reading
+from equipoise.balance.reading import FiniteCheck, GivenStep, Reading
 from equipoise.testing import SmallModel, attached, batch, losses_of, masks_for, names
 from random_answers import Answers
 
@@ -128,7 +128,7 @@ def test_several_scores_are_means_over_the_samples_at_hand() -> None:
     mask = torch.arange(12) < 5
     balancer = attached(ARL(), model)
     for given in (scores, {"audio": scores["audio"][mask].mean(0), "video": scores["video"].mean(0)}):
-        read = balancer.read(Given(losses, given, {"audio": mask})).losses
+        read = balancer.read(GivenStep(losses, given, {"audio": mask})).losses
         expected = torch.stack([scores["audio"][mask].mean(0), scores["video"].mean(0)])
         torch.testing.assert_close(read.scores, expected)
         assert read.presence is not None

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equipoise import CGGM, MSL, LateFusion, Window
-from equipoise.balance.reading import Given
+from equipoise.balance.reading import GivenStep
 from equipoise.data.splits import Part
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
 from equipoise.training.step import losses_of as training_loss
@@ -155,7 +155,7 @@ def test_it_turns_the_fused_head_towards_the_classifiers() -> None:
 def attached_term(model: LateFusion, part: Part) -> Tensor:
     balancer = CGGM(direction=1.0).attach(model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
     losses = {name: F.cross_entropy(output, part.label) for name, output in model(part.inputs).items()}
-    known = balancer.read(Given(losses, {name: torch.tensor(0.5) for name in names(2)})).losses
+    known = balancer.read(GivenStep(losses, {name: torch.tensor(0.5) for name in names(2)})).losses
     term = balancer.regulariser(losses, known, balancer.decide(known))
     assert term is not None
     return term

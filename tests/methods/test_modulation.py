@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from equipoise import AGM, DGL, MLB, MSES, MSL, MSLR, OGM, OGMGE, Balancer, LateFusion
 from equipoise.balance.coefficients import ratios
-from equipoise.balance.reading import Given
+from equipoise.balance.reading import GivenStep
 from equipoise.models import CNN1d, ShapleyResponses, response_losses
 from equipoise.testing import SmallModel, attached, batch, gradients_of, losses_of, names
 from everything import factors_of, score_of
@@ -460,7 +460,7 @@ def test_mlb_by_hand() -> None:
     assert found == pytest.approx({"audio": 1 + math.tanh(0.8 * -0.5), "video": 1 + math.tanh(0.8)})
     assert factors(MLB(0.8, ceiling=1.5), losses)["video"] == pytest.approx(1 + 0.5 * math.tanh(0.8))
     quiet = attached(MLB(0.8, start=1), SmallModel(names(2)))
-    answer = quiet.decide(quiet.read(Given(losses)).losses)
+    answer = quiet.decide(quiet.read(GivenStep(losses)).losses)
     assert answer is not None
     assert set(answer.table(2, trunk=False).flatten().tolist()) == {1.0}  # heads too
 

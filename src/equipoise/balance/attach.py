@@ -7,25 +7,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from equipoise.balance.features import OutputHook
-from equipoise.balance.needs import Block, Needs
+from equipoise.balance.needs import Block
 from equipoise.balance.updates import ParameterPart, UpdateScale, moves_with_the_gradient, tensors_held, was_taken
-
-
-class Followed(Protocol):
-    """The part of a balancer that its optimisers tell of their steps."""
-
-    needs: Needs
-
-    def stepped(self, taken: Tensor | int, *, counts: bool) -> None:
-        """Take note of a step of an attached optimiser."""
-        ...
-
 
 Encoder: TypeAlias = "nn.Module | str | Sequence[nn.Module | Tensor | str]"
 Encoders: TypeAlias = "Mapping[str, Encoder]"
@@ -138,6 +127,10 @@ class Attachment:
         """List the parameters of one encoder, frozen ones too, as they are now."""
         return _tensors(self.encoders[modality], _parameters_of)
 
+    def identities(self) -> dict[str, list[int]]:
+        """Return which tensors the encoders are made of, by their identity."""
+        return {name: [id(tensor) for tensor in self.every_parameter(name)] for name in self.encoders}
+
     def block_tensors(self) -> dict[str, list[Tensor]]:
         """Return the trainable tensors per modality that its column and factor mean, as they are now."""
         return {name: [t for t in own if self._in_block(t)] for name, own in self.parameters().items()}
@@ -187,11 +180,11 @@ class Attachment:
         tells = getattr(self.model, "output_layers", None)
         return {name: (own, ParameterPart(*part)) for name, (own, part) in tells().items()} if tells is not None else {}
 
-    def follow(self, method: Followed, at: str) -> None:
+    def follow(self, method: Any, at: str) -> None:
         """Watch the optimisers where gradients alone do not decide what happens to an encoder.
 
         Args:
-            method: The balancer.
+            method: The balancer, which is told of steps.
             at: Where it takes the gradients that decide: "parameters" or "features".
 
         Raises:
@@ -262,7 +255,7 @@ class Attachment:
         )
 
 
-def _tell(method: Followed, optimizer: Optimizer, *_: object, counts: bool) -> None:
+def _tell(method: Any, optimizer: Optimizer, *_: object, counts: bool) -> None:
     method.stepped(was_taken(optimizer), counts=counts)
 
 

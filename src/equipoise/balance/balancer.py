@@ -21,24 +21,14 @@ from typing_extensions import Self
 from equipoise.balance import collectives
 from equipoise.balance.attach import Attachment, Encoder, Encoders
 from equipoise.balance.blocks import Blocks
-from equipoise.balance.coefficients import (
-    FUSED,
-    FUSED_HEAD,
-    OWN_HEADS,
-    TRUNK,
-    Coefficients,
-    Losses,
-    Table,
-    Tensors,
-    check_answer,
-)
-from equipoise.balance.delivery import ELSEWHERE, Gram, Mixed, Scaled, Step, summed
+from equipoise.balance.coefficients import FUSED, FUSED_HEAD, OWN_HEADS, TRUNK, Coefficients, Losses, Table, Tensors
+from equipoise.balance.delivery import Scaled, Step, summed
 from equipoise.balance.graph import STATIC_GRAPH, Dependence, HiddenGraphError, Reach
-from equipoise.balance.method import Method, unmet
+from equipoise.balance.method import BalancingMethod, unmet
+from equipoise.balance.mixture import Mixed
 from equipoise.balance.needs import ApproximationWarning
-from equipoise.balance.passes import SECOND_DERIVATIVES
-from equipoise.balance.reading import FiniteCheck, Given, Reader, Reading, check_losses, sum_of_extra
-from equipoise.util.errors import BadInput, name_problems, raise_all
+from equipoise.balance.reading import FiniteCheck, GivenStep, Reader, Reading, check_losses, sum_of_extra
+from equipoise.util.errors import name_problems, raise_all
 
 _MEAN_LOSSES = (
     "{} compares modalities by the mean probability of the right class, which a mean loss does not tell: "
@@ -51,7 +41,7 @@ _NOT_UNIMODAL = (
 _UNKNOWN = "? is known once a model is attached: type balancer.attach(model, encoders={…})"
 
 
-class Balancer(Method, ABC):
+class Balancer(BalancingMethod, ABC):
     """Base of `Weighting` and `Mixing`, which methods are subclasses of.
 
     Args:
@@ -61,7 +51,7 @@ class Balancer(Method, ABC):
 
     def __init__(self, *, start: int = 0, stop: int | None = None) -> None:
         super().__init__(start=start, stop=stop)
-        self._regularises = type(self).regulariser is not Method.regulariser
+        self._regularises = type(self).regulariser is not BalancingMethod.regulariser
         self._dependence = Dependence(self.group)
         self._reached: list[list[bool]] = []
         self._not_unimodal: list[str] = []
@@ -96,7 +86,7 @@ class Balancer(Method, ABC):
                 sample has counts as neither ahead nor behind in this step.
             further: One more loss per modality, for a method that has objectives beyond one per modality.
         """
-        held, given = self._held, Given(losses, scores, present, further)
+        held, given = self._held, GivenStep(losses, scores, present, further)
         if held is not None:
             held.check(given)
         reading = self.read(given)
@@ -171,13 +161,14 @@ class Balancer(Method, ABC):
         attachment.follow(self, self.at)
         if before is not None:
             before.release()
-            if before.model is not attachment.model:
-                self.forget_copies()
+        others = before is not None and before.identities() != attachment.identities()
         self._attachment, self.group, self._looked, self._has_trunk = attachment, group, False, has_trunk
         self._dependence, self._reached, self._not_unimodal, self._pending = Dependence(group), [], [], None
         self._judged = False
         if not self.modalities:
             self.settle(names, self.epoch.device)
+        if others:  # what another model began with is of no use; where an encoder stands still may be
+            self.forget_copies([name for name in self._copies if name in self._copied_first or not self.fit(name)])
         if takes_gradients and attachment.compiled():
             # Two passes run through one compiled backward, which may not hand its buffers away in the first.
             from torch._functorch import config  # a module that torch.compile has loaded by then
@@ -210,7 +201,7 @@ class Balancer(Method, ABC):
             )
         rows = {need: torch.tensor([float(given[name][need]) for name in names]) for need in needs}
         means = {need: collectives.mean(row.to(self.epoch.device), self.group) for need, row in rows.items()}
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             self.on_epoch(means)
         self.epoch += 1
         self.refresh_host()
@@ -260,7 +251,7 @@ class Balancer(Method, ABC):
     # -- how it is done --
 
     @final
-    def read(self, given: Given) -> Reading:
+    def read(self, given: GivenStep) -> Reading:
         """Return the losses of a step, checked, and averaged over samples and ranks."""
         losses, held = given.losses, self._held
         modalities = check_losses(losses, self.needs, self.modalities)
@@ -270,6 +261,8 @@ class Balancer(Method, ABC):
         if reader is None or self._finite is None or self._finite.device != device:
             # What is made here outlives an evaluation.
             with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+                if modalities and (problems := unmet(self, modalities=modalities)):
+                    raise ValueError("; ".join(problems))
                 self.settle(modalities, device)
                 names, method = (FUSED, *modalities, *self.further_names), type(self).__name__
                 self._reader = reader = Reader(method, self.needs, modalities, self.group)
@@ -284,7 +277,7 @@ class Balancer(Method, ABC):
         self._finite.note(reading)
         return reading
 
-    def _warn_once(self, given: Given) -> None:
+    def _warn_once(self, given: GivenStep) -> None:
         """Warn where what is given does not tell what the method would best know."""
         name, needs = type(self).__name__, self.needs
         scalars = any(loss.dim() == 0 for key, loss in given.losses.items() if key != FUSED)
@@ -324,6 +317,9 @@ class Balancer(Method, ABC):
         if is_sum and (attachment is None or self._looked):
             return summed(self, step)
         fused_alone = answer is not None and answer.is_alone
+        others = any(one is not None and one.requires_grad for one in reading.scalars[1:])
+        if fused_alone and alike and not others and (attachment is None or self._looked):
+            return summed(self, step)
         try:
             reach = Reach(reading.scalars)
         except HiddenGraphError:
@@ -364,15 +360,19 @@ class Balancer(Method, ABC):
         self._reached = blocks.rows()
         if not self._judged:
             self._judge(blocks, reading.losses)
-        self._looked = True
+        self._looked = self._judged
 
     def _judge(self, blocks: Blocks, losses: Losses) -> None:
         """Warn of heads behind a part where encoders meet, as soon as a batch tells: one that has every sensor."""
+        if losses.presence is not None and losses.presence.device.type != "cpu":
+            self._judged = True  # looking at the numbers would stall the device
+            return
         if self._dependence.unresolved or (losses.presence is not None and not bool((losses.presence > 0).all())):
             return
         self._judged = True
-        # Further objectives, such as responses, may reach all encoders by their definition.
-        reaching = [] if losses.further is not None else blocks.reaching_others()
+        # Shares that are responses reach all encoders by their definition.
+        responds = self.needs.unimodal == "share" and losses.further is not None
+        reaching = [] if responds else blocks.reaching_others()
         self._not_unimodal = [self.modalities[block] for block in reaching]
         if reaching:
             listed = ", ".join(map(repr, self._not_unimodal))
@@ -381,77 +381,3 @@ class Balancer(Method, ABC):
     def __getstate__(self) -> dict[str, Any]:
         left = {"_has_trunk": False, "_looked": False, "_judged": False, "_reached": [], "_not_unimodal": []}
         return {**super().__getstate__(), **left, "_dependence": Dependence("world")}
-
-
-class Weighting(Balancer, ABC):
-    """Base of the methods that weigh losses by their values."""
-
-    @abstractmethod
-    def weigh(self, losses: Losses) -> Coefficients:
-        """Return the answer to the losses of a step.
-
-        It is pure: state moves in events alone. Where second derivatives are wanted it is asked once more, of losses
-        that have a graph.
-        """
-
-    @final
-    def decide(self, losses: Losses) -> Coefficients:
-        """Call `weigh`, and check what it answers."""
-        names, answer = (FUSED, *self.modalities), self.weigh(losses)
-        # An answer may have rows for further objectives that are given later.
-        if self.needs.further and (losses.further is not None or answer.encoders.shape[0] > len(names)):
-            names += self.further_names
-        answer = check_answer(type(self).__name__, answer, names, len(self.modalities))
-        return answer if answer.factors is None else answer._replace(factors=self.gated(answer.factors))
-
-    @final
-    def weigh_again(self, losses: Losses, values: Tensor) -> Coefficients:
-        """Return the answer to the same losses with their graph, for second derivatives.
-
-        Args:
-            losses: As they were.
-            values: Of every objective, with a graph.
-        """
-        count = 1 + len(self.modalities)
-        if collectives.size(self.group) > 1:
-            raise RuntimeError(ELSEWHERE)
-        values = values.to(losses.fused.dtype)
-        again = losses._replace(fused=values[0], unimodal=values[1:count])
-        again = again if losses.further is None else again._replace(further=values[count:])
-        if losses.scores is losses.unimodal:
-            return self.weigh(again._replace(scores=again.unimodal))
-        # The graph of scores is not here: an answer that depends on them cannot be differentiated.
-        unknown = self.weigh(losses._replace(scores=losses.scores.clone().requires_grad_()))
-        if any(part is not None and part.requires_grad for part in unknown[:5]):
-            raise RuntimeError(SECOND_DERIVATIVES)
-        return self.weigh(again)
-
-
-class Mixing(Balancer, ABC):
-    """Base of the methods that mix the gradients of each encoder."""
-
-    @abstractmethod
-    def mix(self, gram: Gram, losses: Losses) -> Tensor:
-        """Return the coefficients of the gradients of each block, [blocks, n].
-
-        Args:
-            gram: The inner products of the gradients of each block.
-            losses: Of the step.
-        """
-
-    @final
-    def decide(self, losses: Losses) -> None:
-        """Leave it to the gradients."""
-
-    @final
-    def mixed(self, gram: Gram, losses: Losses) -> Tensor:
-        """Call `mix`, within the method's epochs; in the others encoders learn from the fused loss."""
-        mixture, wanted = self.mix(gram, losses), gram.products.shape[:2]
-        if not isinstance(mixture, Tensor) or mixture.shape != wanted:
-            found = list(mixture.shape) if isinstance(mixture, Tensor) else type(mixture).__name__
-            raise BadInput(f"{type(self).__name__}.mix: expected coefficients of shape {list(wanted)}, found {found}")
-        if self.always_active:
-            return mixture
-        joint = torch.zeros_like(mixture)
-        joint[..., 0] = 1
-        return torch.where(self.active, mixture, joint)

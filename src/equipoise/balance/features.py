@@ -1,4 +1,4 @@
-"""Where encoders end: hooks that remember their outputs, and the cut through the graph of a step at these."""
+"""The outputs of encoders: hooks that remember their outputs, and the cut through the graph of a step at these."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from equipoise.balance.state import Copied, State
 from equipoise.util.errors import unknown_name
 
 
-class Method(State, ABC):
+class BalancingMethod(State, ABC):
     """The part of a balancer that deliveries and attached optimisers speak to.
 
     Args:
@@ -35,10 +35,10 @@ class Method(State, ABC):
         super().__init__()
         self.start, self.stop = start, stop
         self.group: collectives.Group = "world"
-        self.transforms = type(self).transform is not Method.transform
+        self.transforms = type(self).transform is not BalancingMethod.transform
         self.answered: Coefficients | Callable[[], Coefficients] | None = None
         """The coefficients of the last step, or what makes them."""
-        self._notes_backward = type(self).on_backward is not Method.on_backward
+        self._notes_backward = type(self).on_backward is not BalancingMethod.on_backward
         self._attachment: Attachment | None = None
         self._held: HeldDecision | None = None
         # Of a backward pass that an optimiser has to tell about.
@@ -203,7 +203,7 @@ class Method(State, ABC):
 
 
 def unmet(
-    balancer: Method,
+    balancer: BalancingMethod,
     *,
     task: str = "",
     modalities: Collection[str] = (),

@@ -1,4 +1,4 @@
-"""What has to be known of a method before it answers, as one record."""
+"""One record of all that has to be known of a method before it answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ApproximationWarning(UserWarning):
 @final
 @dataclass(frozen=True)
 class Needs:
-    """What a method needs. Every field has several users among the methods; where one is alone, it says why.
+    """The needs of a method. Every field has several users among the methods; where one is alone, it says why.
 
     Args:
         unimodal: A modality's own output: a "head" on its features, or its "share" of an additive fused output.
@@ -92,7 +92,7 @@ class Needs:
 
     @property
     def warning(self) -> str:
-        """What to say where no optimiser is attached; "" where none is needed."""
+        """The warning where no optimiser is attached; "" where it is not needed."""
         return self.optimizer or (SCALES_GRADIENTS if self.factors else "")
 
     def metrics_after(self, epochs: int) -> tuple[str, ...]:

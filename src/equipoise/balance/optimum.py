@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from equipoise.balance import collectives
-from equipoise.balance.balancer import Weighting
 from equipoise.balance.coefficients import Losses, Tensors
+from equipoise.balance.kinds import Weighting
 from equipoise.balance.presence import masked
 from equipoise.balance.theory import Trajectory
 from equipoise.util.annotated import ReadBy
@@ -180,12 +180,10 @@ class OptimumWeighting(Weighting, ABC):
             return self.optimum[:, 0]
         return self.optimum.index_select(1, self.step.clamp(max=self.optimum.shape[1] - 1))[:, 0]
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *rest: Any
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         saved = state_dict.get(f"{prefix}optimum")
         if saved is not None and self.optimum.shape[1:] != saved.shape[1:]:  # a trajectory that is not told yet
             self._rows["optimum"] = saved.new_zeros(saved.shape[1:])
             self.optimum = saved.new_zeros(len(self.modalities), *saved.shape[1:])
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        self._told = True
+        self._told = self._told or saved is not None

@@ -88,13 +88,13 @@ class _Deliver(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # ty: ignore[incompatible-method-override]
-        if torch.is_grad_enabled() and not ctx.linear():
-            raise RuntimeError(SECOND_DERIVATIVES)
         if ctx.decide is None:
             raise RuntimeError(_CALLED_TWICE)
+        if torch.is_grad_enabled() and not ctx.linear():
+            raise RuntimeError(SECOND_DERIVATIVES)
         decide, keep_graph = ctx.decide, _keep_graph()
         if not keep_graph:
-            ctx.decide = None  # lets go of the graph as soon as it is used
+            ctx.decide = ctx.linear = None  # lets go of the graph as soon as it is used
         gradients = decide(scale, keep_graph)
         return (None, None, None, *(gradients.get(key) for key in ctx.keys))
 
@@ -102,7 +102,7 @@ class _Deliver(torch.autograd.Function):
 SECOND_DERIVATIVES = (
     "this method shapes gradients after they are taken, so that second derivatives through its loss are not known; "
     "found create_graph=True: take the gradient penalty of the losses themselves and pass it as "
-    "balancer(losses, extra={'penalty': …}), or choose MIMO, EW or MSL, which are exact"
+    "balancer(losses, extra={'penalty': …}), or choose mimo, ew or msl, which are exact"
 )
 _CALLED_TWICE = (
     "backward was called twice on one balanced loss; call the balancer again on fresh losses, or type "

@@ -20,8 +20,8 @@ _PLAIN = (torch.float32, torch.float64)
 _WORST = -math.log(1e-8)  # the bounded loss does not read probabilities below 1e-8
 
 
-class Given(NamedTuple):
-    """What a balancer is given for a step; see `Balancer.forward`."""
+class GivenStep(NamedTuple):
+    """The arguments of a step; see `Balancer.forward`."""
 
     losses: Tensors
     scores: Tensors | None = None
@@ -60,7 +60,7 @@ class Reader:
         self.method, self.needs, self.modalities, self.group = method, needs, tuple(modalities), group
         self.objectives = (FUSED, *self.modalities)
 
-    def read(self, given: Given, window: Tensor | None = None) -> Reading:
+    def read(self, given: GivenStep, window: Tensor | None = None) -> Reading:
         """Average losses over samples and ranks.
 
         Args:
@@ -68,7 +68,8 @@ class Reader:
             window: The share of samples that have each sensor in all micro-batches of a window; None outside of one.
         """
         is_masked = given.present is not None or window is not None
-        masks = masks_of(given.present or {}, given.losses, self.modalities) if is_masked else {}
+        present = {} if given.present is None else given.present
+        masks = masks_of(present, given.losses, self.modalities) if is_masked else {}
         rows = [masks.get(name) for name in self.modalities]
         pairs = zip(self.objectives, (None, *rows), strict=True)
         known = [_mean(given.losses[name], mask) if name in given.losses else None for name, mask in pairs]
@@ -100,7 +101,7 @@ class Reader:
 
     @torch.no_grad()
     def _scores(
-        self, given: Given, rows: Sequence[Tensor | None], presence: Tensor | None, dtype: torch.dtype
+        self, given: GivenStep, rows: Sequence[Tensor | None], presence: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
         """Return the scores of modalities, read off losses or as they were given; means over the samples at hand."""
         logarithmic = self.needs.logarithmic
@@ -145,7 +146,7 @@ class Reader:
         known = [row if mask is None or row.shape == mask.shape else row.mean() for row, mask in pairs]
         return torch.stack([row.mean() for row in masked(known, rows, 0.0)])
 
-    def problems_beside(self, given: Given, *, decided: bool) -> list[str]:
+    def problems_beside(self, given: GivenStep, *, decided: bool) -> list[str]:
         """Return why the scores and further objectives are not what the method needs.
 
         Args:

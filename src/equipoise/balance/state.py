@@ -117,8 +117,8 @@ class State(nn.Module, ABC):
 
     def copied(self, name: str, modality: str) -> list[Tensor]:
         """Return the tensors of a copy; none where it was not taken yet."""
-        start = f"{name}%{modality}%"
-        return [tensor for key, tensor in self._buffers.items() if tensor is not None and key.startswith(start)]
+        own = f"{name}%{modality}"
+        return [one for key, one in self._buffers.items() if one is not None and key.rpartition("%")[0] == own]
 
     @torch.no_grad()
     def copy_encoder(self, name: str, modality: str) -> None:
@@ -139,9 +139,14 @@ class State(nn.Module, ABC):
                 if not self.copied(name, modality):
                     self.copy_encoder(name, modality)
 
-    def forget_copies(self) -> None:
-        """Drop all copies: those of another model are of no use."""
-        for name in self._copies:
+    def fit(self, name: str) -> bool:
+        """Return True if the copies that were taken have the shapes of the encoders as they are now."""
+        pairs = ((self.copied(name, m), self.tensors_of(m, self._copies[name])) for m in self.modalities)
+        return all([one.shape for one in kept] in ([], [one.shape for one in now]) for kept, now in pairs)
+
+    def forget_copies(self, names: Collection[str]) -> None:
+        """Drop some copies: those that another model began with are of no use."""
+        for name in names:
             for modality in self.modalities:
                 self._forget(name, modality)
 
@@ -198,6 +203,7 @@ class State(nn.Module, ABC):
             setattr(self, _NAMES, torch.tensor(list("\n".join(modalities).encode()), dtype=torch.uint8, device=device))
         if any(buffer.device != device for buffer in self.buffers()):
             self.to(device)
+        self.refresh_host()
 
     # -- saving --
 
@@ -212,6 +218,9 @@ class State(nn.Module, ABC):
         self, state_dict: dict[str, Any], prefix: str, *rest: Any
     ) -> None:
         own = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        if not own:  # nothing of this balancer was saved
+            super()._load_from_state_dict(state_dict, prefix, *rest)
+            return
         names = own.get(_NAMES, torch.zeros(0))
         saved = bytes(names.tolist()).decode().split("\n") if len(names) else []
         if saved and not self.modalities:
@@ -222,7 +231,7 @@ class State(nn.Module, ABC):
             return
         self._generators = {}
         self._generator_states = {name: own.pop(name) for name in self._seeds if len(own.get(name, ()))}
-        self.forget_copies()
+        self.forget_copies(self._copies)
         for key, value in own.items():
             if key.partition("%")[0] in self._copies:
                 self.register_buffer(key, torch.empty_like(value, device=self.epoch.device))
@@ -246,7 +255,7 @@ class State(nn.Module, ABC):
         return super()._apply(keep_dtype, recurse)
 
     def _forget(self, name: str, modality: str) -> None:
-        for key in [key for key in self._buffers if key.startswith(f"{name}%{modality}%")]:
+        for key in [key for key in self._buffers if key.rpartition("%")[0] == f"{name}%{modality}"]:
             del self._buffers[key]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The paper's theory as functions: the smooth maximum and its gap, constants and bounds, and estimates of the optimum.
 
 The optimum f* is the loss that each modality could reach alone. Zero, and numbers per modality, need no code:
-``MIMO(optimum=None)`` and ``MIMO(optimum={"audio": 0.3, "video": 0.1})``; `least_squares` and `Trajectory` are the
-others. (A running minimum is not offered: it makes every gap zero, and MIMO a plain average.)
+``optimum=None`` and ``optimum={"audio": 0.3, "video": 0.1}``; `least_squares` and `Trajectory` are the others. (A
+running minimum is not offered: it makes every gap zero, and the maximum of gaps a plain average.)
 """
 
 import math
@@ -170,7 +170,7 @@ def relative_smoothing(gaps: Tensor, share: float) -> Tensor:
 
 
 def smoothness(fused: float, unimodal: Iterable[tuple[float, float]], penalty: float, smoothing: float) -> float:
-    """A smoothness constant of MIMO's objective: L_mm + λ · Σ_k (L_k + G_k² / μ).
+    """A smoothness constant of the penalised objective: L_mm + λ · Σ_k (L_k + G_k² / μ).
 
     Args:
         fused: L_mm, the smoothness constant of the fused loss.
@@ -296,9 +296,9 @@ def least_squares(inputs: Mapping[str, Tensor], target: Tensor, *, intercept: bo
 class Trajectory:
     """The losses that uni-modal models reached at each step, f*_k(t), so that a hard sensor is not asked for too much.
 
-    Record it while training uni-modally (`Unimodal`), then give it to MIMO: ``MIMO(optimum=trajectory)``. After its
+    Record it while training uni-modally, then give it to a method: ``optimum=trajectory``. After its
     last step it stays at its final value. ``final`` gives the numbers at the end, for
-    ``MIMO(optimum=trajectory.final())``.
+    ``optimum=trajectory.final()``.
 
     Args:
         smooth: Losses of single batches are noisy; each value is the mean over this many steps up to it.

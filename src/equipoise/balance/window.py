@@ -9,11 +9,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.balance.balancer import Balancer, Weighting
+from equipoise.balance.balancer import Balancer
 from equipoise.balance.coefficients import Tensors
 from equipoise.balance.held import HeldDecision
+from equipoise.balance.kinds import Weighting
 from equipoise.balance.presence import together
-from equipoise.balance.reading import Given
+from equipoise.balance.reading import GivenStep
 
 
 @final
@@ -85,15 +86,19 @@ class Window:
         if self.lag and held.seen:
             self._next = self._decided(held.seen)
 
-    def _decided(self, batches: Sequence[Given]) -> HeldDecision:
+    def _decided(self, batches: Sequence[GivenStep]) -> HeldDecision:
         if not batches:
             raise ValueError("Window: expected the losses of at least one micro-batch, found none")
         losses, masks = [batch.losses for batch in batches], [batch.present for batch in batches]
         whole = {name: torch.cat([batch[name].detach().reshape(-1) for batch in losses]) for name in losses[0]}
         scores = self._joined([batch.scores for batch in batches], losses) if batches[0].scores is not None else None
         present = together(losses, masks) if any(one is not None for one in masks) else None
-        with torch.no_grad():  # further objectives are given at each call
-            decided = self.balancer.read(Given(whole, scores, present)).losses
+        further = None  # an exact window is given them at each call
+        if (first := batches[0].further) is not None:
+            rows = [batch.further or {} for batch in batches]
+            further = {name: torch.stack([row[name].mean() for row in rows]).mean() for name in first}
+        with torch.no_grad():
+            decided = self.balancer.read(GivenStep(whole, scores, present, further)).losses
         return HeldDecision(decided, self.balancer.decide(decided), lag=self.lag)
 
     def _joined(self, scores: Sequence[Tensors | None], losses: Sequence[Tensors]) -> dict[str, Tensor]:
@@ -114,7 +119,7 @@ class Window:
 
 def _micro_batches(
     losses: Sequence[Tensors], scores: Iterable[Tensors] | None, present: Iterable[Tensors | None] | None
-) -> list[Given]:
+) -> list[GivenStep]:
     """Pair what is given of each micro-batch."""
     columns: dict[str, Sequence[Tensors | None]] = {}
     for name, given in {"scores": scores, "present": present}.items():
@@ -123,4 +128,4 @@ def _micro_batches(
             found = f"{name} for each of {len(losses)} micro-batches, found {len(columns[name])}; give all or none"
             raise ValueError(f"Window: expected {found}")
     rows = zip(losses, columns["scores"], columns["present"], strict=True)
-    return [Given(*row) for row in rows]
+    return [GivenStep(*row) for row in rows]

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from equipoise.balance import collectives
-from equipoise.balance.balancer import Balancer, Mixing, Weighting
+from equipoise.balance.balancer import Balancer
 from equipoise.balance.coefficients import Coefficients, Losses, Tensors
-from equipoise.balance.delivery import Gram
+from equipoise.balance.kinds import Mixing, Weighting
+from equipoise.balance.mixture import Gram
 from equipoise.balance.needs import Needs
-from equipoise.balance.reading import Given
+from equipoise.balance.reading import GivenStep
 from equipoise.balance.tensors import wide
 from equipoise.balance.updates import tensors_held
 from equipoise.util.extras import needs
@@ -170,7 +171,7 @@ class TorchJDScalarizer(Weighting):
         if not isinstance(scalarizer, FAMO):
             found = f"found {type(scalarizer).__name__}, which learns nothing from them"
             raise TypeError(f"TorchJDScalarizer.update: expected FAMO, which reads losses after a step; {found}")
-        values = self.read(Given(losses, None, present)).losses
+        values = self.read(GivenStep(losses, None, present)).losses
         scalarizer.update(self._read_by_it(torch.cat([values.fused[None], values.unimodal]), values.presence))
         self._steps = 0
 
@@ -215,7 +216,8 @@ class TorchJDScalarizer(Weighting):
         names = bytes(state.pop(prefix + _ORDER, torch.zeros(0)).tolist()).decode()
         self._order = names.split("\n") if names else []
         known = {key.removeprefix(own): state.pop(key) for key in list(state) if key.startswith(own)}
-        self._pattern[0].load_state_dict(known)
+        if known:
+            self._pattern[0].load_state_dict(known)
         super()._load_from_state_dict(state, prefix, *rest)
 
 

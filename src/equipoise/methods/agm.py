@@ -6,8 +6,8 @@ from typing import Annotated, Literal, final
 import torch
 from torch import Tensor
 
-from equipoise.balance.balancer import Weighting
 from equipoise.balance.coefficients import Coefficients, Losses, mean_of_others
+from equipoise.balance.kinds import Weighting
 from equipoise.balance.needs import Needs
 from equipoise.util.annotated import Tried
 

@@ -5,9 +5,9 @@ from typing import Annotated, final
 import torch
 from torch import Tensor
 
-from equipoise.balance.balancer import Mixing
 from equipoise.balance.coefficients import Losses
-from equipoise.balance.delivery import Gram
+from equipoise.balance.kinds import Mixing
+from equipoise.balance.mixture import Gram
 from equipoise.util.annotated import Tried
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from equipoise.balance import collectives
-from equipoise.balance.balancer import Weighting
 from equipoise.balance.coefficients import Coefficients, Losses, Tensors
+from equipoise.balance.kinds import Weighting
 from equipoise.balance.needs import Needs
 from equipoise.balance.passes import hooks_disabled
 from equipoise.balance.presence import neutral

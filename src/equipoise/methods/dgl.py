@@ -2,8 +2,8 @@
 
 from typing import Annotated, final
 
-from equipoise.balance.balancer import Weighting
 from equipoise.balance.coefficients import Coefficients, Losses
+from equipoise.balance.kinds import Weighting
 from equipoise.balance.needs import Needs
 from equipoise.util.annotated import Tried
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
-from equipoise.balance.balancer import Weighting
 from equipoise.balance.coefficients import Coefficients, Losses, Tensors, mean_of_others
+from equipoise.balance.kinds import Weighting
 from equipoise.balance.needs import Needs
 from equipoise.balance.tensors import scaled, values_of
 from equipoise.util.annotated import Tried

@@ -4,8 +4,8 @@ from typing import Annotated, Literal, final
 
 import torch
 
-from equipoise.balance.balancer import Weighting
 from equipoise.balance.coefficients import Coefficients, Losses
+from equipoise.balance.kinds import Weighting
 from equipoise.balance.needs import Needs
 from equipoise.util.annotated import Tried
 

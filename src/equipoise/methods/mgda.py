@@ -4,9 +4,9 @@ from typing import Literal, final
 
 from torch import Tensor
 
-from equipoise.balance.balancer import Mixing
 from equipoise.balance.coefficients import Losses
-from equipoise.balance.delivery import Gram
+from equipoise.balance.kinds import Mixing
+from equipoise.balance.mixture import Gram
 from equipoise.balance.theory import least_norm
 
 

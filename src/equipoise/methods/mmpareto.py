@@ -6,9 +6,9 @@ from typing import Annotated, Literal, final
 import torch
 from torch import Tensor
 
-from equipoise.balance.balancer import Mixing
 from equipoise.balance.coefficients import Losses
-from equipoise.balance.delivery import Gram
+from equipoise.balance.kinds import Mixing
+from equipoise.balance.mixture import Gram
 from equipoise.balance.tensors import wide
 from equipoise.balance.theory import least_norm
 from equipoise.util.annotated import Tried

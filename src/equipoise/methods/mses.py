@@ -6,8 +6,8 @@ from typing import Annotated, Literal, final
 import torch
 from torch import Tensor
 
-from equipoise.balance.balancer import Weighting
 from equipoise.balance.coefficients import Coefficients, Losses
+from equipoise.balance.kinds import Weighting
 from equipoise.balance.needs import Needs
 from equipoise.util.annotated import Tried
 
@@ -102,5 +102,7 @@ class MSES(Weighting):
     def on_step(self, taken: Tensor | int) -> None:  # noqa: ARG002
         """Put every stopped encoder back where it stopped."""
         for name in self.stopped:
+            if not self.copied("kept", name):  # it was attached to another model, and stands still where that begins
+                self.copy_encoder("kept", name)
             for tensor, kept in zip(self.tensors_of(name, "everything"), self.copied("kept", name), strict=False):
                 tensor.copy_(kept)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-from equipoise.balance.balancer import Weighting
 from equipoise.balance.coefficients import Coefficients, Losses
+from equipoise.balance.kinds import Weighting
 from equipoise.balance.needs import Needs
 
 

@@ -278,9 +278,7 @@ def _default_words(base: Entry, fixed: Iterable[str]) -> list[str]:
     """Return the words of a usual search: the values that the method's author tries, and the learning rate."""
     is_set = {own_name(word.partition("=")[0]) for word in fixed}
     words = [
-        f"{base.method.name}.{name}={_spanned(some)}"
-        for name, some in base.method.tried.items()
-        if name not in is_set
+        f"{base.method.name}.{name}={_spanned(some)}" for name, some in base.method.tried.items() if name not in is_set
     ]
     if "lr" not in is_set:
         low, high = (
