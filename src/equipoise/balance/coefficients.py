@@ -83,7 +83,7 @@ class Coefficients(NamedTuple):
 
     @staticmethod
     def joint(losses: Losses, factors: Tensor | None = None) -> Coefficients:
-        """Let all that the fused loss reaches learn from it, encoders times a factor, and own heads from their losses."""
+        """Let all that the fused loss reaches learn from it, encoders times a factor, own heads from their losses."""
         ones = losses.weights(1.0, 1.0)
         return Coefficients(ones[:1], own_heads=ones, factors=factors, value=losses.fused)
 

@@ -47,12 +47,8 @@ def edges_of(*tensors: Tensor | None) -> list[Edge]:
 def leaves_under(edges: Iterable[Edge], visited: set[Edge] | None = None, ends: Collection[Edge] = ()) -> Leaves:
     """Find every leaf that some edges are connected to.
 
-    Walked at each call: it costs about a hundredth of the backward pass, and a model may change what it uses.
-
-    Args:
-        edges: Where to start.
-        visited: Takes every edge that was met.
-        ends: Edges beyond which not to look.
+    Walked at each call: it costs about a hundredth of the backward pass, and a model may change what it uses. Every
+    edge that is met is added to ``visited``; below ``ends`` it is not looked.
     """
     leaves: Leaves = {}
     waiting, expanded = list(edges), set()
@@ -104,11 +100,7 @@ class Reach:
     ) -> None:
         """Drop the leaves that losses are connected with, but do not depend on: those of tensors they have pieces of.
 
-        Args:
-            losses: Whose gradients are asked: of all samples, also those that masks hide.
-            dependence: Remembers which connected leaves a loss really depends on.
-            encoders: Trainable tensors per modality.
-            presence: The share of samples that have each sensor; None where all have all.
+        The losses are of all samples, also those that masks hide.
         """
         shared = _leaves_of_shared_tensors(self._visited)
         owned = {id(tensor) for tensors in encoders for tensor in tensors}
@@ -138,9 +130,6 @@ def _leaves_of_shared_tensors(visited: Sequence[set[Edge]]) -> Leaves:
 
     Such a tensor connects every leaf below it to every loss that has a piece of it: a vectorised cross-entropy, a
     compiled step, DataParallel. Elsewhere being connected and depending are the same.
-
-    Args:
-        visited: The edges that each loss is computed from, the fused loss first.
     """
     nodes = [{node for node, _ in own} for own in visited]
     leaves: Leaves = {}
