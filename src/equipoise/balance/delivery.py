@@ -222,11 +222,14 @@ class Scaled(Delivery):
             with_encoders = columns.pop(id(one), (one, []))[1]
             through = [self._pass(one, [*with_encoders, *blocks.encoder_tensors])]
         else:  # encoders that share parameters have the mean of their columns
-            each = answer.encoders.unbind(dim=1)
-            through = [
-                self._pass(torch.stack([each[block] for block in group]).mean(dim=0), blocks.tensors_of(group))
-                for group in blocks.groups()
-            ]
+            each, groups, through = list(answer.encoders.unbind(dim=1)), blocks.groups(), []
+            for group in groups:
+                mean = torch.stack([each[block] for block in group]).mean(dim=0)
+                through.append(self._pass(mean, blocks.tensors_of(group)))
+                for block in group:
+                    each[block] = mean
+            if len(groups) < len(each):
+                self.balancer.answered = answer._replace(encoders=torch.stack(each, dim=1))
         return [self._pass(*pair) for pair in columns.values()], through
 
     def _pass(self, column: Tensor, tensors: Sequence[Tensor]) -> Pass:
