@@ -279,7 +279,10 @@ class CGGM(Rule):
         count, total = len(self.names), sum(rises.values())
         shares = {name: rises[name] / total if total else 1 / count for name in self.names}
         factors = {name: 1.0 if count == 1 else self.options["strength"] * (1 - shares[name]) for name in self.names}
-        return self.joint(plain, factors, tolerance=HISTORY)
+        answer = self.joint(plain, factors, tolerance=HISTORY)
+        for name, size in answer.unmodulated.sizes.items():  # a small factor is a difference of numbers near one
+            answer.total.sizes[name] = max(answer.total.sizes[name], 0.01 * size)
+        return answer
 
 
 @final
