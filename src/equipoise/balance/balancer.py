@@ -314,11 +314,13 @@ class Balancer(BalancingMethod, ABC):
                 f"{type(self).__name__} shapes the gradients of each encoder and has not been told which they are: "
                 "type balancer.attach(model), or balancer.attach(model, encoders={'audio': model.audio_net, …}), once"
             )
-        if is_sum and (attachment is None or self._looked):
+        looked = attachment is None or self._looked
+        if is_sum and looked:
             return summed(self, step)
         fused_alone = answer is not None and answer.is_alone
+        joint = fused_alone and alike
         others = any(one is not None and one.requires_grad for one in reading.scalars[1:])
-        if fused_alone and alike and not others and (attachment is None or self._looked):
+        if joint and looked and not others:
             return summed(self, step)
         try:
             reach = Reach(reading.scalars)
@@ -327,7 +329,7 @@ class Balancer(BalancingMethod, ABC):
                 raise
             self._looked = True  # a weighted sum is right whatever the graph; it only cannot be looked into
             return summed(self, step)
-        if fused_alone and alike and (attachment is None or self._looked) and not reach.overlaps():
+        if joint and looked and not reach.overlaps():
             return summed(self, step)
         encoders, trunk = [], []
         if attachment is not None:
@@ -338,9 +340,9 @@ class Balancer(BalancingMethod, ABC):
         blocks = Blocks(reach, encoders, trunk, step.extra, fused_alone=fused_alone)
         if attachment is not None:
             self._look(blocks, reading, mixes=answer is None)
-        if is_sum or (fused_alone and alike and not reach.overlaps()):
+        if is_sum or (joint and not reach.overlaps()):
             return summed(self, step)
-        if fused_alone and alike and not blocks.own_heads:  # the uni-modal losses train nothing
+        if joint and not blocks.own_heads:  # the uni-modal losses train nothing
             assert reading.scalars[0] is not None
             alone = reading._replace(scalars=reading.scalars[:1], stacked=reading.scalars[0][None])
             return summed(self, step._replace(reading=alone))

@@ -42,6 +42,12 @@ class Losses(NamedTuple):
         further = [] if self.further is None else [self.further]
         return torch.cat([self.fused[None], self.unimodal, *further])
 
+    def at_hand(self, gaps: Tensor) -> Tensor:
+        """Put a sensor that no sample has infinitely far ahead, where another is there, so that a maximum passes it."""
+        if self.presence is None:
+            return gaps
+        return torch.where((self.presence > 0) | (self.presence <= 0).all(), gaps, -torch.inf)
+
     def weights(self, fused: float, unimodal: float) -> Tensor:
         """Return constant weights of the fused and of every uni-modal loss, [K + 1]."""
         weights = self.unimodal.new_full((1 + len(self.unimodal),), unimodal)
@@ -103,6 +109,13 @@ class Coefficients(NamedTuple):
     def moves_alike(self) -> bool:
         """True if all that is no own head moves along one sum, so that encoders need not be known."""
         return self.encoders.dim() == 1 and self.fused_head is None and self.trunk is None and self.factors is None
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """The columns and factors that were given."""
+        return [
+            one for one in (self.encoders, self.fused_head, self.trunk, self.own_heads, self.factors) if one is not None
+        ]
 
     @property
     def is_alone(self) -> bool:

@@ -92,7 +92,7 @@ def _weighed_again(balancer: Any, step: Step, losses: Tensor) -> Coefficients:
     for place, one in zip(places, given, strict=True):
         values[place] = one.to(values[place].dtype)
     again = balancer.weigh_again(step.losses, torch.stack(values))
-    depends = any(part is not None and part.requires_grad for part in again[:5])
+    depends = any(part.requires_grad for part in again.parts)
     if depends and (step.held is not None or collectives.size(balancer.group) > 1):
         raise RuntimeError(ELSEWHERE)
     return again
@@ -154,7 +154,7 @@ class Delivery(ABC):
         if answer is None or not answer.moves_alike or balancer.transforms:
             return False
         again = _weighed_again(balancer, self.step, self.step.reading.stacked)
-        return not any(part is not None and part.requires_grad for part in again[:4])
+        return not any(part.requires_grad for part in again.parts)
 
     def _deliver(self, scale: Tensor, keep_graph: bool) -> Gradients:
         with hooks_disabled(self.blocks.leaves.values()):

@@ -168,7 +168,7 @@ class Dependence:
     def __init__(self, group: collectives.Group) -> None:
         self.group = group
         self.unresolved = False
-        """Whether the last batch told of some tensor nothing: a sensor may be missing that its encoder reads."""
+        """True if the last batch told nothing of some tensor: the sensor that its encoder reads may be missing."""
         self._calls = 0
         self._known: dict[tuple[int, int], bool] = {}
         self._living: dict[int, weakref.ref[Tensor]] = {}

@@ -45,7 +45,7 @@ class HeldDecision:
             raise ValueError("further: the Window decided with further objectives; pass further={name: loss} here")
         if self.lag:
             return
-        if given.further is not None and self.losses is not None and self.answer.rows <= 1 + len(self.losses.unimodal):
+        if given.further is not None and not wide:
             raise ValueError("further: the Window decided without these; see the `form` of the method")
         unwanted = {"scores": given.scores, "present": given.present if self.presence is None else None}
         for name, value in unwanted.items():

@@ -27,7 +27,7 @@ class BalancingMethod(State, ABC):
     """
 
     needs: Needs = Needs()
-    """What has to be known of the method before it answers."""
+    """All that has to be known of the method before it answers."""
     at: Literal["parameters", "features"] = "parameters"
     """Where the gradients are taken that a `Mixing` decides by: at encoders' parameters, or at their outputs."""
 

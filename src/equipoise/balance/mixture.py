@@ -62,6 +62,7 @@ class Mixed(Delivery):
         super().__init__(*arguments)
         self.separate = self.blocks.separate()
         self.shares_trunk = self.blocks.shares_trunk()
+        self._one_sum = self.separate and not self.shares_trunk
         self.cut: FeatureCut | None = None
         if self.balancer.at == "features" and self.attachment is not None:
             hooks = self.attachment.output_hooks()
@@ -95,10 +96,6 @@ class Mixed(Delivery):
         groups = self.groups(objectives[0]) if cut is None else cut.groups()
         mix = self._at_parameters if cut is None else partial(self._at_features, keep_graph=keep_graph)
         return add(mix(groups, objectives, trunk), heads)
-
-    @property
-    def _one_sum(self) -> bool:
-        return self.separate and not self.shares_trunk
 
     def _take(self, results: Sequence[Gradients], tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         """Take the gradients at some tensors out of those of each objective, averaged over ranks."""

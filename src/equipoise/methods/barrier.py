@@ -51,9 +51,8 @@ class Barrier(Mixing):
 
     def mix(self, gram: Gram, losses: Losses) -> Tensor:
         """The fused gradient at one, that of modality k at λσ_k."""
-        here = torch.ones_like(losses.unimodal) if losses.presence is None else losses.presence
-        gaps = torch.where((here > 0) | (here <= 0).all(), losses.unimodal, -torch.inf)
-        products, shares = gram.products, torch.softmax(gaps / self.smoothing, dim=0).to(gram.products.dtype)
+        products, gaps = gram.products, losses.at_hand(losses.unimodal)
+        shares = torch.softmax(gaps / self.smoothing, dim=0).to(products.dtype)
         weights = gram.of(torch.cat([torch.zeros_like(shares[:1]), shares]))
         inner = (products[:, 0] * weights).sum()
         squared = torch.einsum("bi,bij,bj->", weights, products, weights)

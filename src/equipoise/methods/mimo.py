@@ -102,10 +102,7 @@ class MIMO(OptimumWeighting):
 
     def weigh(self, losses: Losses) -> Coefficients:
         """The fused loss at one, modality k at λσ_k plus the floor."""
-        gaps = losses.unimodal - self.optimum_now().to(losses.unimodal.dtype)
-        if losses.presence is not None:  # a sensor that no sample of the batch has takes no share of the penalty
-            here = (losses.presence > 0) | (losses.presence <= 0).all()
-            gaps = torch.where(here, gaps, -torch.inf)
+        gaps = losses.at_hand(losses.unimodal - self.optimum_now().to(losses.unimodal.dtype))
         smoothing = self._smoothing_for(gaps)
         if isinstance(smoothing, (int, float)) and smoothing == 0:
             furthest = (gaps == gaps.amax()).to(gaps.dtype)
